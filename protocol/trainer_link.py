@@ -8,7 +8,7 @@ So if the trainer is killed at any moment, only the work of the running round is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -106,6 +106,14 @@ class Contribution:
     losses: tuple[SourceFigures, ...] = ()
 
 
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Held-out loss in nats a token; any float, including NaN.  losses: of each source of the run's data, by its name."""
+
+    loss: float
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
 class TrainerLink(Protocol):
     """Commands to the trainer, one at a time.
 
@@ -131,9 +139,10 @@ class TrainerLink(Protocol):
         """Stop the running compute at the end of its current step and contribute the result so far."""
         ...
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
-        """Return the held-out loss of `theta` (which must not change meanwhile), nats a token; any float, including NaN.
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
+        """Return the held-out loss of `theta` (which must not change meanwhile).
 
+        row: a row of the run, whose mixture weighs the sources.
         A running or later compute continues: the evaluation takes a small share of its time.  on_progress(done, total) is
         called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
         """

@@ -36,6 +36,7 @@ from protocol.trainer_link import (
     Contribution,
     Generated,
     GenerateTask,
+    HeldOutLoss,
     NotMeasured,
     Progress,
     RolloutVerdict,
@@ -397,7 +398,7 @@ class TrainerProcess:
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
         )
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
         """Evaluate as `TrainerLink.evaluate` describes."""
         self._check_theta(theta)
 
@@ -405,10 +406,11 @@ class TrainerProcess:
             self._tell_of_missing(message)
             on_progress(message["done"], message["total"])
 
-        answer = await self._ask("evaluate", hear)
+        answer = await self._ask("evaluate", hear, row=row)
         if answer["loss"] is None:
             raise NotMeasured(answer["reason"])
-        return float(answer["loss"])
+        losses = {str(each["source"]): float(each["loss"]) for each in answer.get("losses", ()) if each["tokens"]}
+        return HeldOutLoss(float(answer["loss"]), losses)
 
     def report_missing(self, report: Callable[[Hash, int], None]) -> None:
         """Report missing blocks as `TrainerLink.report_missing` describes."""

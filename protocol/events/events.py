@@ -618,11 +618,15 @@ class StateApplied(Event):
 
 @dataclass(frozen=True)
 class EvalLoss(Event):
-    """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it."""
+    """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it.
+
+    losses: on each source of the run's data, by its name; empty without several sources.
+    """
 
     rounds: int
     loss: float
     by: str
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,15 @@ class HeldOutStatus:
     """The newest held-out loss known here.
 
     loss: of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it; None while none is
-    known.  percent: progress of a measurement by this peer; None while it measures none.
+    known.  percent: progress of a measurement by this peer; None while it measures none.  losses: on each source of the
+    run's data, by its name; empty without several sources.
     """
 
     loss: float | None = None
     rounds: int | None = None
     by: str | None = None
     percent: int | None = None
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +196,7 @@ class NodeStatus:
     sources.
     eval_loss, eval_rounds, eval_by: the newest held-out loss known here, the rounds of its state, and the peer that measured
     it or claims to have measured it; None while none is known.
+    eval_losses: held-out loss on each source of the run's data, by its name; empty without several sources.
     eval_percent: progress of a measurement by this peer; None while it measures none.
     up_bytes, down_bytes: bytes sent and received since the start.
     trainer_pid: process ID of the trainer; None while none is ready.
@@ -237,6 +240,7 @@ class NodeStatus:
     loss: float | None = None
     losses: dict[str, float] = field(default_factory=dict)
     eval_loss: float | None = None
+    eval_losses: dict[str, float] = field(default_factory=dict)
     eval_rounds: int | None = None
     eval_by: str | None = None
     eval_percent: int | None = None

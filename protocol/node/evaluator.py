@@ -18,7 +18,7 @@ from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice
 from protocol.events.status import HeldOutStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
-from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.trainer_link import HeldOutLoss, NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.handlers import Statement, hears_news
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_LOSS
@@ -62,11 +62,12 @@ class CommittedState:
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """A held-out loss (nats a token) and the peer that states it."""
+    """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several."""
 
     rounds: int
     loss: float
     by: PeerId
+    losses: tuple[float, ...] = ()
 
 
 def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
@@ -104,11 +105,11 @@ class Measurements:
         """Return the measurement of the state with this tip; None if the state is not measured."""
         return self._measured.get(tip)
 
-    def take(self, state: CommittedState, loss: float, by: PeerId) -> bool:
+    def take(self, state: CommittedState, measured: MeasuredLoss) -> bool:
         """Note the measurement of an open state.  Return False if the state is not open or has a measurement already."""
         if state.tip in self._measured or state.tip not in self._states:
             return False
-        self._measured[state.tip] = MeasuredLoss(state.rounds, loss, by)
+        self._measured[state.tip] = measured
         return True
 
     def newest(self, on_chain: Callable[[CommittedState], bool]) -> MeasuredLoss | None:
@@ -141,6 +142,7 @@ class Evaluator:
         self._session, self._replica, self._membership = session, replica, membership
         self._trainer, self._activity = trainer, activity
         self._known = Measurements()
+        self._sources = [source.name for source in replica.manifest.data.sources]
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[CommittedState, trio.CancelScope] | None = None
         self._ending = trio.CancelScope()
@@ -209,11 +211,12 @@ class Evaluator:
         """Measure the state and announce the loss.  Return False if another try is pointless."""
         trainer = self._trainer
         assert trainer is not None
-        loss = math.nan
+        found = HeldOutLoss(math.nan)
         try:
             with trio.CancelScope() as scope:
                 self._measuring = state, scope
-                loss = await trainer.evaluate(self._replica.state.theta, partial(self._on_progress, state))
+                row = self._replica.base.leases.pool.cursor
+                found = await trainer.evaluate(self._replica.state.theta, partial(self._on_progress, state), row)
         except TrainerGaveUp:
             return False
         except TrainerDied:
@@ -226,11 +229,13 @@ class Evaluator:
             self._measuring = self._progress = None
         if self._known.of(state.tip) is not None:
             return True
-        if not 0 <= loss <= MAX_LOSS:
+        loss, losses = found.loss, [found.losses[name] for name in self._sources if name in found.losses]
+        if not all(0 <= each <= MAX_LOSS for each in (loss, *losses)):
             self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
             return False
-        self._take(state, loss, self._session.me)
-        self._activity.tell_measured(Measurement(rounds=state.rounds, tip=state.tip, loss=loss))
+        losses = losses if len(losses) == len(self._sources) > 1 else []
+        self._take(state, MeasuredLoss(state.rounds, loss, self._session.me, tuple(losses)))
+        self._activity.tell_measured(Measurement(rounds=state.rounds, tip=state.tip, loss=loss, losses=losses))
         self._activity.tell_now()
         return True
 
@@ -238,9 +243,10 @@ class Evaluator:
         self._progress = done, total
         self._session.emit(EvalProgress(state.rounds, done, total))
 
-    def _take(self, state: CommittedState, loss: float, by: PeerId) -> None:
-        if self._known.take(state, loss, by):
-            self._session.emit(EvalLoss(state.rounds, loss, by))
+    def _take(self, state: CommittedState, measured: MeasuredLoss) -> None:
+        if self._known.take(state, measured):
+            losses = self._named(measured)
+            self._session.emit(EvalLoss(state.rounds, measured.loss, measured.by, losses))
             self._news.set()
             self._news = trio.Event()
 
@@ -259,7 +265,8 @@ class Evaluator:
             return
         problem = refusal(claim, sender, state, self._order(state), lambda peer: self._able(peer, state.rounds))
         if not problem:
-            self._take(state, claim.loss, sender)
+            losses = tuple(claim.losses) if len(claim.losses) == len(self._sources) else ()
+            self._take(state, MeasuredLoss(state.rounds, claim.loss, sender, losses))
             if self._measuring is not None and self._measuring[0] == state:
                 self._measuring[1].cancel()
         elif self._dropped.get(sender) != claim:  # every heartbeat repeats the claim
@@ -272,7 +279,13 @@ class Evaluator:
         """Return the newest held-out loss, the peer that measured it, and the progress of our own running evaluation."""
         newest = self._newest()
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
-        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent) if newest else HeldOutStatus(percent=percent)
+        if newest is None:
+            return HeldOutStatus(percent=percent)
+        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent, self._named(newest))
+
+    def _named(self, measured: MeasuredLoss) -> dict[str, float]:
+        """Return the losses of the sources by their names."""
+        return dict(zip(self._sources, measured.losses, strict=True)) if measured.losses else {}
 
     def _newest(self) -> MeasuredLoss | None:
         history = self._replica.history

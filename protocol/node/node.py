@@ -304,6 +304,7 @@ class Node:
             loss=work.loss if work and work.steps else (last.loss if last else None),
             losses=self._replica.named_losses(last) if last else {},
             eval_loss=held_out.loss,
+            eval_losses=held_out.losses,
             eval_rounds=held_out.rounds,
             eval_by=held_out.by,
             eval_percent=held_out.percent,

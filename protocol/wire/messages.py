@@ -39,7 +39,7 @@ from protocol.wire.envelope import (
 )
 from protocol.wire.hashes import HASH_BYTES, Hash, tree_root
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Goodbye, Heartbeat
+from protocol.wire.presence import MAX_LOSSES, Goodbye, Heartbeat
 from protocol.wire.rollouts import Amendment, AmendmentField, Deal, Judgement, RolloutBatch, SlotMask, TaskSet, Version
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -138,8 +138,6 @@ def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None
 
 MAX_CLAIMED = 2**40
 """Most tokens that a member can claim."""
-MAX_LOSSES = 16
-"""Most sources for which a member states its losses."""
 _LOSS = struct.Struct(">BQf")
 LOSS_BYTES = _LOSS.size
 

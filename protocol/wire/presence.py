@@ -37,12 +37,21 @@ class Phase(str, Enum):
     STOPPING = "stopping"
 
 
+LossField = Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+MAX_LOSSES = 16
+"""Most sources for which losses are stated."""
+
+
 class Measurement(Body):
-    """The held-out loss (nats a token) of the state after `rounds` rounds that the sender claims to have measured."""
+    """The held-out loss (nats a token) of the state after `rounds` rounds that the sender claims to have measured.
+
+    losses: of the sources of the run's data, in their order; empty, and not written, if there is one source.
+    """
 
     rounds: Count
     tip: HashField
-    loss: Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+    loss: LossField
+    losses: Annotated[list[LossField], Field(max_length=MAX_LOSSES, exclude_if=lambda value: not value)] = []
 
 
 class Heartbeat(Body):

@@ -109,6 +109,7 @@ EARLY: dict[str, Any] = {
     "loss": None,
     "losses": {},
     "eval_loss": None,
+    "eval_losses": {},
     "eval_rounds": None,
     "eval_by": None,
     "eval_percent": None,

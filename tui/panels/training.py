@@ -22,7 +22,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
     if status is not None and len(status.losses) > 1:
-        lines += [line(fit(f"  {source}: loss {number(loss)}", width)) for source, loss in status.losses.items()]
+        lines += [line(fit(_of_source(source, loss, status), width)) for source, loss in status.losses.items()]
         lines = lines[: max(2, height)]
     if len(losses) < 2 and status is not None and status.role != "trainer":
         losses = [loss for _, loss, _ in picture.evals]  # a peer that only follows commits no rounds
@@ -31,6 +31,12 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return [*lines, line((fit(f"the curve starts with the second {which}", width), FAINT))]
     drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
     return [*lines, *(line((row, GOOD)) for row in drawn)]
+
+
+def _of_source(source: str, loss: float, status: PeerStatus) -> str:
+    """Describe the losses of a source."""
+    measured = status.eval_losses.get(source)
+    return f"  {source}: loss {number(loss)}" + (f", held out {number(measured)}" if measured is not None else "")
 
 
 def _counts(known: SwarmPeer, status: PeerStatus) -> bool:

@@ -118,7 +118,7 @@ def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path)
         results: list[Any] = []
 
         async def measure() -> None:
-            results.append(await trainer.evaluate(theta, lambda done, total: measuring.set()))
+            results.append((await trainer.evaluate(theta, lambda done, total: measuring.set())).loss)
 
         async def compute() -> None:
             results.append(await trainer.compute(SHORT, theta, nothing_heard))
@@ -144,7 +144,7 @@ def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
         trainer, theta = bench.trainer, bench.theta.view
         await trainer.initialise(theta)
         assert np.array_equal(np.frombuffer(theta, dtype="<f4"), small.theta())
-        assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=0.05)
+        assert (await trainer.evaluate(theta, nothing)).loss == pytest.approx(np.log(256), rel=0.05)
         heard: list[Progress] = []
         done = await trainer.compute(SHORT, theta, heard.append)
         assert [progress.steps for progress in heard] == [1, 2, 3]
@@ -194,14 +194,14 @@ def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
         await trainer.initialise(theta)
-        alone = await trainer.evaluate(theta, nothing)
+        alone = (await trainer.evaluate(theta, nothing)).loss
         heard: list[str] = []
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
             async def measure() -> None:
-                loss = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
-                assert loss == pytest.approx(alone, rel=1e-6)
+                measured = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
+                assert measured.loss == pytest.approx(alone, rel=1e-6)
                 heard.append("measured")
                 trainer.finish()
 
@@ -223,7 +223,7 @@ def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tm
                 await trainer.evaluate(theta, lambda done, total: scope.cancel())
             assert scope.cancelled_caught
             theta[:] = bytes(len(theta))
-            assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
+            assert (await trainer.evaluate(theta, nothing)).loss == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
             await trainer.initialise(theta)
 
     with_trainer(tmp_path, scenario)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.node.evaluator import RECENT_ROUNDS, CommittedState, Measurements, drawn_order, refusal, whose_turn
+from protocol.node.evaluator import (
+    RECENT_ROUNDS,
+    CommittedState,
+    MeasuredLoss,
+    Measurements,
+    drawn_order,
+    refusal,
+    whose_turn,
+)
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Measurement
@@ -55,12 +63,13 @@ def test_claims_of_others_and_of_other_rounds_are_refused() -> None:
 
 def test_the_first_word_on_a_state_stands() -> None:
     known = Measurements()
-    assert not known.take(STATE, 1.0, ORDER[0]), "a state that nobody opened"
+    assert not known.take(STATE, MeasuredLoss(3, 1.0, ORDER[0])), "a state that nobody opened"
     known.open(STATE)
-    assert known.take(STATE, 1.0, ORDER[0]) and not known.take(STATE, 9.0, ORDER[1])
+    assert known.take(STATE, MeasuredLoss(3, 1.0, ORDER[0], (0.5, 1.5)))
+    assert not known.take(STATE, MeasuredLoss(3, 9.0, ORDER[1]))
     known.open(STATE)
     measured = known.of(TIP)
-    assert measured is not None and (measured.loss, measured.by) == (1.0, ORDER[0])
+    assert measured is not None and (measured.loss, measured.by, measured.losses) == (1.0, ORDER[0], (0.5, 1.5))
 
 
 def test_only_recent_states_are_kept_and_only_those_of_our_chain_shown() -> None:
@@ -68,7 +77,7 @@ def test_only_recent_states_are_kept_and_only_those_of_our_chain_shown() -> None
     states = [CommittedState(n, hash_bytes("record", bytes([n])), ()) for n in range(RECENT_ROUNDS + 2)]
     for state in states:
         known.open(state)
-        known.take(state, float(state.rounds), PEERS[0])
+        known.take(state, MeasuredLoss(state.rounds, float(state.rounds), PEERS[0]))
     assert known.state(states[1].tip) is None and known.of(states[1].tip) is None
     assert known.state(states[2].tip) == states[2]
     newest = known.newest(lambda state: state.rounds < 5)

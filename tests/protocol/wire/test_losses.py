@@ -13,7 +13,6 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     MAX_CLAIMED,
-    MAX_LOSSES,
     SourceMean,
     check_losses,
     losses_from,
@@ -23,6 +22,7 @@ from protocol.wire.messages import (
     ready_of,
     unpack,
 )
+from protocol.wire.presence import MAX_LOSSES
 from tests.protocol.council import BASE, PEERS, RECORD, SETTINGS, a_ready, members
 
 ANN = Identity.from_seed(bytes([1]) * 32)
