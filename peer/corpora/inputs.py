@@ -37,6 +37,8 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.
 LONG_ROW = "it has more than {} MiB; split it"
 PARQUET_ROWS = 16
 """Rows that are decoded together from a parquet file."""
+PARQUET_BUFFER_BYTES = 1 << 20
+"""Bytes that are read of a column at a time; by default the library reads whole row groups ahead and keeps them."""
 PARQUET_REMEDY = "install it: pip install 'manyhands[data]'"
 HUB_REMEDY = "install it: pip install 'manyhands[hf]'"
 
@@ -311,7 +313,7 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
         raise PeerError(f"{path} needs pyarrow to be read; {PARQUET_REMEDY}", ExitCode.INPUT) from error
     broken = (arrow.ArrowException, OSError, ValueError)
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
     except broken as error:
         raise BrokenFile(f"it is no parquet file that can be read ({_first_line(error)}); copy it again") from error
     with file:
@@ -322,8 +324,10 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
                 yield RowForm.BROKEN, flaw, 0
             return
         try:
-            for some in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-                yield from _records(some)
+            for group in range(file.num_row_groups):
+                options = {"columns": columns, "row_groups": [group], "use_threads": False}
+                for some in file.iter_batches(batch_size=PARQUET_ROWS, **options):
+                    yield from _records(some)
         except broken as error:
             raise BrokenFile(f"the file breaks off ({_first_line(error)}); copy it again") from error
 
