@@ -107,7 +107,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class HeldOutLoss:
+class EvaluatedLoss:
     """Held-out loss in nats a token; any float, including NaN.  losses: of each source of the run's data, by its name."""
 
     loss: float
@@ -139,7 +139,7 @@ class TrainerLink(Protocol):
         """Stop the running compute at the end of its current step and contribute the result so far."""
         ...
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
         """Return the held-out loss of `theta` (which must not change meanwhile).
 
         row: a row of the run, whose mixture weighs the sources.

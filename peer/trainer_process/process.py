@@ -34,9 +34,9 @@ from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,
     Contribution,
+    EvaluatedLoss,
     Generated,
     GenerateTask,
-    HeldOutLoss,
     NotMeasured,
     Progress,
     RolloutVerdict,
@@ -398,7 +398,7 @@ class TrainerProcess:
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
         )
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
         """Evaluate as `TrainerLink.evaluate` describes."""
         self._check_theta(theta)
 
@@ -410,7 +410,7 @@ class TrainerProcess:
         if answer["loss"] is None:
             raise NotMeasured(answer["reason"])
         losses = {str(each["source"]): float(each["loss"]) for each in answer.get("losses", ()) if each["tokens"]}
-        return HeldOutLoss(float(answer["loss"]), losses)
+        return EvaluatedLoss(float(answer["loss"]), losses)
 
     def report_missing(self, report: Callable[[Hash, int], None]) -> None:
         """Report missing blocks as `TrainerLink.report_missing` describes."""

@@ -18,7 +18,7 @@ from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice
 from protocol.events.status import HeldOutStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
-from protocol.trainer_link import HeldOutLoss, NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.trainer_link import EvaluatedLoss, NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.handlers import Statement, hears_news
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_LOSS
@@ -211,7 +211,7 @@ class Evaluator:
         """Measure the state and announce the loss.  Return False if another try is pointless."""
         trainer = self._trainer
         assert trainer is not None
-        found = HeldOutLoss(math.nan)
+        found = EvaluatedLoss(math.nan)
         try:
             with trio.CancelScope() as scope:
                 self._measuring = state, scope

@@ -155,7 +155,7 @@ CORPORA = "corpora/"
 """Prefix of the names of the corpora's manifests; their numbers follow."""
 MAX_CORPORA, MAX_SOURCES, MAX_PHASES, MAX_MIRRORS = 16, 16, 16, 8
 MAX_WEIGHT = MAX_WEIGHTS // MAX_SOURCES
-MirrorField = Annotated[str, Field(pattern=r"^https?://[\x21-\x7e]{1,1000}$")]
+MirrorField = Annotated[str, Field(pattern=r"^https?://[\x21-\x7e]{1,400}$")]
 """Address of a folder on a web server."""
 CHATS, TOKENIZER = "chats.jsonl", "tokenizer.json"
 """Names of the files in the run, whatever the organiser's were called."""

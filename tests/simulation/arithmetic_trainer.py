@@ -14,7 +14,7 @@ from kernels.codec import encode, norm
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.chain.leases import Ranges, first_rows
 from protocol.run.manifest import RunManifest
-from protocol.trainer_link import ComputeTask, Contribution, HeldOutLoss, Progress, TrainerDied
+from protocol.trainer_link import ComputeTask, Contribution, EvaluatedLoss, Progress, TrainerDied
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash, hash_bytes
 
@@ -82,7 +82,7 @@ class ArithmeticTrainer:
     def finish(self) -> None:
         self._finish = True
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
         """Takes as long as some inner steps, beside which it goes on."""
         self.said.append("evaluate")
         before, deaths = bytes(theta), self._deaths
@@ -93,7 +93,7 @@ class ArithmeticTrainer:
             on_progress(part, EVALUATION_PARTS)
         assert theta == before, "the parameters were changed while they were measured"
         self.said.append("evaluated")
-        return HeldOutLoss(float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2)))
+        return EvaluatedLoss(float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2)))
 
     def _die_if_killed(self, deaths: int) -> None:
         """deaths: at the beginning of what is asked now; all that goes on dies together."""

@@ -12,7 +12,7 @@ import trio
 from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
 from protocol.events.status import WhyIdle
 from protocol.node.evaluator import drawn_order
-from protocol.trainer_link import HeldOutLoss
+from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Measurement
@@ -193,9 +193,9 @@ def test_a_claim_of_a_stranger_is_dropped() -> None:
 class Diverged(ArithmeticTrainer):
     """Its parameters are worthless."""
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> HeldOutLoss:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
         await super().evaluate(theta, on_progress, row)
-        return HeldOutLoss(float("nan"))
+        return EvaluatedLoss(float("nan"))
 
 
 def test_a_loss_that_is_no_number_is_told_to_nobody() -> None:
