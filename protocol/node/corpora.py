@@ -25,6 +25,7 @@ from protocol.corpora.shards import CorpusShelf, shards_of
 from protocol.disk import Disk
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
 from protocol.run.settings import CorpusSettings
@@ -32,7 +33,8 @@ from protocol.sync.supplies import RunFiles, paths_of
 from protocol.transport.interface import Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
-from protocol.wire.presence import Phase
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Phase, Role
 
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
@@ -98,11 +100,12 @@ class LeasedBlocks:
         corpora: RunCorpora,
         files: RunFiles,
         swarm: Swarm,
+        membership: Membership,
         activity: Activity,
         offload: Offload,
     ) -> None:
         self._session, self._corpora, self._files = session, corpora, files
-        self._swarm, self._activity, self._offload = swarm, activity, offload
+        self._swarm, self._membership, self._activity, self._offload = swarm, membership, activity, offload
         self._manifest, self._settings = corpora.manifest, corpora.settings
         self._mixture = corpora.manifest.mixture
         self._fetcher: BlockFetcher | None = None
@@ -118,13 +121,17 @@ class LeasedBlocks:
         store = await self._offload(self._corpora.open)
         client = RangeClient(AddressPolicy(self._settings.mirror_networks), pay=self._session.network.receive_elsewhere)
         mirrors = Mirrors(self._manifest.data.mirrors, client, self._session.me, self._session.emit)
-        policy = FetchPolicy(self._settings.keep_share)
+        policy = FetchPolicy(self._settings.keep_share, self._is_seed, self._membership.name)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)
         self._fetcher = fetcher
         await self.lease(*self._rows)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetcher.run)
             nursery.start_soon(self._tell_of_waits)
+
+    def _is_seed(self, peer: PeerId) -> bool:
+        known = self._membership.get(peer)
+        return known is not None and known.heartbeat.role is Role.SEED
 
     async def _tell_of_waits(self) -> None:
         while True:

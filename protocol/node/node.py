@@ -121,7 +121,9 @@ class Node:
         session, settings = self._session, self._settings
         if not self._replica.manifest.data.corpora or settings.corpora.blocks is None:
             return None
-        blocks = LeasedBlocks(session, self._corpora, self.files, self._swarm, self._activity, self._offload)
+        blocks = LeasedBlocks(
+            session, self._corpora, self.files, self._swarm, self._membership, self._activity, self._offload
+        )
         if trainer is not None:
             trainer.report_missing(blocks.ask)
         return blocks
