@@ -40,6 +40,7 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
         "int | None": 1,
         "float | None": 1.0,
         "dict[str, int]": {OTHER: 1},
+        "dict[str, float]": {"books": 1.5},
         "dict[str, str]": {"/ip4/192.0.2.1/tcp/1": "reachable"},
         "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
     }
