@@ -83,6 +83,19 @@ class Replica:
         """Return the training losses in a record, by the names of the sources."""
         return {self.manifest.data.sources[source].name: loss for source, loss in record.losses.items()}
 
+    @property
+    def _keeps_first(self) -> bool:
+        """True if the state before the first round stays on disk, because members compare the model with it."""
+        return self.manifest.data.format == "preference"
+
+    def make_room(self) -> None:
+        """Remove older checkpoints to make room for a new one.  Blocking."""
+        self.store.make_room(self.history, keeps_first=self._keeps_first)
+
+    def prune(self) -> None:
+        """Remove the files that are not needed any more.  Blocking."""
+        self.store.prune(self.history, self.history.final, keeps_first=self._keeps_first)
+
     def name_state(self) -> bytes:
         """Return the name of the present state in READYs and records (`protocol.wire.messages.OnState.state`).  Blocking."""
         return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")

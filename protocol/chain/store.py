@@ -342,22 +342,27 @@ class Store:
         if switch.slot:
             self.branches.drop(switch.slot)
 
-    def make_room(self, chain: Chain) -> None:
-        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room."""
-        for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
-            self.checkpoints.drop(CheckpointName(rounds, chain.tip_at(rounds)))
+    def make_room(self, chain: Chain, *, keeps_first: bool = False) -> None:
+        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room.
 
-    def prune(self, chain: Chain, final: int) -> None:
+        keeps_first: the checkpoint after 0 rounds stays too.
+        """
+        for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
+            if rounds or not keeps_first:
+                self.checkpoints.drop(CheckpointName(rounds, chain.tip_at(rounds)))
+
+    def prune(self, chain: Chain, final: int, *, keeps_first: bool = False) -> None:
         """Keep the newest checkpoints of our chain, all results since the oldest of them, and our binding votes there.
 
-        final: rounds that are final.
+        final: rounds that are final.  keeps_first: the checkpoint after 0 rounds stays too.
         """
         ours = [CheckpointName(rounds, chain.tip_at(rounds)) for rounds in self.checkpoints.of(chain)]
         others, kept = sorted(self.checkpoints.sizes().keys() - {*ours}), CHECKPOINTS_KEPT
         if len(ours) > kept and self.checkpoints.was_read(ours[-kept - 1], ours[-kept].rounds):
             kept += 1
         for name in ours[:-kept] + others[:-OTHERS_KEPT]:
-            self.checkpoints.drop(name)
+            if name.rounds or not keeps_first:
+                self.checkpoints.drop(name)
         oldest = ours[-kept].rounds if len(ours) >= kept else 0
         self.results.drop_before(oldest)
         self.votes.drop_before(min(oldest, final))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import isfinite
+from pathlib import Path
 
 import numpy as np
 import trio
@@ -30,6 +31,7 @@ from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.corpora import LeasedBlocks
+from protocol.node.initial_weights import InitialWeights
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
@@ -112,11 +114,19 @@ SPARE_STEPS = 1
 class OwnTrainer:
     """The trainer of this peer, which computes nothing while there is a reason to rest.
 
-    link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.
+    link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.  initial:
+    the weights with which preferences are compared; None in other runs.
     """
 
-    def __init__(self, link: TrainerLink | None, pace: Pace, activity: Activity, blocks: LeasedBlocks | None = None) -> None:
-        self.link, self.pace, self.activity, self._blocks = link, pace, activity, blocks
+    def __init__(
+        self,
+        link: TrainerLink | None,
+        pace: Pace,
+        activity: Activity,
+        blocks: LeasedBlocks | None = None,
+        initial: InitialWeights | None = None,
+    ) -> None:
+        self.link, self.pace, self.activity, self._blocks, self._initial = link, pace, activity, blocks, initial
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; we show the user's own pause, or else the first reason."""
@@ -135,6 +145,12 @@ class OwnTrainer:
         """Have the blocks of these rows fetched for the trainer, and then those of the rows that it reads next."""
         if self._blocks is not None:
             await self._blocks.lease(rows, following)
+
+    async def reference(self) -> Path | None:
+        """Wait for the weights with which preferences are compared; return their path, or None in other runs."""
+        if self._initial is None:
+            return None
+        return await self._initial.until_here(partial(self.activity.show, Phase.COMPUTING, WhyIdle.FETCHING_REFERENCE))
 
     async def rested(self) -> None:
         """Wait until there is no reason to rest."""
@@ -283,6 +299,7 @@ class Contributor:
         if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
         await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
+        task = replace(task, reference=await self._own.reference())
         async with self._selection.alone() if self._selection is not None else nullcontext():
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()

@@ -24,6 +24,7 @@ from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
 from protocol.node.corpora import LeasedBlocks, RunCorpora
 from protocol.node.evaluator import Evaluator
 from protocol.node.exchanges import AuditedResults
+from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
 from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
@@ -104,7 +105,8 @@ class Node:
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
-        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks)
+        initial = self._make_initial_weights(supplies)
+        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
         self._ratifier = Ratifier(
@@ -127,6 +129,13 @@ class Node:
         if trainer is not None:
             trainer.report_missing(blocks.ask)
         return blocks
+
+    def _make_initial_weights(self, supplies: StateFetcher) -> InitialWeights | None:
+        """Build the keeping of the weights with which preferences are compared; return None in other runs."""
+        session, replica, folder = self._session, self._replica, self._settings.corpora.blocks
+        if replica.manifest.data.format != "preference" or folder is None:
+            return None
+        return InitialWeights(session, replica, supplies, self._offload, folder.with_name(INITIAL))
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
         """Build this peer's work with rollouts; return None in a run without rollouts."""

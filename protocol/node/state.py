@@ -467,9 +467,9 @@ class StateKeeper:
         async with self.changing:
             rounds = state.rounds
             leaves = await self._offload(state.leaves)
-            await self._offload(store.make_room, history)
+            await self._offload(self._replica.make_room)
             await self._offload(store.checkpoints.write, CheckpointName(rounds, history.tip_at(rounds)), leaves, state.view)
-            await self._offload(store.prune, history, history.final)
+            await self._offload(self._replica.prune)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))
 
     # -- repair -------------------------------------------------------------------------------------------------------

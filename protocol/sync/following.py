@@ -357,7 +357,7 @@ class Following:
                     self._slots.pop(slot, None)
             self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
-        await self._offload(self._replica.store.prune, history, history.final)
+        await self._offload(self._replica.prune)
         anchor = self.chains.anchor
         if taken and anchor is not None and anchor.holds(history):
             await self._offload(self._replica.store.choose, anchor)

@@ -286,6 +286,18 @@ def test_pruning_leaves_two_checkpoints_and_the_results_since(
     assert first_bound == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
 
 
+def test_the_state_before_the_first_round_stays_where_members_compare_with_it(tmp_path: Path, commits: list[Commit]) -> None:
+    store, history = a_history_of(tmp_path, commits)
+    for rounds in (0, 2, 4, 6):
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
+    store.prune(history, history.final, keeps_first=True)
+    assert (store.checkpoints.of(history), store.results.oldest()) == ([0, 4, 6], 4)
+    store.make_room(history, keeps_first=True)
+    assert store.checkpoints.of(history) == [0, 4, 6]
+    store.make_room(history)
+    assert store.checkpoints.of(history) == [4, 6]
+
+
 def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path: Path, commits: list[Commit]) -> None:
     store = Store(tmp_path)
     history = History(SETTINGS, store)

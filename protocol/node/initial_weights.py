@@ -1,0 +1,75 @@
+"""Weights that a run of preferences began with: the loss compares the model with them (`trainer.objective`).
+
+A trainer of the first round writes them from its state.  Later ones fetch the state before the first round, which the
+manifest names by its digest, from a peer; the peers of such a run keep that checkpoint.  A run whose initial parameters
+follow from its seed has no such checkpoint, and takes only trainers of its first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from protocol.chain.outer_state import bf16
+from protocol.chain.records import genesis_tip
+from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName
+from protocol.disk import Disk
+from protocol.offload import Offload
+from protocol.sync.supplies import StateFetcher
+from protocol.transport.interface import Session
+
+INITIAL = "initial.bf16"
+"""Name of the file, where the trainer also looks for it (`trainer.reference`)."""
+RETRY_S = 2.0
+FETCHING = "fetching the weights that the run began with; a trainer or seed that was in the run before has them"
+LOST = "the weights that the run began with are on no peer's disk: join such a run before its first round ends"
+
+
+class InitialWeights:
+    """Initial weights in bf16, in the file at `path`."""
+
+    def __init__(self, session: Session, replica: Replica, supplies: StateFetcher, offload: Offload, path: Path) -> None:
+        self._session, self._replica, self._supplies, self._offload = session, replica, supplies, offload
+        self._path = path
+
+    async def until_here(self, show: Callable[[str], None]) -> Path:
+        """Wait until the file is here, and return its path.  show: called with the reason of the wait.
+
+        Raises `StoreFailed`.
+        """
+        while not await self._offload(self._is_here):
+            if self._replica.history.length == 0:
+                await self._offload(self._write_state)
+                continue
+            show(FETCHING if self._replica.manifest.genesis is not None else LOST)
+            if not await self._fetch():
+                await trio.sleep(RETRY_S)
+        return self._path
+
+    def _is_here(self) -> bool:
+        return self._path.is_file() and self._path.stat().st_size == 2 * self._replica.manifest.parameters
+
+    def _write_state(self) -> None:
+        """Write the weights from our state before the first round.  Blocking."""
+        Disk().write_file(self._path, b"".join(self._replica.state.weights()))
+
+    async def _fetch(self) -> bool:
+        """Fetch the checkpoint after 0 rounds, and write the weights from it; return False if no peer has it."""
+        if self._replica.manifest.genesis is None:
+            return False
+        sources = sorted(self._session.network.connected())
+        if not await self._supplies.fetch_genesis(sources):
+            return False
+        await self._offload(self._write_checkpoint)
+        return True
+
+    def _write_checkpoint(self) -> None:
+        name = CheckpointName(0, genesis_tip(self._session.run))
+        view = self._replica.store.checkpoints.view(name)
+        if view is not None:
+            bits = np.frombuffer(view, np.dtype("<u4"), self._replica.manifest.parameters)
+            Disk().write_file(self._path, bf16(bits).tobytes())
