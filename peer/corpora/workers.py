@@ -165,6 +165,7 @@ def _start(options: BuildOptions, folder: Path) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
+        process_group=0,  # Ctrl-C is for the build alone: a worker that is still starting would print a traceback
     )
     assert process.stdin is not None
     _send(process.stdin, (options, folder))
