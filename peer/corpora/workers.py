@@ -187,7 +187,7 @@ def _receive(stream: IO[bytes]) -> Any:
     data = stream.read(size)
     if len(data) < size:
         raise EOFError
-    return pickle.loads(data)
+    return pickle.loads(data)  # of our own process, over its pipe: rows from outside are only bytes in it
 
 
 def main() -> None:

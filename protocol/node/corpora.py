@@ -28,6 +28,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
+from protocol.run.sections import CORPORA
 from protocol.run.settings import CorpusSettings
 from protocol.sync.supplies import RunFiles, paths_of
 from protocol.transport.interface import Session
@@ -74,7 +75,7 @@ class RunCorpora:
 
     @staticmethod
     def _is_ours(name: str) -> bool:
-        return name.startswith("corpora/")
+        return name.startswith(CORPORA)
 
     def _read(self, path: Path) -> CorpusManifest:
         try:
