@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -32,23 +33,50 @@ class Disk:
 
     def __init__(self, *, durable: bool = True) -> None:
         self.durable = durable
+        self._reliefs: list[Callable[[int], bool]] = []
 
-    def write_file(self, path: Path, data: bytes | memoryview) -> None:
-        """Replace `path` with `data` atomically: temporary file, fsync, rename, fsync of the folder."""
+    def add_relief(self, relief: Callable[[int], bool]) -> None:
+        """Call `relief` when a file does not fit, and try again while it makes room.
+
+        relief: removes other files to make room for so many bytes, in the thread that writes; returns False if it cannot.
+        """
+        self._reliefs.append(relief)
+
+    def _makes_room(self, error: OSError, size: int) -> bool:
+        """Return True after making room for `size` bytes, if the lack of room was the error."""
+        return _is_for_room(error) and any(relief(size) for relief in self._reliefs)
+
+    def write_file(self, path: Path, data: bytes | memoryview, *, relieved: bool = True) -> None:
+        """Replace `path` with `data` atomically: temporary file, fsync, rename, fsync of the folder.
+
+        relieved: False to fail if the file does not fit, even if other files could leave for it.
+        """
         temporary = path.with_name(f".{path.name}.new")
-        try:
-            with open(temporary, "wb") as file:
-                self.write(file, data)
-                self.sync(file)
-            self.rename(temporary, path)
-        except OSError as error:
-            self._clear(temporary)
-            raise _sentence(error, path) from error
+        while True:
+            try:
+                with open(temporary, "wb") as file:
+                    self.write(file, data)
+                    self.sync(file)
+                self.rename(temporary, path)
+                return
+            except OSError as error:
+                self._clear(temporary)
+                if not (relieved and self._makes_room(error, memoryview(data).nbytes)):
+                    raise _sentence(error, path) from error
 
     def _clear(self, path: Path) -> None:
         """Remove what a failed operation left, if the disk allows it: a disk that became read-only does not."""
         with suppress(OSError):
             self.remove(path)
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder, and those above it, unless it exists; durable on return.  Raises `StoreFailed`."""
+        try:
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                self.sync_folder(folder.parent)
+        except OSError as error:
+            raise _sentence(error, folder) from error
 
     def settle(self, folder: Path) -> None:
         """Make the names in a folder durable.  Raises `StoreFailed`."""
@@ -72,13 +100,15 @@ class Disk:
 
         The file's blocks are allocated, so a full disk raises an error now instead of SIGBUS later.
         """
-        try:
-            with open(path, "w+b") as file:
-                self.reserve(file, size)
-                return mmap.mmap(file.fileno(), size)
-        except OSError as error:
-            self._clear(path)
-            raise _sentence(error, path) from error
+        while True:
+            try:
+                with open(path, "w+b") as file:
+                    self.reserve(file, size)
+                    return mmap.mmap(file.fileno(), size)
+            except OSError as error:
+                self._clear(path)
+                if not self._makes_room(error, size):
+                    raise _sentence(error, path) from error
 
     def resume(self, path: Path, size: int) -> mmap.mmap:
         """Return a writable mapping of an existing file of `size` bytes; allocate the blocks that a copied file may lack."""
@@ -129,10 +159,14 @@ class Disk:
                 os.close(descriptor)
 
 
+def _is_for_room(error: OSError) -> bool:
+    return isinstance(error, NoRoom) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _sentence(error: OSError, path: Path) -> StoreFailed:
     if isinstance(error, NoRoom):
         return StoreFull(str(error))
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if _is_for_room(error):
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
     return StoreFailed(
         f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose another --data-dir"

@@ -184,18 +184,23 @@ class Participation:
 
     def _weights(self) -> WeightSettings:
         """Return the limits on stored versions of the weights: states take precedence over them."""
+        now = self._settings.live.now
+        return WeightSettings(now.keep_versions, now.weights_cap, self._beside_states())
+
+    def _beside_states(self) -> int | None:
+        """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
         now, signed = self._settings.live.now, self.choice.signed
         states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
-        most = max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
-        return WeightSettings(now.keep_versions, now.weights_cap, most)
+        return max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
 
     def _corpora(self) -> CorpusSettings:
         """Return the corpora on this computer: those that the person names, and those that were built for this run here."""
         now, linked = self._settings.live.now, self._folder / CORPORA
         links = sorted(linked.iterdir()) if linked.is_dir() else []
         folders = dict.fromkeys([*map(Path, now.corpus or ()), *(link.resolve() for link in links)])
-        networks = tuple(map(ip_network, now.mirror_networks or ()))
-        return CorpusSettings(tuple(folders), self._folder / BLOCKS, now.block_cache, now.keep_blocks, networks)
+        networks, most = tuple(map(ip_network, now.mirror_networks or ())), self._beside_states()
+        cache = now.block_cache if most is None else min(now.block_cache, most)
+        return CorpusSettings(tuple(folders), self._folder / BLOCKS, cache, now.keep_blocks, networks)
 
     # -- status -------------------------------------------------------------------------------------------------------
 

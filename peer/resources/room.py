@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peer.formatting import size
+from peer.paths import BLOCKS
 from protocol.disk import Disk, NoRoom
 
 BLOCK_BYTES = 512
@@ -66,10 +67,11 @@ class DiskRoom:
     def problem(self, run: Path, state_bytes: int, more: int = 0) -> str:
         """Return a sentence if there is no room for states of `state_bytes` in the folder `run`; otherwise "".  Blocking.
 
-        more: further bytes that the peer keeps in that folder.
+        more: further bytes that the peer keeps in that folder.  Cached blocks count as free, since they give way.
         """
-        states = max(STATES_ON_DISK * state_bytes - used_bytes(run), STATES_TO_GO_ON * state_bytes)
-        needed = states + more + MARGIN_BYTES
+        blocks = used_bytes(run / BLOCKS)
+        states = max(STATES_ON_DISK * state_bytes - (used_bytes(run) - blocks), STATES_TO_GO_ON * state_bytes)
+        needed = states + more + MARGIN_BYTES - blocks
         return self._why(needed, f"the run needs about {size(needed)} more on disk", self.left_bytes())
 
     def _why(self, needed: int, need: str, left: int) -> str:

@@ -5,7 +5,8 @@
 
 A block is written to a temporary name, flushed and renamed, so that a file with a number for a name is whole.  Sizes are
 checked at the start, and hashes whenever a block is served.  The cache has a cap: the blocks that were not needed for the
-longest time leave first.  **Pinned** blocks never leave: those of the leases of this round and the next.
+longest time leave first.  **Pinned** blocks never leave: those of the leases of this round and the next.  Other blocks also
+leave when some other file of the peer does not fit on the disk (`Disk.add_relief`).
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ class BlockCache:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         """Held while a file is written, so that no two threads write to one temporary name."""
+        disk.add_relief(self.give_way)
 
     def load(self) -> None:
         """Find the blocks left before a restart; remove incomplete files, and blocks that cannot be checked."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._disk.make_folder(self._folder)
         found = [
             entry for folder in self._folder.iterdir() if _FOLDER.fullmatch(folder.name) for entry in self._scan(folder)
         ]
@@ -135,15 +137,15 @@ class BlockCache:
     def put(self, block: Block, data: bytes | memoryview) -> bool:
         """Keep a block, whose bytes the caller has checked; durable on return.  Return False if it was here already.
 
-        Raises `StoreFailed`.
+        On a full disk, a block that is not pinned drives no other out.  Raises `StoreFailed`.
         """
         assert len(data) == block.size
         with self._writing:
             if self.has(block):
                 return False
             self._make_room(space_of(block))
-            self._make_folder(block.shard)
-            self._disk.write_file(self.path(block), data)
+            self._disk.make_folder(self.path(block).parent)
+            self._disk.write_file(self.path(block), data, relieved=block in self._pinned)
             with self._lock:
                 self._add(block)
         return True
@@ -151,14 +153,8 @@ class BlockCache:
     def write_leaves(self, shard: Hash, leaves: Sequence[Hash]) -> None:
         """Keep the hashes of a shard's blocks.  Raises `StoreFailed`."""
         with self._writing:
-            self._make_folder(shard)
+            self._disk.make_folder(self._folder / shard.hex())
             self._disk.write_file(self._folder / shard.hex() / LEAVES, b"".join(leaves))
-
-    def _make_folder(self, shard: Hash) -> None:
-        folder = self._folder / shard.hex()
-        if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            self._disk.settle(self._folder)
 
     def pin(self, blocks: Collection[Block]) -> None:
         """Protect these blocks and no others from leaving, whether they are here already or not."""
@@ -174,18 +170,27 @@ class BlockCache:
             if self.has(block) and size_of(self.path(block)) != block.size:
                 self._remove(block)
 
+    def give_way(self, size: int) -> bool:
+        """Remove `size` bytes of the blocks that were not needed for the longest time; return False if none can leave."""
+        return self._free(size) > 0
+
     def _make_room(self, size: int) -> None:
         """Remove the blocks that were not needed for the longest time, until `size` more bytes are under the cap."""
+        self._free(self._used_bytes + size - self.cap_bytes)
+
+    def _free(self, size: int) -> int:
+        """Remove blocks that are not pinned until `size` bytes are free; return the bytes that they took."""
         with self._lock:
-            leaving, left = [], self._used_bytes + size
+            leaving, freed = [], 0
             for block in self._blocks:
-                if left <= self.cap_bytes:
+                if freed >= size:
                     break
                 if block not in self._pinned:
                     leaving.append(block)
-                    left -= space_of(block)
+                    freed += space_of(block)
         for block in leaving:
             self._remove(block)
+        return freed
 
     def _remove(self, block: Block) -> None:
         with self._lock:

@@ -9,6 +9,8 @@ The user of a fetcher says which blocks are needed now and which are needed next
   needed blocks are under way, mirrors are also asked for blocks that peers have owed us for a while, and vice versa.
 * **Retries.**  A block that no peer gives is asked of peers again after a pause, twice as long each time.
 * **Bounds.**  At most `PEER_BATCHES` and `MIRROR_BATCHES` are under way, of `BATCH_BYTES` each.
+* **Full disks.**  If a block does not fit on the disk, blocks needed next may leave it.  Then blocks are fetched after
+  pauses only, until one fits or other blocks are needed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from protocol.corpora.cache import BlockStore, space_of
 from protocol.corpora.manifest import Block
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.shards import Shard
+from protocol.disk import StoreFull
 from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.short_id import short_id
@@ -46,6 +49,9 @@ OWED_S = 4.0
 LEAVES_S = 15.0
 """Seconds for asking peers for the hashes of a shard's blocks, before mirrors are asked."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
+FIRST_FULL_S, MOST_FULL_S = 10.0, 600.0
+"""Pause after a block that did not fit on the disk; twice as long each time, up to the second number."""
+TELL_AGAIN_S = 3600.0
 AHEAD_BLOCKS = 256
 """Most blocks ahead of need that are looked at together."""
 AHEAD_AGAIN_S = 60.0
@@ -137,6 +143,10 @@ class BlockFetcher:
         self._suspect: set[Block] = set()
         """Blocks that may have left the disk without our doing."""
         self._is_told_of_space = False
+        self._full = ""
+        """The sentence of the disk on which the last block did not fit."""
+        self._full_until, self._full_s = -inf, FIRST_FULL_S
+        self._tell_of_full_at = -inf
         self._batches: list[_BlockBatch] = []
         self._pauses: dict[Block, _Pause] = {}
         self._ahead = _Ahead(store, policy, session.me)
@@ -169,6 +179,8 @@ class BlockFetcher:
         self._uncounted = (self._uncounted | needed - before) & needed
         self._suspect |= needed - before
         self._pauses = {block: pause for block, pause in self._pauses.items() if block in needed}
+        if needed != before:
+            self._full_until, self._full_s = -inf, FIRST_FULL_S  # other blocks may leave the disk now
         for batch in self._batches:
             if needed.isdisjoint(batch.blocks):
                 batch.scope.cancel()
@@ -208,6 +220,8 @@ class BlockFetcher:
             return ""
         whole, left = sum(block.size for block in current), sum(block.size for block in missing)
         share = f"{100 * (whole - left) // whole} % of this round's blocks are here"
+        if self._full:
+            return f"waiting for disk space for blocks ({share}): {self._full}"
         called, owing = self.store.shards[missing[0].shard].name_of(missing[0].number), self._expected_from(missing[0])
         if owing:
             return f"waiting for {called}, from {owing} ({share})"
@@ -244,7 +258,7 @@ class BlockFetcher:
     def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
         """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""
         now, peers = trio.current_time(), bool(self._session.network.connected())
-        while True:
+        while now >= self._full_until:
             found = len(self._batches)
             if peers and sum(batch.mirror is None for batch in self._batches) < PEER_BATCHES:
                 yield from self._begin(self._for_peers(missing, now), None)
@@ -302,6 +316,8 @@ class BlockFetcher:
                 if leaves is not None and batch.blocks:
                     blob = Blob.cut(batch.shard.root, leaves, batch.shard.spans)
                     await (self._fetch_from_peers if batch.mirror is None else self._fetch_from_mirrors)(batch, blob)
+        except StoreFull as error:
+            self._on_full(str(error))
         finally:
             self._batches.remove(batch)
             for block in batch.blocks if batch.mirror is None else ():
@@ -309,6 +325,18 @@ class BlockFetcher:
                 length_s = min(2 * before.length_s, MOST_PAUSE_S) if before is not None else FIRST_PAUSE_S
                 self._pauses[block] = _Pause(trio.current_time() + length_s, length_s)
             self._wake.set()
+
+    def _on_full(self, sentence: str) -> None:
+        """Pause, because a block did not fit on the disk, and let the blocks that are needed next leave."""
+        if trio.current_time() >= self._tell_of_full_at:
+            self._tell_of_full_at = trio.current_time() + TELL_AGAIN_S
+            text = f"blocks of the run's corpora do not fit on the disk, and training goes on with those here: {sentence}"
+            self._session.emit(Notice("warning", text))
+        self._full, self._next = sentence, []
+        self.store.cache.pin(self._now)
+        self._full_until, self._full_s = trio.current_time() + self._full_s, min(2 * self._full_s, MOST_FULL_S)
+        for batch in self._batches:
+            batch.scope.cancel()
 
     async def _fetch_from_peers(self, batch: _BlockBatch, blob: Blob) -> None:
         here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
@@ -379,6 +407,7 @@ class BlockFetcher:
     ) -> None:
         """Keep a block.  by: the batch that brought it from a mirror."""
         if await self._offload(self.store.cache.put, block, data):
+            self._full, self._full_s = "", FIRST_FULL_S
             self.tally[origin] += block.size
         for batch in self._batches:
             if block in batch.blocks:

@@ -49,11 +49,12 @@ class CorpusFlawed(Exception):
 class RunCorpora:
     """The run's corpora on disk: a `protocol.blobs.store.ListedShelf`, empty until `open`.
 
-    store, splits: blocks, and training splits of the run's sources; None and empty until `open`.
+    disk: where the run's other files lie as well, under the same limit.  store, splits: blocks, and training splits of the
+    run's sources; None and empty until `open`.
     """
 
-    def __init__(self, manifest: RunManifest, files: BlobStore, settings: CorpusSettings) -> None:
-        self.manifest, self._files, self.settings = manifest, files, settings
+    def __init__(self, manifest: RunManifest, files: BlobStore, disk: Disk, settings: CorpusSettings) -> None:
+        self.manifest, self._files, self._disk, self.settings = manifest, files, disk, settings
         self.store: BlockStore | None = None
         self.splits: list[MixedSplit] = []
 
@@ -67,7 +68,7 @@ class RunCorpora:
         if flaw := corpora_flaw(self.manifest, corpora):
             raise CorpusFlawed(f"the run's data cannot be read: {flaw}; ask the organiser for a new run")
         shards = shards_of(corpora)
-        cache = BlockCache(Disk(), self.settings.blocks, shards, self.settings.cache_bytes)
+        cache = BlockCache(self._disk, self.settings.blocks, shards, self.settings.cache_bytes)
         cache.load()
         self.splits = splits_of(self.manifest, corpora)
         self.store = BlockStore(cache, [CorpusShelf(folder, shards) for folder in self.settings.folders], shards)

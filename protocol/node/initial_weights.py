@@ -17,7 +17,6 @@ from protocol.chain.outer_state import bf16
 from protocol.chain.records import genesis_tip
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
-from protocol.disk import Disk
 from protocol.offload import Offload
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Session
@@ -55,7 +54,7 @@ class InitialWeights:
 
     def _write_state(self) -> None:
         """Write the weights from our state before the first round.  Blocking."""
-        Disk().write_file(self._path, b"".join(self._replica.state.weights()))
+        self._replica.store.disk.write_file(self._path, b"".join(self._replica.state.weights()))
 
     async def _fetch(self) -> bool:
         """Fetch the checkpoint after 0 rounds, and write the weights from it; return False if no peer has it."""
@@ -72,4 +71,4 @@ class InitialWeights:
         view = self._replica.store.checkpoints.view(name)
         if view is not None:
             bits = np.frombuffer(view, np.dtype("<u4"), self._replica.manifest.parameters)
-            Disk().write_file(self._path, bf16(bits).tobytes())
+            self._replica.store.disk.write_file(self._path, bf16(bits).tobytes())

@@ -87,7 +87,7 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        self._corpora = RunCorpora(replica.manifest, replica.store.files, settings.corpora)
+        self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
         self._shelves = _shelves_of(replica, catalogue, self._corpora)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)

@@ -347,8 +347,9 @@ class RunManifest(Section):
 
     @property
     def reference_bytes(self) -> int:
-        """Bytes of the weights that the KL term compares with, which trainers and seeds keep; 0 in a run without one."""
-        return BF16_BYTES * self.parameters if self.rl is not None and self.rl.kl_weight else 0
+        """Bytes of the weights that the KL term or a loss of preferences compares with; 0 in runs without either."""
+        is_compared = self.data.format == "preference" or (self.rl is not None and self.rl.kl_weight)
+        return BF16_BYTES * self.parameters if is_compared else 0
 
     @property
     def stored_bytes(self) -> int:

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from peer.paths import BLOCKS
 from peer.resources.room import MARGIN_BYTES, CappedDisk, DiskRoom, used_bytes
+from protocol.corpora.cache import BlockCache
 from protocol.disk import StoreFull
+from tests.protocol.corpora.corpora import a_corpus
 
 MB = 10**6
 GB = 10**9
@@ -56,6 +59,30 @@ def test_a_cap_below_what_is_free_is_the_one_that_is_named(tmp_path: Path, monke
     assert room.problem(run, 5 * MB) == ""
     free(monkeypatch, 10 * MB)
     assert "10.0 MB free" in room.problem(run, 10 * MB)
+
+
+def test_cached_blocks_count_as_free_and_leave_for_other_files(tmp_path: Path) -> None:
+    run, corpus = tmp_path / "runs" / "a", a_corpus((300_000, 100_000), block_tokens=32_768)
+    room = DiskRoom(tmp_path, lambda: 4 * MB)
+    disk = CappedDisk(room, durable=False)
+    run.mkdir(parents=True)
+    cache = BlockCache(disk, run / BLOCKS, corpus.shards, 4 * MB)
+    cache.load()
+    for block in corpus.blocks():
+        cache.write_leaves(block.shard, corpus.leaves[block.shard])
+        cache.put(block, corpus.bytes_of(block))
+    disk.write_file(tmp_path / "other run", os.urandom(3 * MB))
+    assert cache.used_bytes > MB // 2 and room.left_bytes() < MB // 2
+    assert "max_disk" in DiskRoom(tmp_path, lambda: 5 * MB).problem(tmp_path / "runs" / "b", MB // 2)
+    assert DiskRoom(tmp_path, lambda: 5 * MB + MARGIN_BYTES).problem(run, MB // 4) == ""
+    disk.write_file(run / "initial.bf16", os.urandom(MB // 4))
+    disk.allocate(run / "checkpoint", MB // 2).close()
+    assert used_bytes(tmp_path) <= 4 * MB and len(cache.blocks()) < len(corpus.blocks())
+    cache.pin(corpus.blocks())
+    with pytest.raises(StoreFull, match=r"above max_disk \(4\.0 MB\)"):
+        for block in corpus.blocks():
+            cache.put(block, corpus.bytes_of(block))
+    assert used_bytes(tmp_path) <= 4 * MB
 
 
 def test_nothing_is_written_above_the_cap_and_room_that_was_made_counts(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_network
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import trio
 import trio.testing
@@ -36,15 +38,31 @@ RUN = Hash(bytes(32))
 RATE = 1 << 20
 
 
+class SmallDisk(Disk):
+    """A disk for so many bytes, in the files of `folder`; further ones do not fit."""
+
+    def __init__(self, folder: Path, room_bytes: int) -> None:
+        super().__init__(durable=False)
+        self.folder, self.room_bytes = folder, room_bytes
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        used = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        if used + len(data) > self.room_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(file, data)
+
+
 class Reader:
     """One peer with a swarm, a cache and a fetcher.  arrived: bytes of blocks that came to it in pushes."""
 
-    def __init__(self, table: BlockTable, number: int, cap_bytes: int, policy: FetchPolicy, *, built: bool) -> None:
+    def __init__(
+        self, table: BlockTable, number: int, cap_bytes: int, policy: FetchPolicy, disk: Disk, *, built: bool
+    ) -> None:
         self.table, self.number = table, number
         self.identity = Identity.from_seed(hashlib.blake2b(f"{number}".encode(), digest_size=32).digest())
         self.id, self.events, self.arrived = self.identity.peer_id, list[Event](), 0
         shards = table.corpus.shards
-        self.cache = BlockCache(Disk(durable=False), table.folder / str(number), shards, cap_bytes)
+        self.cache = BlockCache(disk, table.folder / str(number), shards, cap_bytes)
         self.cache.load()
         shelves = [CorpusShelf(table.folder / "built", shards)] if built else []
         self.store = BlockStore(self.cache, shelves, shards)
@@ -129,10 +147,12 @@ class BlockTable:
         *,
         cap_bytes: int = 1 << 30,
         policy: FetchPolicy | None = None,
+        disk: Disk | None = None,
         built: bool = False,
     ) -> Reader:
         """Another peer.  built: it has the whole corpus, as a person built it."""
-        reader = kind(self, len(self.readers), cap_bytes, policy or FetchPolicy(), built=built)
+        disk = disk or Disk(durable=False)
+        reader = kind(self, len(self.readers), cap_bytes, policy or FetchPolicy(), disk, built=built)
         self.readers.append(reader)
         return reader
 

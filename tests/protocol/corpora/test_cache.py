@@ -10,7 +10,8 @@ import pytest
 from protocol.corpora.cache import LEAVES, BlockCache, BlockStore, space_of
 from protocol.corpora.manifest import Block
 from protocol.corpora.shards import CorpusShelf
-from protocol.disk import Disk, StoreFailed, StoreFull
+from protocol.disk import Disk, StoreFailed, StoreFull, size_of
+from tests.protocol.corpora.block_table import SmallDisk
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 
 SPACE = 4096
@@ -117,6 +118,22 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path, corpus: Corpus) 
         cache.put(block, corpus.bytes_of(block))
     assert not cache.has(block) and not [*cache.path(block).parent.iterdir()]
     assert issubclass(StoreFull, StoreFailed)
+
+
+def test_blocks_that_are_not_needed_leave_a_full_disk_for_other_files(tmp_path: Path, corpus: Corpus) -> None:
+    disk, blocks = SmallDisk(tmp_path, 13_000), corpus.blocks()
+    cache = a_cache(tmp_path / "blocks", corpus, disk=disk)
+    keep(cache, corpus, blocks[:5])
+    cache.pin(blocks[:1])
+    disk.write_file(tmp_path / "checkpoint", bytes(4096))
+    assert blocks[0] in cache.blocks() and len(cache.blocks()) < 5 and size_of(tmp_path / "checkpoint") == 4096
+    with pytest.raises(StoreFull, match="is full: make room there"):
+        disk.write_file(tmp_path / "another", bytes(13_000))
+    assert cache.blocks() == blocks[:1] and size_of(tmp_path / "checkpoint") == 4096
+    cache.pin(())
+    with pytest.raises(StoreFull):
+        disk.write_file(tmp_path / "another", bytes(13_000))
+    assert cache.blocks() == []
 
 
 # -- corpora that a person built --------------------------------------------------------------------------------------
