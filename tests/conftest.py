@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -15,3 +18,26 @@ os.environ["PEER_CONFIG"] = ""
 
 for size in ("COLUMNS", "LINES"):  # set by pytest-xdist: a program in a test's terminal would believe them, not its terminal
     os.environ.pop(size, None)
+
+MOST_S = 900.0
+"""Longest time of one test, several times that of the longest.  A test that hangs is ended with its process, and named, so
+that it cannot take the time of all others."""
+
+STDERR = pytest.StashKey[int]()
+"""Descriptor of the standard error, which pytest captures while tests run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the standard error for the stacks of a test that hangs."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test, and end the process with all its stacks if the test takes more than `MOST_S`."""
+    faulthandler.dump_traceback_later(MOST_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
