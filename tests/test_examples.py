@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +20,10 @@ from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-MODEL = "Qwen2.5-0.5B-Instruct"
-"""The folder that an example begins with; a tiny one of the same family stands in for it."""
+MODEL, TOKENIZER = "Qwen2.5-0.5B-Instruct", "SmolLM2-135M"
+"""Folders that examples begin with; tiny ones stand in for them."""
+DOCUMENTS = 40
+"""Documents of a data set of Hugging Face, for which others stand in."""
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +35,38 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / MODEL).mkdir()
     write_folder(folder / MODEL, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=None)
     make_tokenizer(folder / MODEL / "tokenizer.json")
-    (folder / MODEL / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
+    (folder / TOKENIZER).mkdir()
+    make_tokenizer(folder / TOKENIZER / "tokenizer.json")
+    for name in (MODEL, TOKENIZER):
+        (folder / name / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
     return folder
 
 
+@pytest.fixture
+def data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-in for the library `datasets`, in which each data set has other documents."""
+
+    def load_dataset(path: str, name: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
+        assert name is None and split == "train" and streaming
+        return iter([{"text": f"document {number} of {path} " * 40} for number in range(DOCUMENTS)])
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
+@pytest.mark.usefixtures("data_sets")
 def test_an_example_makes_a_run(name: str, place: Path) -> None:
     manifest = create_run(place / name, place / f"data of {name}").manifest
     assert (manifest.rl is not None) == name.startswith("rl-")
     assert (manifest.data.format == "chat") == (name == "chat.toml")
     if name == "rl-qwen.toml":
         assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
+    if name == "intellect-1.toml":
+        shares = {source.name: source.weight for source in manifest.data.sources}
+        assert shares == {"fineweb-edu": 55, "fineweb": 10, "code": 20, "dclm": 10, "math": 5}
+        assert [phase.weights for phase in manifest.data.phases] == [[80, 10, 10, 0, 0]]
 
 
 def test_the_list_of_examples_has_all() -> None:

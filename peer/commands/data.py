@@ -84,6 +84,9 @@ def _register_build(group: Subparsers) -> None:
     parser.add_argument(
         "--most", type=whole_number(1, 1 << 40), metavar="CHARACTERS", help="longest text that is taken (default: any)"
     )
+    parser.add_argument(
+        "--most-rows", type=whole_number(1, 1 << 40), metavar="N", help="rows that are read of each input (default: all)"
+    )
     parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
     parser.add_argument(
         "--workers", type=whole_number(1, 1024), default=0, metavar="N", help="processes (default: one per core)"
@@ -138,7 +141,7 @@ def run_build(args: argparse.Namespace) -> int:
         where[name] = (*where.get(name, ()), *values)
     options = BuildOptions(
         tokens=_format(args, args.kind, args.sequence_length, args.template),
-        fields=FieldSelection(args.text, args.id, args.least, args.most, where),
+        fields=FieldSelection(args.text, args.id, args.least, args.most, where, args.most_rows),
         held_out_percent=args.held_out,
         seed=args.seed,
         block_bytes=args.block,

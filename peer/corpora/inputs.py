@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,13 +211,17 @@ def batches(inputs: list[BuildInput], fields: FieldSelection, kind: CorpusKind) 
     """Yield all rows of the inputs in batches."""
     names = source_names(inputs)
     batch, size, number, done = RawBatch(0, 0), 0, 0, 0
+    current, left = None, fields.most_rows
     for file in files_of(inputs):
         source = names.index(file.input.source)
+        if file.input is not current:
+            current, left = file.input, fields.most_rows
         if batch.rows and batch.source != source:
             yield batch
             number, size, batch = number + 1, 0, RawBatch(number + 1, source)
         batch.source = source
-        for row in _rows(file, fields, kind):
+        for row in islice(_rows(file, fields, kind), left):
+            left = None if left is None else left - 1
             batch.rows.append(row)
             batch.names[file.number] = file.name
             size += row.size

@@ -80,7 +80,8 @@ class FieldSelection:
     """Fields of a row, and the rows that a build takes.
 
     text, identity: names of fields; `a.b` is field b of field a.  Without `identity`, a document is identified by its text.
-    least, most: limits on the characters of a text.  where: allowed values of fields, as texts.
+    least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
+    read of each input, from its beginning; None for all.
     """
 
     text: str = "text"
@@ -88,6 +89,7 @@ class FieldSelection:
     least: int = 1
     most: int | None = None
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    most_rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from protocol.wire.hashes import ZERO_HASH, chunk_hash
 
 MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""
-BUILD_FIELDS = frozenset({"from", "text", "id", "where", "least_characters", "most_characters"})
+BUILD_FIELDS = frozenset({"from", "text", "id", "where", "least_characters", "most_characters", "most_rows"})
 """Fields of the data section that say how a corpus is built; the run's manifest does not have them."""
 HUB = "hf:"
 Tell = Callable[[BuildProgress], None]
@@ -195,18 +195,19 @@ def _length(section: Mapping[str, Any]) -> int:
 def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
     where, said = section.get("where", {}), DataSection.model_fields["held_out_percent"].default
     names = {name: section.get(name) for name in ("text", "id")}
-    sizes = {name: section.get(name) for name in ("least_characters", "most_characters")}
+    sizes = {name: section.get(name) for name in ("least_characters", "most_characters", "most_rows")}
     if not isinstance(where, Mapping) or not all(isinstance(each, str | None) for each in names.values()):
         raise PeerError(
             "[data] text and id are names of fields, and where is { FIELD = VALUE }; correct them", ExitCode.INPUT
         )
     if not all(each is None or (isinstance(each, int) and each >= 0) for each in sizes.values()):
-        raise PeerError("[data] least_characters and most_characters are numbers; correct them", ExitCode.INPUT)
+        raise PeerError("[data] least_characters, most_characters and most_rows are numbers; correct them", ExitCode.INPUT)
     fields = FieldSelection(
         text=names["text"] or "text",
         identity=names["id"],
         least=max(1, sizes["least_characters"] or 1),
         most=sizes["most_characters"],
+        most_rows=sizes["most_rows"],
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
     percent = section.get("held_out_percent", said)

@@ -137,7 +137,7 @@ REPLACED = {
     "(0.2 by default)",
 }
 """Fields of earlier versions, each with its replacement."""
-BROUGHT = {"data": ("from", "text", "id", "where", "least_characters", "most_characters", "sources", "phases")}
+BROUGHT = {"data": ("from", "text", "id", "where", "least_characters", "most_characters", "most_rows", "sources", "phases")}
 """Fields of a section that say what a file brings along, where there are others than `from`."""
 PLACEHOLDERS = {"name": "run"}
 """Values that stand in for wrong required fields, so that the others can be checked."""

@@ -169,6 +169,16 @@ def test_filters_take_rows_by_length_and_fields(tmp_path: Path) -> None:
         assert result.tally.left_out == {LeftOut.FILTERED: 5}
 
 
+def test_only_the_first_rows_of_each_input_are_read(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_rows(tmp_path / "in" / name, [{"text": f"{name} {number}"} for number in range(3)])
+    inputs = [BuildInput("s", tmp_path / "in"), BuildInput("t", tmp_path / "in" / "b.jsonl")]
+    build(inputs, alone(fields=FieldSelection(most_rows=4), held_out_percent=0), tmp_path / "out")
+    found = texts_of(tmp_path / "out")
+    assert sorted(found["s", "train"]) == ["a.jsonl 0", "a.jsonl 1", "a.jsonl 2", "b.jsonl 0"]
+    assert sorted(found["t", "train"]) == [f"b.jsonl {number}" for number in range(3)]
+
+
 def test_only_the_first_rows_are_named(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [GOOD[0], *[{"text": 1}] * 100]
     path = write_rows(tmp_path / "a.jsonl", rows)
