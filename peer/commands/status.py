@@ -11,6 +11,8 @@ from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from peer.commands import Subparsers
     from peer.joining.run_source import KnownRun
     from protocol.events.status import PeerStatus, RolloutStatus
@@ -101,6 +103,16 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
     return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
 
 
+def _blocks(told: Mapping[str, int]) -> str:
+    """Describe where the blocks of the run's corpora came from."""
+    from peer.formatting import size
+
+    phrases = {"peer": "from peers", "seed": "from seeds", "mirror": "from mirrors", "disk": "that were here"}
+    return (
+        ", ".join(f"{size(told[origin])} {phrase}" for origin, phrase in phrases.items() if told.get(origin)) or "none yet"
+    )
+
+
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
@@ -115,6 +127,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         )
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
+    blocks = [f"blocks    {_blocks(status.block_bytes)}"] if status.block_bytes else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
         f"run       {clean(status.run_name)} {status.run}",
@@ -129,6 +142,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *rollouts,
         *skewed,
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
+        *blocks,
         f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",
         f"reachable {_reachable(status)}",

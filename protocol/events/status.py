@@ -199,6 +199,8 @@ class NodeStatus:
     eval_losses: held-out loss on each source of the run's data, by its name; empty without several sources.
     eval_percent: progress of a measurement by this peer; None while it measures none.
     up_bytes, down_bytes: bytes sent and received since the start.
+    block_bytes: bytes of the blocks that this peer needed of the run's corpora since the start, by their origin: peer
+    (another trainer, or the organiser), seed, mirror, or disk (they were here); empty in a run without corpora.
     trainer_pid: process ID of the trainer; None while none is ready.
     version: version of the software.  swarm: the other peers of the run, a map for each.
     rollouts: this peer's work with rollouts, a map; None in a run without them.
@@ -258,6 +260,7 @@ class NodeStatus:
     run_ended: bool = False
     run_tokens_per_s: float | None = None
     clock_skew: str = ""
+    block_bytes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))

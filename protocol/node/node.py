@@ -332,6 +332,7 @@ class Node:
             run_ended=self.extensions.has_ended,
             run_tokens_per_s=self._life.pace.tokens_per_s,
             clock_skew=self._handshake.clocks.skew,
+            block_bytes=self._blocks.tally() if self._blocks is not None else {},
             rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)
             if self._rollouts is not None
             else None,

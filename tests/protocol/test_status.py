@@ -127,6 +127,7 @@ EARLY: dict[str, Any] = {
     "run_ended": False,
     "run_tokens_per_s": None,
     "clock_skew": "",
+    "block_bytes": {},
     "pid": 1,
     "uptime_s": 0.5,
     "addresses": ["/ip4/127.0.0.1/tcp/1"],
@@ -154,6 +155,21 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
         early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
     )
     assert around.to_fields() == EARLY
+
+
+@pytest.mark.parametrize(
+    "told, line",
+    [
+        (
+            {"peer": 3_000_000, "seed": 0, "mirror": 2_000, "disk": 5},
+            "3.0 MB from peers, 2.0 kB from mirrors, 5 B that were here",
+        ),
+        ({"peer": 0, "seed": 0, "mirror": 0, "disk": 0}, "none yet"),
+    ],
+)
+def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -> None:
+    assert f"blocks    {line}" in describe_status(status(block_bytes=told))
+    assert not any(line.startswith("blocks") for line in describe_status(status())), "a run without corpora has none"
 
 
 @pytest.mark.parametrize(
