@@ -285,8 +285,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"
-        case ev.EvalLoss(rounds, loss, by):
-            return f"held-out loss after {many(rounds, 'round')}: {number(loss)} (measured by {name(by)})"
+        case ev.EvalLoss(rounds, loss, by, members=members):
+            source = f"measured by {name(by)}" if members == 1 else f"mean of {members} members"
+            return f"held-out loss after {many(rounds, 'round')}: {number(loss)} ({source})"
         case ev.EvalProgress(rounds, done, total):
             return f"measuring the held-out loss after {many(rounds, 'round')}: {100 * done // max(1, total)} %"
         case ev.SyncProgress(done, total):

@@ -13,6 +13,9 @@ from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
 from trainer.section import SectionFields
 
+OWN_CORPUS = "own corpus"
+"""Name of the manifest of this member's own corpus, in a run on the members' own data."""
+
 
 @dataclass(frozen=True)
 class SourceConfig(SectionFields):
@@ -44,7 +47,8 @@ class DataConfig(SectionFields):
     chats (chosen by number). format: "text", or "chat" for chats in which only the assistant's messages count. packed: True
     if several chats share a row.
 
-    sources, phases: mixture of corpora; without sources, `corpus` names the data. documents: "masked" or "joined", for text.
+    sources, phases: mixture of corpora; without sources, `corpus` names the data. source: "local" for data of this member's
+    own, a corpus that the peer has built. documents: "masked" or "joined", for text.
     beta, label_smoothing: of the loss on preferences.
     """
 
@@ -59,6 +63,7 @@ class DataConfig(SectionFields):
     documents: str = "masked"
     beta: float = 0.1
     label_smoothing: float = 0.0
+    source: str = "corpora"
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from kernels.mixture import MixturePhase, RowMixture
-from trainer.config import TrainingConfig
+from kernels.mixture import MAX_WEIGHTS, MixturePhase, RowMixture
+from trainer.config import OWN_CORPUS, PhaseConfig, SourceConfig, TrainingConfig
 from trainer.data import embedded as corpora
 from trainer.data.chat import ChatReading
 from trainer.data.corpus import (
@@ -75,6 +76,8 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
 def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
     """Open a run's training data. Raises ValueError if this installation cannot provide the data."""
     data = config.data
+    if data.source == "local":
+        return mixed_reading(with_own_sources(config))
     if data.sources:
         return mixed_reading(config)
     if data.format == "preference":
@@ -87,6 +90,21 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
     else:
         corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
     return corpora.TextReading(corpus, data.sequence_length)
+
+
+def with_own_sources(config: TrainingConfig) -> TrainingConfig:
+    """Return the configuration with the sources of this member's own corpus, mixed in proportion to their rows.
+
+    Raises ValueError for a corpus that cannot be read.
+    """
+    corpus, length = StoredCorpus.read(_file(config, OWN_CORPUS)), config.data.sequence_length
+    rows = {name: rows for name, source in corpus.sources.items() if (rows := corpus.rows(source.train, length))}
+    if not rows:
+        raise ValueError(f"this member's own data has no row of data.sequence_length ({length}); give more data")
+    scale = MAX_WEIGHTS // len(rows)
+    weights = tuple(max(1, each * scale // max(rows.values())) for each in rows.values()) if len(rows) > 1 else (1,)
+    sources = tuple(SourceConfig(name, OWN_CORPUS, name) for name in rows)
+    return replace(config, data=replace(config.data, sources=sources, phases=(PhaseConfig(0, weights),)))
 
 
 def mixed_reading(config: TrainingConfig) -> CorpusReading:

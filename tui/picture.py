@@ -77,8 +77,8 @@ class Picture:
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Pairs of a round and the loss of all its members."""
-    evals: deque[tuple[int, float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """Triples of a number of rounds, the held-out loss after these rounds, and the peer that measured it."""
+    evals: deque[ev.EvalLoss] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
+    """Held-out losses, the last one of each state."""
     rounds: deque[RoundPicture] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Rounds, the current one last."""
     chunks: tuple[int, int, tuple[str, ...]] | None = None
@@ -130,8 +130,10 @@ class Picture:
             case ev.TransferEnded(blob=blob):
                 self.coming.pop(blob, None)
                 self.ended.append(event)
-            case ev.EvalLoss(rounds, loss, by):
-                self.evals.append((rounds, loss, by))
+            case ev.EvalLoss(rounds):
+                if self.evals and self.evals[-1].rounds == rounds:
+                    self.evals.pop()  # a mean of fewer members
+                self.evals.append(event)
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
             case _:

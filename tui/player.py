@@ -202,8 +202,8 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.StateApplied(rounds, digest):
             seen = max(status.round, rounds)  # a peer that only follows commits no rounds
             return replace(status, round=seen, state_rounds=rounds, state_digest=digest)
-        case ev.EvalLoss(rounds, loss, by):
-            return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)
+        case ev.EvalLoss(rounds, loss, by, members=members):
+            return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by, eval_members=members)
         case ev.TrainerStarted(pid):
             return replace(status, trainer_pid=pid, role=status.role or "trainer")
         case ev.TrainerStopped():

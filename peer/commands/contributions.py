@@ -54,8 +54,8 @@ def _register_ledger(subparsers: Subparsers) -> None:
         run_ledger,
         epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
         "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
-        "learned, and the tokens of their outputs.  The JSON object has whole peer IDs, `me` and "
-        "`names`.",
+        "learned, and the tokens of their outputs.  The JSON object has whole peer IDs, `me`, "
+        "`names`, and a `remark` if the tokens cannot be audited.",
     )
     parser.add_argument(
         "run_id",
@@ -72,6 +72,7 @@ def run_ledger(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
 
     found = _find(data_dir(args.data_dir), args.run_id)
+    found["remark"] = _remark(data_dir(args.data_dir), found["run"])
     if args.json:
         print_json(found)
         return ExitCode.OK
@@ -91,7 +92,19 @@ def run_ledger(args: argparse.Namespace) -> int:
         print(row + made)
     if found["untold"]:
         print(f"and {found['untold']} more; all of them are listed while the peer is not running")
+    if found["remark"]:
+        print(found["remark"])
     return ExitCode.OK
+
+
+def _remark(folder: Path, run: str) -> str:
+    """Return a remark on the meaning of the tokens in the ledger of this run; empty if there is none."""
+    from peer.joining.purpose import ledger_remark
+    from peer.joining.run_source import stored_manifest
+    from protocol.wire.hashes import Hash
+
+    signed = stored_manifest(Hash(bytes.fromhex(run)), folder) if len(run) == 64 else None
+    return ledger_remark(signed.manifest) if signed is not None else ""
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:

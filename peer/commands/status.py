@@ -58,8 +58,10 @@ def _held_out(status: PeerStatus) -> str:
 
     text = "held out -"
     if status.eval_loss is not None and status.eval_by is not None:
-        by = naming(status.names())(status.eval_by)
-        text = f"held out {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} (measured by {by})"
+        source = f"measured by {naming(status.names())(status.eval_by)}"
+        if status.eval_members > 1:
+            source = f"mean of {status.eval_members} members"
+        text = f"held out {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} ({source})"
     return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
 
 

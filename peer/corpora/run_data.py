@@ -78,11 +78,7 @@ class RunData:
         tokenizer: the tokenizer.json of the run; None for bytes.
         """
         manifests = [_manifest(folder) for folder in self.folders]
-        flaw = corpora_flaw(run, manifests)
-        content = TokenFormat(tokenizer=tokenizer).content()
-        digest = ZERO_HASH if content is None else chunk_hash(content)
-        if not flaw and any(each.tokenizer != digest for each in manifests):
-            flaw = "a corpus was built with another tokenizer than the run's"
+        flaw = corpora_flaw(run, manifests) or tokenizer_flaw(manifests, tokenizer)
         if flaw:
             raise ValueError(f"[data] {flaw}; build the corpus for this run")
 
@@ -95,12 +91,20 @@ class RunData:
             link.symlink_to(folder.absolute(), target_is_directory=True)
 
 
+def tokenizer_flaw(manifests: Sequence[CorpusManifest], tokenizer: Path | None) -> str:
+    """Return a reason if one of the corpora has another tokenizer than the run; else "".  tokenizer: None for bytes."""
+    content = TokenFormat(tokenizer=tokenizer).content()
+    digest = ZERO_HASH if content is None else chunk_hash(content)
+    is_other = any(each.tokenizer != digest for each in manifests)
+    return "a corpus was built with another tokenizer than the run's" if is_other else ""
+
+
 def names_corpora(section: Any, beside: Path) -> bool:
     """Return True if a data section names data for corpora.
 
     A file of chats that fits into the files of a run is none: it is a file of the run itself.
     """
-    if not isinstance(section, Mapping) or "corpora" in section:
+    if not isinstance(section, Mapping) or "corpora" in section or section.get("source") == "local":
         return False
     named = section.get("from")
     if section.get("format") == "chat" and isinstance(named, str):
@@ -155,6 +159,12 @@ def run_data(
         "phases": _phases(section.get("phases", []), [name for _, name in sources]),
     }
     return RunData(tuple(folders), {name: value for name, value in fields.items() if value})
+
+
+def built_name(section: Mapping[str, Any], beside: Path, tokens: TokenFormat) -> str:
+    """Return the name of the folder in which `run_data` builds a corpus; empty if it builds none.  Raises `PeerError`."""
+    raw = [each for each in _inputs(section, beside) if each.folder is None]
+    return _key([BuildInput(each.source, each.origin) for each in raw], _options(section, tokens)) if raw else ""
 
 
 def _inputs(section: Mapping[str, Any], beside: Path) -> list[NamedInput]:

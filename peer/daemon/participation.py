@@ -20,6 +20,7 @@ import trio
 
 from peer.addresses import local_remark
 from peer.control.remote import Door
+from peer.corpora.own_data import LOST, OwnData, own_data
 from peer.daemon.settings import DaemonSettings, RunChoice, chosen_port
 from peer.discovery.contacts import AddressBook, Contacts
 from peer.discovery.mdns import Mdns, founded, tell_of_twins
@@ -54,6 +55,7 @@ from protocol.events.status import NodeStatus, WhyIdle
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
+from protocol.run.sections import TOKENIZER
 from protocol.run.settings import CorpusSettings, NodeSettings, WeightSettings
 from protocol.sync.supplies import paths_of
 from protocol.transport.dialer import peer_of
@@ -63,12 +65,15 @@ from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.version import version
 from protocol.wire.envelope import freeze_gc
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Phase, Role
+from trainer.config import OWN_CORPUS
 from trainer.generate.choice import GeneratorName
 
 MANIFEST_DEADLINE_S = 120.0
 """Seconds for trying the peers of an invitation before the run counts as unreachable."""
+PREPARING_S = 1.0
 COPIED = (
     "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
     "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
@@ -102,6 +107,8 @@ class Participation:
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
         self._paused = ""
+        self._own_data: OwnData | None = None
+        """Data of this peer's own, in a run on the members' own data."""
         self._keeps_moments = False
         """True if the disk has room for the trainer's moments as well."""
         self._role = settings.role
@@ -304,6 +311,7 @@ class Participation:
         if standing.problem is not None:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
+        self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
         check_memory(manifest, role)
         if role is Role.ROLLOUT:
             check_generator(GeneratorName(self._settings.live.now.generator))
@@ -354,6 +362,8 @@ class Participation:
             nursery.start_soon(self._keep_trainer, trainer, node)
             self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
             nursery.start_soon(self._keeper.run)
+        if self._own_data is not None:
+            node.rest(WhyIdle.PREPARING_DATA, self._own_data.progress)
         if self._paused:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
@@ -402,11 +412,10 @@ class Participation:
         )
 
     def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:
-        corpora = self._corpora()
-        places = TrainerPlaces(
-            paths_of(signed.manifest, store.files),
-            (*(folder / SHARDS for folder in corpora.folders), self._folder / BLOCKS),
-        )
+        corpora, files = self._corpora(), paths_of(signed.manifest, store.files)
+        places = TrainerPlaces(files, (*(folder / SHARDS for folder in corpora.folders), self._folder / BLOCKS))
+        if self._own_data is not None:
+            places = TrainerPlaces({**files, OWN_CORPUS: self._own_data.manifest_path}, (self._own_data.blocks,))
         settings = TrainerSettings.for_run(
             signed.manifest,
             self._folder / "trainer.log",
@@ -426,10 +435,50 @@ class Participation:
         If the trainer ends by itself, it was given up: the peer then leaves with the reason, because it could do nothing.
         """
         await node.files.until_here()
+        if self._own_data is not None and not await self._prepare(self._own_data, trainer, node):
+            return
         reason = await trainer.run()
         if not self.leaving:
-            self._trainer_problem = PeerError(f"{reason}; see {self._folder / 'trainer.log'}", ExitCode.TRAINER)
-            self.leave()
+            self._give_up(PeerError(f"{reason}; see {self._folder / 'trainer.log'}", ExitCode.TRAINER))
+
+    def _give_up(self, problem: PeerError) -> None:
+        """Leave with the reason why this peer cannot train."""
+        self._trainer_problem = problem
+        self.leave()
+
+    async def _prepare(self, data: OwnData, trainer: TrainerProcess, node: Node) -> bool:
+        """Build the corpus of this peer's own data; leave and return False if it cannot be built."""
+        assert self.store is not None and self.choice.signed is not None
+        tokenizer = paths_of(self.choice.signed.manifest, self.store.files).get(TOKENIZER)
+
+        def on_lost(shard: Hash, number: int) -> None:
+            data.forget()
+            self._give_up(PeerError(LOST.format(data=data.origin), ExitCode.RESOURCES))
+
+        problem: PeerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_progress, data, node)
+            try:
+                await trio.to_thread.run_sync(data.build, tokenizer)
+            except PeerError as error:
+                problem = error
+            nursery.cancel_scope.cancel()
+        if problem is not None:
+            self._give_up(problem)
+            return False
+        trainer.report_missing(on_lost)
+        node.go_on(WhyIdle.PREPARING_DATA)
+        return True
+
+
+async def _tell_progress(data: OwnData, node: Node) -> None:
+    """Show the progress of a build; when cancelled, stop it."""
+    try:
+        while True:
+            node.rest(WhyIdle.PREPARING_DATA, data.progress)
+            await trio.sleep(PREPARING_S)
+    finally:
+        data.stop()
 
 
 def _limits(now: Preferences) -> RestLimits:

@@ -88,7 +88,12 @@ def _reads(manifest: RunManifest) -> str:
     return f"{warm}rollouts of {clean(manifest.rl.environment, 200)}"
 
 
+UNAUDITED = "each member's own data, which stay on its computer: nobody can audit what a member read"
+
+
 def _text(manifest: RunManifest) -> str:
+    if manifest.data.is_local:
+        return f"{ROWS[manifest.data.format]} of {UNAUDITED}"
     if manifest.data.sources:
         return _mixed(manifest)
     if manifest.data.format == "chat":
@@ -98,6 +103,13 @@ def _text(manifest: RunManifest) -> str:
         if manifest.data.corpus == "examples"
         else "the source of Python's standard library"
     )
+
+
+def ledger_remark(manifest: RunManifest) -> str:
+    """Return a remark on tokens that nobody can audit; empty for a run whose rows are leased."""
+    if not manifest.data.is_local:
+        return ""
+    return "each member trained on data of its own: nobody can audit what it read, so its tokens are its own statement"
 
 
 ROWS = {"text": "text", "chat": "chats (what the assistant says counts)", "preference": "preferences (DPO)"}
@@ -123,7 +135,9 @@ def _mixed(manifest: RunManifest) -> str:
 
 def unusual_data(manifest: RunManifest) -> str:
     """Return a warning if given weights would be trained on Python's source, which is rarely intended; empty otherwise."""
-    reads_text = not manifest.data.sources and (manifest.rl is None or manifest.rl.warm_rounds > 0)
+    reads_text = (
+        not manifest.data.sources and not manifest.data.is_local and (manifest.rl is None or manifest.rl.warm_rounds > 0)
+    )
     if not manifest.initial_state or not reads_text or manifest.data.format != "text" or manifest.data.corpus != "stdlib":
         return ""
     return (

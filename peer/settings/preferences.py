@@ -16,6 +16,7 @@ from peer.settings.values import (
     one_of,
     read_addresses,
     read_count,
+    read_data,
     read_folders,
     read_metrics_port,
     read_name,
@@ -184,6 +185,12 @@ class Preferences:
         None,
         "folders of corpora on this computer, with colons between them, to read and serve in place",
         Notation(read_folders, ":".join, "FOLDER"),
+        unset="none",
+    )
+    data: str | None = _setting(
+        None,
+        "own data to train on, in a run on the members' own data; it stays on this computer: a folder, a file, or a corpus",
+        Notation(read_data, placeholder="FOLDER"),
         unset="none",
     )
     block_cache: int = _setting(

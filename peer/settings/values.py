@@ -203,6 +203,13 @@ def read_folders(text: str) -> tuple[str, ...]:
     return folders
 
 
+def read_data(text: str) -> str:
+    """Read the path of data, which may begin with ~, or the name of a data set of Hugging Face (hf:owner/name)."""
+    if not text:
+        raise ValueError("name a folder or a file")
+    return text if text.startswith("hf:") else str(Path(text).expanduser().absolute())
+
+
 def read_networks(text: str) -> tuple[str, ...]:
     """Read IP networks, with commas between them."""
     try:

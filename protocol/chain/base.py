@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from protocol.chain.leases import Leases, Ranges, holder_slots, lease_terms, spare_slot
+from protocol.chain.leases import Leases, Ranges, holder_slots, lease_terms, own_rows, spare_slot
 from protocol.chain.progress import RunProgress, TasksInForce, open_amendment
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
@@ -118,10 +118,12 @@ class Base:
         return spare_slot(self.tip, peer, len(self._holders), spares)
 
     def lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
-        """Return the rows leased to a peer in this round; none if the round's members learn from rollouts."""
+        """Return the rows that a peer reads in this round; none if the round's members learn from rollouts."""
         if manifest.learns_from_rollouts(self.round):
             return ()
         terms = lease_terms(manifest)
+        if not manifest.leases_rows(self.round):
+            return own_rows(terms, self.round)
         return self.leases.pool.lease(self.slot(manifest, peer), terms.rows, terms.limit)
 
     def next_lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
@@ -129,7 +131,7 @@ class Base:
 
         For fetching ahead: the next record may be different.
         """
-        if manifest.learns_from_rollouts(self.round + 1):
+        if not manifest.leases_rows(self.round + 1):
             return ()
         terms = lease_terms(manifest)
         slots = {*self._holders.values(), self.slot(manifest, peer)}
@@ -138,18 +140,19 @@ class Base:
         return pool.lease(following[peer], terms.rows, terms.limit)
 
     def count_leased(self, manifest: RunManifest, peer: PeerId) -> int:
-        """Return the number of rows leased to a peer in a round of text."""
+        """Return the number of rows that a peer may read in a round of text."""
         terms = lease_terms(manifest)
+        if not manifest.leases_rows(self.round):
+            return terms.rows
         return self.leases.pool.count(self.slot(manifest, peer), terms.rows, terms.limit)
 
     def shares_slots(self, manifest: RunManifest, peers: Collection[PeerId]) -> bool:
         """Return True if two of these peers would read the same rows in this round."""
-        reads = not manifest.learns_from_rollouts(self.round)
-        return reads and len({self.slot(manifest, peer) for peer in peers}) < len(peers)
+        return manifest.leases_rows(self.round) and len({self.slot(manifest, peer) for peer in peers}) < len(peers)
 
     def leases_after(self, manifest: RunManifest, members: Sequence[Member], contributing: Collection[PeerId]) -> Leases:
         """Return the state of the leases after the record of this round."""
-        if manifest.learns_from_rollouts(self.round):
+        if not manifest.leases_rows(self.round):
             return self.leases
         steps = dict[int, int]()
         for member in members:

@@ -16,6 +16,8 @@ A contributor of a record consumes rows from the start of its slot: the rows of 
 member whose parts are in at most half of the chunks consumes nothing.  The other rows that were leased return to the pool.
 So the rows consumed by the records of a chain are disjoint, and together with the returned
 rows they are exactly the rows below the cursor.  A chain that is rolled back takes its leases with it.
+
+A run on the members' own data has no leases: each member reads the rows of its own data in their order (`own_rows`).
 """
 
 from __future__ import annotations
@@ -175,6 +177,11 @@ def lease_terms(manifest: RunManifest) -> LeaseTerms:
     step_rows, limit = manifest.data.sequences_per_step, manifest.data_rows
     whole = None if limit is None else limit - limit % step_rows
     return LeaseTerms(step_rows, manifest.rounds.inner_steps * step_rows, manifest.rounds.max_members, whole)
+
+
+def own_rows(terms: LeaseTerms, round: int) -> Ranges:
+    """Return the rows of its own data that a member reads in a round; after its last row comes its first one."""
+    return ((round * terms.rows, (round + 1) * terms.rows),)
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,7 @@ def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
 def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]:
     data = run.data
     for number, corpus in enumerate(corpora):
-        if corpus.kind.value != data.format:
-            yield f'corpus {number} has rows of the kind "{corpus.kind.value}", and data.format is "{data.format}"'
-        if corpus.vocab > run.model.vocab:
-            yield f"corpus {number} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
-        if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:
-            yield (
-                f"corpus {number} has rows of {corpus.row_tokens - 1} predicted tokens, and data.sequence_length is "
-                f"{data.sequence_length}"
-            )
+        yield from _flaws_of_one(run, corpus, f"corpus {number}")
     if any(corpus.tokenizer != corpora[0].tokenizer for corpus in corpora):
         yield "the corpora were built with different tokenizers"
     for source in data.sources:
@@ -38,6 +30,27 @@ def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]
             yield f"corpus {source.corpus} has no source {source.name}"
         elif (rows := corpora[source.corpus].rows(found.train, data.sequence_length)) != source.rows:
             yield f"source {source.name} has {rows} rows to learn from, and the run says {source.rows}"
+
+
+def corpus_flaw(run: RunManifest, corpus: CorpusManifest, called: str) -> str:
+    """Return the first reason why the run cannot read the rows of a corpus; empty if it can.
+
+    called: name of the corpus, for people.
+    """
+    return next(_flaws_of_one(run, corpus, called), "")
+
+
+def _flaws_of_one(run: RunManifest, corpus: CorpusManifest, called: str) -> Iterator[str]:
+    data = run.data
+    if corpus.kind.value != data.format:
+        yield f'{called} has rows of the kind "{corpus.kind.value}", and data.format is "{data.format}"'
+    if corpus.vocab > run.model.vocab:
+        yield f"{called} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
+    if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:
+        yield (
+            f"{called} has rows of {corpus.row_tokens - 1} predicted tokens, and data.sequence_length is "
+            f"{data.sequence_length}"
+        )
 
 
 def source_in(corpora: Sequence[CorpusManifest], source: SourceSection) -> CorpusSource | None:

@@ -620,13 +620,15 @@ class StateApplied(Event):
 class EvalLoss(Event):
     """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it.
 
-    losses: on each source of the run's data, by its name; empty without several sources.
+    losses: on each source of the run's data, by its name; empty without several sources.  members: number of members of
+    which it is the mean so far, in a run on the members' own data; `by` is the last of them.
     """
 
     rounds: int
     loss: float
     by: str
     losses: dict[str, float] = field(default_factory=dict)
+    members: int = 1
 
 
 @dataclass(frozen=True)

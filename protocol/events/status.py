@@ -33,6 +33,7 @@ class WhyIdle(str, Enum):
     FETCHING_TASKS = "fetching tasks"
     FETCHING_REFERENCE = "fetching reference"
     FETCHING_DATA = "fetching data"
+    PREPARING_DATA = "preparing data"
     WAITING_FOR_WEIGHTS = "waiting for weights"
     WAITING_FOR_VERDICTS = "waiting for verdicts"
     NOTHING_TO_CHECK = "nothing to check"
@@ -60,6 +61,7 @@ REMEDIES = {
     WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
     WhyIdle.FETCHING_REFERENCE: "nothing; or start again a trainer or seed that was in this run before",
     WhyIdle.FETCHING_DATA: "nothing; or ask the organiser to start a peer that has the corpus",
+    WhyIdle.PREPARING_DATA: "nothing; it is done again only when the data change",
     WhyIdle.WAITING_FOR_WEIGHTS: "nothing; a coming round brings them",
     WhyIdle.WAITING_FOR_VERDICTS: "nothing; or join with more peers `--role validator`",
     WhyIdle.NOTHING_TO_CHECK: "nothing; batches are dealt by lot",
@@ -127,7 +129,8 @@ class HeldOutStatus:
 
     loss: of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it; None while none is
     known.  percent: progress of a measurement by this peer; None while it measures none.  losses: on each source of the
-    run's data, by its name; empty without several sources.
+    run's data, by its name; empty without several sources.  members: number of members of which it is the mean, in a run on
+    the members' own data; `by` is the last of them.
     """
 
     loss: float | None = None
@@ -135,6 +138,7 @@ class HeldOutStatus:
     by: str | None = None
     percent: int | None = None
     losses: dict[str, float] = field(default_factory=dict)
+    members: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +201,8 @@ class NodeStatus:
     eval_loss, eval_rounds, eval_by: the newest held-out loss known here, the rounds of its state, and the peer that measured
     it or claims to have measured it; None while none is known.
     eval_losses: held-out loss on each source of the run's data, by its name; empty without several sources.
+    eval_members: number of members of which eval_loss is the mean, in a run on the members' own data; `eval_by` is the last
+    of them.
     eval_percent: progress of a measurement by this peer; None while it measures none.
     up_bytes, down_bytes: bytes sent and received since the start.
     block_bytes: bytes of the blocks that this peer needed of the run's corpora since the start, by their origin: peer
@@ -245,6 +251,7 @@ class NodeStatus:
     eval_losses: dict[str, float] = field(default_factory=dict)
     eval_rounds: int | None = None
     eval_by: str | None = None
+    eval_members: int = 1
     eval_percent: int | None = None
     up_bytes: int = 0
     down_bytes: int = 0

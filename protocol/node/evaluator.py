@@ -33,6 +33,9 @@ from protocol.wire.presence import Heartbeat, Measurement, Phase, Role
 # member that is able to measure the state does so and announces the loss.  At genesis there is no record, so every peer that
 # trains is in the order.  We accept a claim only from a peer that we would have chosen to measure.  The loss of a state that
 # no peer measures stays unknown.  The protocol depends on these numbers for nothing else, because a claim may be a lie.
+#
+# In a run on the members' own data, each member holds out rows of its own.  One member's loss would say little about the
+# others' data, so each of them measures every state, and the loss of a state is the mean of those that were announced.
 
 
 RECENT_ROUNDS = 8
@@ -62,12 +65,16 @@ class CommittedState:
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several."""
+    """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several.
+
+    members: number of members of which it is the mean; `by` is the last of them.
+    """
 
     rounds: int
     loss: float
     by: PeerId
     losses: tuple[float, ...] = ()
+    members: int = 1
 
 
 def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
@@ -82,11 +89,12 @@ def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Se
 
 
 class Measurements:
-    """The newest committed states and their measurements."""
+    """The newest committed states and their measurements.  of_all: each member measures each state."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_all: bool = False) -> None:
+        self.of_all = of_all
         self._states: dict[Hash, CommittedState] = {}
-        self._measured: dict[Hash, MeasuredLoss] = {}
+        self._measured: dict[Hash, dict[PeerId, MeasuredLoss]] = {}
 
     def open(self, state: CommittedState) -> None:
         """Open this state for measurements; forget the oldest states beyond `RECENT_ROUNDS`."""
@@ -102,19 +110,27 @@ class Measurements:
         return self._states.get(tip)
 
     def of(self, tip: Hash) -> MeasuredLoss | None:
-        """Return the measurement of the state with this tip; None if the state is not measured."""
-        return self._measured.get(tip)
+        """Return the measurement of the state with this tip, or the mean of several; None if the state is not measured."""
+        found = [*self._measured.get(tip, {}).values()]
+        if len(found) < 2:
+            return found[0] if found else None
+        return MeasuredLoss(found[0].rounds, sum(each.loss for each in found) / len(found), found[-1].by, members=len(found))
+
+    def needs(self, tip: Hash, peer: PeerId) -> bool:
+        """Return True if a measurement of the state by `peer` would count."""
+        found = self._measured.get(tip, {})
+        return peer not in found if self.of_all else not found
 
     def take(self, state: CommittedState, measured: MeasuredLoss) -> bool:
         """Note the measurement of an open state.  Return False if the state is not open or has a measurement already."""
-        if state.tip in self._measured or state.tip not in self._states:
+        if state.tip not in self._states or not self.needs(state.tip, measured.by):
             return False
-        self._measured[state.tip] = measured
+        self._measured.setdefault(state.tip, {})[measured.by] = measured
         return True
 
     def newest(self, on_chain: Callable[[CommittedState], bool]) -> MeasuredLoss | None:
         """Return the measurement of the latest measured state on our chain; skip states of forks that have lost since."""
-        known = [self._measured[tip] for tip, state in self._states.items() if tip in self._measured and on_chain(state)]
+        known = [found for tip, state in self._states.items() if on_chain(state) and (found := self.of(tip)) is not None]
         return max(known, key=lambda measured: measured.rounds, default=None)
 
 
@@ -141,7 +157,7 @@ class Evaluator:
     ) -> None:
         self._session, self._replica, self._membership = session, replica, membership
         self._trainer, self._activity = trainer, activity
-        self._known = Measurements()
+        self._known = Measurements(of_all=replica.manifest.data.is_local)
         self._sources = [source.name for source in replica.manifest.data.sources]
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[CommittedState, trio.CancelScope] | None = None
@@ -195,8 +211,8 @@ class Evaluator:
     async def _take_turns(self, state: CommittedState, show: Show, patience_s: float) -> None:
         """Measure `state` in our turn or after `patience_s`; return when it is measured, or if we cannot measure it."""
         deadline = trio.current_time() + patience_s
-        while self._known.of(state.tip) is None:
-            turn = whose_turn(self._order(state), lambda peer: self._able(peer, state.rounds))
+        while self._known.needs(state.tip, self._session.me):
+            turn = self._turn(state)
             if turn == self._session.me or trio.current_time() >= deadline:
                 show("measuring the held-out loss")
                 if not await self._measure(state):
@@ -206,6 +222,11 @@ class Evaluator:
             show(f"waiting for {name} to measure the held-out loss")
             with trio.move_on_after(LOOK_S):
                 await self._news.wait()
+
+    def _turn(self, state: CommittedState) -> PeerId | None:
+        """Return the peer that should measure `state` now; None if no peer is able to."""
+        able: Able = partial(self._able, rounds=state.rounds)
+        return whose_turn([self._session.me] if self._known.of_all else self._order(state), able)
 
     async def _measure(self, state: CommittedState) -> bool:
         """Measure the state and announce the loss.  Return False if another try is pointless."""
@@ -227,7 +248,7 @@ class Evaluator:
             return False
         finally:
             self._measuring = self._progress = None
-        if self._known.of(state.tip) is not None:
+        if not self._known.needs(state.tip, self._session.me):
             return True
         loss, losses = found.loss, [found.losses[name] for name in self._sources if name in found.losses]
         if not all(0 <= each <= MAX_LOSS for each in (loss, *losses)):
@@ -245,8 +266,8 @@ class Evaluator:
 
     def _take(self, state: CommittedState, measured: MeasuredLoss) -> None:
         if self._known.take(state, measured):
-            losses = self._named(measured)
-            self._session.emit(EvalLoss(state.rounds, measured.loss, measured.by, losses))
+            found = self._known.of(state.tip) or measured
+            self._session.emit(EvalLoss(state.rounds, found.loss, found.by, self._named(found), found.members))
             self._news.set()
             self._news = trio.Event()
 
@@ -261,13 +282,14 @@ class Evaluator:
     def on_claim(self, sender: PeerId, claim: Measurement) -> None:
         """Check another peer's claim and note its loss; ignore claims about unknown or forgotten states."""
         state = self._known.state(Hash(claim.tip))
-        if state is None or self._known.of(state.tip) is not None:
+        if state is None or not self._known.needs(state.tip, sender):
             return
-        problem = refusal(claim, sender, state, self._order(state), lambda peer: self._able(peer, state.rounds))
+        able: Able = (lambda peer: False) if self._known.of_all else partial(self._able, rounds=state.rounds)
+        problem = refusal(claim, sender, state, self._order(state), able)
         if not problem:
             losses = tuple(claim.losses) if len(claim.losses) == len(self._sources) else ()
             self._take(state, MeasuredLoss(state.rounds, claim.loss, sender, losses))
-            if self._measuring is not None and self._measuring[0] == state:
+            if self._measuring is not None and self._measuring[0] == state and not self._known.of_all:
                 self._measuring[1].cancel()
         elif self._dropped.get(sender) != claim:  # every heartbeat repeats the claim
             if len(self._dropped) >= MAX_STRANGERS:
@@ -281,7 +303,7 @@ class Evaluator:
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         if newest is None:
             return HeldOutStatus(percent=percent)
-        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent, self._named(newest))
+        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent, self._named(newest), newest.members)
 
     def _named(self, measured: MeasuredLoss) -> dict[str, float]:
         """Return the losses of the sources by their names."""

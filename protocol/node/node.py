@@ -88,7 +88,7 @@ class Node:
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
         self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
-        self._shelves = _shelves_of(replica, catalogue, self._corpora)
+        self._shelves = shelves_of(replica, catalogue, self._corpora)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._blocks = self._make_blocks(trainer)
@@ -318,6 +318,7 @@ class Node:
             eval_losses=held_out.losses,
             eval_rounds=held_out.rounds,
             eval_by=held_out.by,
+            eval_members=held_out.members,
             eval_percent=held_out.percent,
             up_bytes=traffic.up_bytes,
             down_bytes=traffic.down_bytes,
@@ -339,7 +340,7 @@ class Node:
         )
 
 
-def _shelves_of(replica: Replica, catalogue: Catalogue, corpora: RunCorpora) -> Shelves:
+def shelves_of(replica: Replica, catalogue: Catalogue, corpora: RunCorpora) -> Shelves:
     """Return the shelves of all blobs that a peer serves."""
     store = replica.store
     return Shelves(

@@ -259,6 +259,12 @@ class RunManifest(Section):
                 f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
                 "tokens; take the tokenizer of the model",
             )
+        if self.rl is not None and self.data.is_local:
+            yield ManifestProblem(
+                ("data.source", "rl"),
+                'data.source is "local", and a run with rollouts learns from problems that all peers can check; remove '
+                "data.source, or the section [rl]",
+            )
         if self.rl is not None:
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from total_problems(self.total_tokens, self.total_rounds)
@@ -330,6 +336,10 @@ class RunManifest(Section):
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""
         return self.rl is not None and round >= self.rl.warm_rounds
 
+    def leases_rows(self, round: int) -> bool:
+        """Return True if a round's members read rows that the record chain leases to them (`protocol.chain.leases`)."""
+        return not self.data.is_local and not self.learns_from_rollouts(round)
+
     def steps_of(self, round: int) -> int:
         """Return the inner steps of a member in a round, or the optimiser steps if it learns from rollouts."""
         rollouts = self.rl is not None and self.learns_from_rollouts(round)
@@ -347,14 +357,18 @@ class RunManifest(Section):
 
     @property
     def reference_bytes(self) -> int:
-        """Bytes of the weights that the KL term or a loss of preferences compares with; 0 in runs without either."""
-        is_compared = self.data.format == "preference" or (self.rl is not None and self.rl.kl_weight)
-        return BF16_BYTES * self.parameters if is_compared else 0
+        """Bytes of the weights that the KL term compares with, which trainers and seeds keep; 0 in a run without one."""
+        return BF16_BYTES * self.parameters if self.rl is not None and self.rl.kl_weight else 0
+
+    @property
+    def initial_bytes(self) -> int:
+        """Bytes of the weights that a loss of preferences compares with; 0 in other runs."""
+        return BF16_BYTES * self.parameters if self.data.format == "preference" else 0
 
     @property
     def stored_bytes(self) -> int:
         """Bytes on the disk for each state that is kept there."""
-        return self.state_bytes + self.reference_bytes
+        return self.state_bytes + self.reference_bytes + self.initial_bytes
 
     def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
         """Return rate and momentum of a round whose members contributed `tokens`, even if some chunks lack a few of them."""
@@ -367,7 +381,7 @@ class RunManifest(Section):
     def _data_section(self) -> dict[str, Any]:
         """Return the data section for a trainer, with the places of the sources and of the mixtures."""
         data = self.data
-        fields = data.model_dump(exclude={"chats", "corpora", "mirrors", "epochs", "sources", "phases"})
+        fields = data.model_dump(exclude={"chats", "corpora", "mirrors", "epochs", "sources", "phases", "local"})
         if not data.sources:
             return fields
         sources = [{"name": each.name, "corpus": f"{CORPORA}{each.corpus}", "source": each.name} for each in data.sources]

@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 
 from protocol.run.fitting import Misfit, checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, STATE_BYTES_PER_PARAMETER, RoundSection, RunManifest
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection, LocalSection, ModelSection
 from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -202,6 +202,8 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         peers = fields.get(name_of_list)
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))
+    if isinstance(data := fields.get("data"), dict) and data.get("source") == "local":
+        fields["data"] = _of_members(data, name)
     fields |= _brought(start, fields, name)
     tunes = start is not None and start.facts is not None
     mistakes = _mistakes(fields, tunes=tunes)
@@ -238,6 +240,24 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         if isinstance(given, dict) and "from" in given:
             raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct it")
     return found
+
+
+def _of_members(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the data section of a run on the members' own data, with the fields about its reading in their place.
+
+    Raises `RunFileError` if it names data of the organiser's.
+    """
+    if "from" in section:
+        raise RunFileError(
+            f'{name}: [data] source is "local", so each member names its own data (`peer join --data FOLDER`); remove from'
+        )
+    local = {field: section[field] for field in LocalSection.model_fields if field in section}
+    if isinstance(where := local.get("where"), Mapping):
+        values = {field: value if isinstance(value, list) else [value] for field, value in where.items()}
+        local["where"] = [{"field": field, "values": [*map(str, each)]} for field, each in values.items()]
+    rest = {field: value for field, value in section.items() if field not in local}
+    said = section.get("local", {})
+    return {**rest, "local": {**said, **local} if isinstance(said, Mapping) else said} if local else rest
 
 
 def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -217,6 +217,33 @@ class PhaseSection(Section):
     """Weight of each source, in their order."""
 
 
+FieldName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ConditionSection(Section):
+    """Condition on the records that are read: a field has one of some values."""
+
+    field: FieldName
+    """Name of the field."""
+    values: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=64)]
+    """Values that are read."""
+
+
+class LocalSection(Section):
+    """Reading of the members' own data, in a run with source = "local"."""
+
+    text: FieldName = "text"
+    """Field of a record that holds its text or its turns."""
+    id: Annotated[str, Field(max_length=200)] = ""
+    """Field of a record that identifies it; empty: its text does."""
+    where: Annotated[list[ConditionSection], Field(max_length=16)] = []
+    """Conditions on the records."""
+    least_characters: Annotated[int, Field(ge=1, le=1 << 40)] = 1
+    """Shortest text that is read."""
+    most_characters: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    """Longest text that is read; 0: no limit."""
+
+
 class DataSection(Section):
     """Data that members read, and the amount of it in an inner step."""
 
@@ -233,6 +260,8 @@ class DataSection(Section):
             "mirrors",
             "beta",
             "label_smoothing",
+            "source",
+            "local",
         }
     )
 
@@ -266,13 +295,44 @@ class DataSection(Section):
     """Strength with which preferences hold the model near the initial weights (DPO's beta)."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = 0.0
     """Share of the preferences that are taken to be the wrong way round (conservative DPO)."""
+    source: Literal["corpora", "local"] = "corpora"
+    """Origin of the rows: "corpora", those of the run; or "local", each member's own data, which stays on its computer."""
+    local: LocalSection | None = None
+    """Reading of the members' own data, if source is "local"."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         refuse(data_problems(self.sequence_length, self.sequences_per_step))
         refuse(self._chat_problems())
         refuse(self._source_problems())
+        refuse(self._local_problems())
         return self
+
+    @property
+    def is_local(self) -> bool:
+        """True if each member reads data of its own."""
+        return self.source == "local"
+
+    def _local_problems(self) -> Iterator[ManifestProblem]:
+        shared = {
+            "chats": self.chats,
+            "corpora": self.corpora,
+            "sources": self.sources,
+            "phases": self.phases,
+            "mirrors": self.mirrors,
+            "epochs": self.epochs,
+        }
+        named = tuple(name for name, value in shared.items() if value)
+        if self.is_local and named:
+            yield ManifestProblem(
+                (*named, "source"),
+                f'source is "local", so each member brings data of its own, and {", ".join(named)} would name data of the '
+                "run; remove one of the two",
+            )
+        if self.local is not None and not self.is_local:
+            yield ManifestProblem(
+                ("local", "source"), 'local is about the members\' own data, and source is not "local"; remove it'
+            )
 
     def _source_problems(self) -> Iterator[ManifestProblem]:
         if bool(self.corpora) != bool(self.sources):
@@ -295,7 +355,7 @@ class DataSection(Section):
         return [0, *(-(-phase.from_tokens // self.sequence_length) for phase in self.phases)]
 
     def _chat_problems(self) -> Iterator[ManifestProblem]:
-        if self.format != "text" and self.chats is None and not self.corpora:
+        if self.format != "text" and self.chats is None and not self.corpora and not self.is_local:
             yield ManifestProblem(
                 ("format", "chats"),
                 f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',

@@ -112,6 +112,7 @@ EARLY: dict[str, Any] = {
     "eval_losses": {},
     "eval_rounds": None,
     "eval_by": None,
+    "eval_members": 1,
     "eval_percent": None,
     "up_bytes": 0,
     "down_bytes": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.formatting import amount, fit, many, naming, number
+from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.drawing import FAINT, GOOD, Look, curve, line
 from tui.picture import Picture
@@ -25,7 +26,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         lines += [line(fit(_of_source(source, loss, status), width)) for source, loss in status.losses.items()]
         lines = lines[: max(2, height)]
     if len(losses) < 2 and status is not None and status.role != "trainer":
-        losses = [loss for _, loss, _ in picture.evals]  # a peer that only follows commits no rounds
+        losses = [each.loss for each in picture.evals]  # a peer that only follows commits no rounds
     if len(losses) < 2:
         which = "round" if status is None or status.role == "trainer" else "held-out loss"
         return [*lines, line((fit(f"the curve starts with the second {which}", width), FAINT))]
@@ -49,9 +50,10 @@ def _held_out(picture: Picture) -> str:
     percent = status.eval_percent if status is not None else None
     measuring = f", measuring {percent} %" if percent is not None else ""
     if picture.evals:
-        rounds, loss, by = picture.evals[-1]
+        found = picture.evals[-1]
     elif status is not None and status.eval_loss is not None and status.eval_rounds is not None:
-        rounds, loss, by = status.eval_rounds, status.eval_loss, status.eval_by or ""
+        found = EvalLoss(status.eval_rounds, status.eval_loss, status.eval_by or "", members=status.eval_members)
     else:
         return "no held-out loss yet" + measuring
-    return f"held out {number(loss)} after {many(rounds, 'round')}, by {naming(picture.names)(by)}{measuring}"
+    source = f"by {naming(picture.names)(found.by)}" if found.members == 1 else f"mean of {found.members} members"
+    return f"held out {number(found.loss)} after {many(found.rounds, 'round')}, {source}{measuring}"

@@ -98,6 +98,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "name",
         "role",
         "corpus",
+        "data",
         "block_cache",
         "keep_blocks",
         "mirror_networks",

@@ -171,6 +171,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "keep_versions": 5,
         "weights_cap": 1_500_000_000,
         "corpus": ("/data/books", "/data/code"),
+        "data": "/data/records",
         "block_cache": 20_000_000_000,
         "keep_blocks": 0.25,
         "mirror_networks": ("192.168.1.0/24", "fd00::/8"),

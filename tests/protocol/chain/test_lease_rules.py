@@ -92,6 +92,21 @@ def test_at_the_end_of_the_data_a_lease_is_shorter_or_empty() -> None:
                 verify_members(SETTINGS, members(*pair, **claim), BASE, STATE)
 
 
+def test_on_the_members_own_data_all_read_the_rows_of_the_round_and_nothing_is_leased() -> None:
+    local = MANIFEST.model_copy(update={"data": MANIFEST.data.model_copy(update={"source": "local"})})
+    settings = replace(SETTINGS, manifest=local)
+    base = replace(BASE, leases=Leases(LeasePool(70 * TERMS.rows)))
+    row = BASE.round * TERMS.rows
+    assert {base.lease(local, peer) for peer in (*PEERS, ONE, OTHER)} == {((row, row + TERMS.rows),)}
+    assert not base.shares_slots(local, (ONE, OTHER)) and base.next_lease(local, ONE) == ()
+    named = members(*sorted([*PEERS[:2], ONE, OTHER]))
+    verify_members(settings, named, base, STATE)
+    assert base.leases_after(local, named, [PeerId(member.peer) for member in named]) == base.leases
+    assert len(reading_apart(settings, base, [PEERS[0], ONE, OTHER])) == 3
+    with pytest.raises(Malformed, match="more steps"):
+        verify_members(settings, members(*PEERS[:2], steps=local.rounds.inner_steps + 1), base, STATE)
+
+
 # -- records -------------------------------------------------------------------------------------------------------------
 
 

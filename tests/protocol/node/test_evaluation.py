@@ -72,6 +72,17 @@ def test_the_first_word_on_a_state_stands() -> None:
     assert measured is not None and (measured.loss, measured.by, measured.losses) == (1.0, ORDER[0], (0.5, 1.5))
 
 
+def test_the_loss_of_a_run_on_the_members_own_data_is_the_mean_over_those_that_announced_one() -> None:
+    known = Measurements(of_all=True)
+    known.open(STATE)
+    assert all(known.needs(TIP, peer) for peer in ORDER)
+    assert known.take(STATE, MeasuredLoss(5, 1.0, ORDER[0])) and not known.needs(TIP, ORDER[0])
+    assert known.of(TIP) == MeasuredLoss(5, 1.0, ORDER[0])
+    assert known.needs(TIP, ORDER[1]) and known.take(STATE, MeasuredLoss(5, 4.0, ORDER[1]))
+    assert not known.take(STATE, MeasuredLoss(5, 9.0, ORDER[1])), "a member speaks once"
+    assert known.of(TIP) == MeasuredLoss(5, 2.5, ORDER[1], members=2)
+
+
 def test_only_recent_states_are_kept_and_only_those_of_our_chain_shown() -> None:
     known = Measurements()
     states = [CommittedState(n, hash_bytes("record", bytes([n])), ()) for n in range(RECENT_ROUNDS + 2)]

@@ -335,6 +335,11 @@ def test_examples_are_those_of_an_environment() -> None:
         a_manifest(data={"corpus": "examples"})
 
 
+def test_preferences_cost_the_initial_weights_on_the_disk() -> None:
+    manifest = a_manifest(data={"format": "preference", "source": "local"})
+    assert manifest.stored_bytes == manifest.state_bytes + 2 * manifest.parameters and not manifest.reference_bytes
+
+
 def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
     without, having = a_manifest(rl=RL), a_manifest(rl=RL | {"kl_weight": 0.1})
     assert (without.reference_bytes, without.stored_bytes) == (0, without.state_bytes)

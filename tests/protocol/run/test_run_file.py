@@ -90,6 +90,34 @@ def test_founders_are_listed_in_any_order() -> None:
         assert parsed(f"founders = {peers}\n").founders == sorted(others)
 
 
+LOCAL = '[data]\nsource = "local"\n'
+
+
+def test_a_run_on_the_members_own_data_says_how_they_are_read_and_names_none() -> None:
+    manifest = parsed(LOCAL + 'text = "body"\nwhere = { ward = "a", year = [2024, 2025] }\nmost_characters = 900\n')
+    local = manifest.data.local
+    assert local is not None and (local.text, local.id, local.most_characters) == ("body", "", 900)
+    assert [(each.field, each.values) for each in local.where] == [("ward", ["a"]), ("year", ["2024", "2025"])]
+    assert manifest.data.is_local and not manifest.files and not manifest.leases_rows(0)
+    assert parse_run_file(dump(manifest), ME) == manifest
+    assert parsed(LOCAL).data.local is None and parsed(LOCAL + 'format = "preference"\n').data.format == "preference"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LOCAL + 'from = "texts"\n', "each member names its own data"),
+        (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
+        (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
+        (LOCAL + '[rl]\nenvironment = "add"\n', "a run with rollouts learns from problems that all peers can check"),
+        ("[data.local]\n", 'source is not "local"; remove it'),
+    ],
+)
+def test_data_of_the_run_and_rollouts_do_not_go_with_the_members_own_data(text: str, told: str) -> None:
+    [mistake] = mistakes(text)
+    assert told in mistake and "remove" in mistake
+
+
 def test_a_written_out_run_is_the_same_run() -> None:
     for manifest in (demo_manifest().manifest, parsed("[model]\ndim = 4096\nlayers = 30\n")):
         assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
