@@ -21,20 +21,22 @@ import trio
 from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError
 from peer.daemon.settings import RunChoice, choose
-from peer.doctor import checks
+from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
 from peer.files import write_atomically
-from peer.formatting import amount, clean
+from peer.formatting import amount, clean, size
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
+from peer.paths import run_dir
 from peer.resources.check import choose_role
 from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
+from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
-from protocol.events.status import PeerStatus
-from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.events.status import PeerStatus, WhyIdle
+from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.version import version
@@ -62,6 +64,14 @@ def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
     else:
         remedy = "nothing to do if you are the first; otherwise check that the others run"
         found.checks.append(Check("peers", CheckResult.WARN, "nobody else is here", "at least 1", remedy))
+    if status.block_bytes:
+        came = ", ".join(f"{size(count)} from {origin}s" for origin, count in status.block_bytes.items() if origin != "disk")
+        waits = status.why_idle == WhyIdle.FETCHING_DATA.value
+        found.checks.append(
+            Check("blocks", CheckResult.WARN, status.why_detail, "a peer or a mirror", corpora.NEED_CORPUS)
+            if waits
+            else ok("blocks", f"the running peer got {came}")
+        )
     if status.clock_skew:
         found.checks.append(skewed(status.clock_skew))
     verdicts = {address: Reached(told) for address, told in status.reachability.items()}
@@ -244,11 +254,35 @@ class Examination:
         if manifest.rl is not None and role is Role.ROLLOUT:
             wanted = GeneratorName(self.preferences.generator)
             await self._thread("generator", partial(checks.generator, wanted, gpu_free))
+        if found.signed is not None:
+            await self._data(found.signed, role)
         await self._thread("memory", partial(checks.memory, manifest, role, gpu_free))
         await self._thread("disk space", partial(checks.disk, self.folder, manifest))
         if role is Role.TRAINER:
             await self._estimate(manifest, found.rates)
         return self.checks
+
+    async def _data(self, signed: SignedManifest, role: Role) -> None:
+        """Check the corpora of the run, or this peer's own data."""
+        manifest, folder, preferences = signed.manifest, run_dir(self.folder, signed.run), self.preferences
+        if manifest.data.is_local and role is Role.TRAINER:
+            await self._thread("own data", partial(corpora.own_data, preferences))
+        if not manifest.data.corpora:
+            return
+        here: list[corpora.CorporaHere | None] = [None]
+
+        def look() -> Check:
+            here[0] = corpora.find_corpora(manifest, folder, preferences)
+            return corpora.blocks_here(here[0])
+
+        await self._thread("corpora", look)
+        if (known := here[0]) is None:
+            return
+        room = DiskRoom(self.folder, lambda: preferences.max_disk)
+        await self._thread("block cache", partial(corpora.block_cache, known, folder, room, preferences))
+        if self._peer is not None and known.missing is not None and manifest.data.mirrors:
+            self.on_begin("mirrors")
+            self.checks += await corpora.ask_mirrors(manifest, known, self._peer, preferences)
 
     def _role(self, found: Findings, gpu_free: int | None) -> Role:
         """Return the chosen role, or the role that this peer would get; with rollouts, add a check with the reason."""

@@ -17,6 +17,7 @@ from peer.daemon.settings import RunChoice, chosen_port
 from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
 from peer.doctor.checks import Check, CheckResult, OpenedPort, ok, port_keeping, reachable, skewed
+from peer.doctor.corpora import ask_peers, find_corpora
 from peer.errors import PeerError
 from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
@@ -148,6 +149,9 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
         return
     found.checks.append(ok("peers", f"{len(network.connected())} answered"))
     found.checks += [refused] if refused is not None else await _greet(how, signed, proof, network)
+    here = await trio.to_thread.run_sync(find_corpora, signed.manifest, run_dir(how.folder, signed.run), how.preferences)
+    if here is not None and here.missing is not None:
+        found.checks.append(await ask_peers(here, network))
     await trio.sleep(LISTEN_S)
     await opened.wait()
     await _ask_reachability(network)
