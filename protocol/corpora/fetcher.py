@@ -358,8 +358,11 @@ class BlockFetcher:
         def on_mirror(name: str) -> None:
             batch.mirror = name
 
+        def are_here() -> bool:
+            return not batch.blocks
+
         try:
-            await self._mirrors.read_blocks(batch.shard, blob.leaves, numbers, keep, on_mirror)
+            await self._mirrors.read_blocks(batch.shard, blob.leaves, numbers, keep, on_mirror, are_here)
         finally:
             transfer.end(trio.current_time())
 

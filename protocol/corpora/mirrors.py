@@ -5,7 +5,8 @@ A mirror is not trusted: every block is checked against its hash.  Policy:
 * **Order.**  A hash of our peer ID and the first block draws the order in which the mirrors are asked, so that the load
   spreads over them.  If one fails, the next one goes on with the block that was not read yet.
 * **Absence.**  A mirror that lacks a shard is not asked for it for a while; it may have the shards of another corpus.
-* **Backoff.**  A mirror that fails is not asked for a while, twice as long each time, until a read from it succeeds.
+* **Backoff.**  A mirror that fails is not asked for a while, twice as long each time, until a read from it succeeds.  It
+  also fails if it gives no block for `SILENT_S`, and all its blocks come in another way meanwhile.
 * **Set aside.**  A mirror that sends wrong bytes, or breaks a rule of `protocol.corpora.ranges`, is not asked again until
   this peer's next start.
 """
@@ -29,6 +30,8 @@ MAX_MIRRORS = 16
 FIRST_REST_S, MOST_REST_S = 2.0, 300.0
 ABSENT_S, MAX_ABSENT = 300.0, 1024
 """Seconds until a mirror is asked again for a shard that it lacked; most such shards remembered for a mirror."""
+SILENT_S = 3.0
+"""Seconds without a block after which a mirror has failed if its blocks came in another way."""
 TOLD_FAILURES = 3
 """Failures in a row after which the user is told."""
 
@@ -64,11 +67,15 @@ class _Mirror:
 
 @dataclass(frozen=True)
 class _Range:
-    """Consecutive pieces of a file, and the receiver of each one."""
+    """Consecutive pieces of a file, and the receiver of each one.
+
+    is_overtaken: returns True if the reading is cancelled because the mirror has failed.
+    """
 
     start: int
     sizes: Sequence[int]
     receive: Callable[[bytes], Awaitable[None]]
+    is_overtaken: Callable[[], bool] = lambda: False
 
 
 class Mirrors:
@@ -104,25 +111,37 @@ class Mirrors:
         return None
 
     async def read_blocks(
-        self, shard: Shard, leaves: Sequence[Hash], numbers: range, keep: Keep, on_mirror: Callable[[str], None]
+        self,
+        shard: Shard,
+        leaves: Sequence[Hash],
+        numbers: range,
+        keep: Keep,
+        on_mirror: Callable[[str], None],
+        are_here: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Read consecutive blocks of a shard; return False if no mirror gives some block.
 
-        keep: called with each block that is right.  on_mirror: called with the name of each mirror that is asked.  Raises
-        what `keep` raises.
+        keep: called with each block that is right.  on_mirror: called with the name of each mirror that is asked.  are_here:
+        called if the reading is cancelled; returns True if the blocks came in another way.  Raises what `keep` raises.
         """
-        left = [*numbers]
+        left, given_at = [*numbers], trio.current_time()
+
+        def is_overtaken() -> bool:
+            return trio.current_time() - given_at >= SILENT_S and are_here()
 
         async def check(data: bytes) -> None:
+            nonlocal given_at
             if chunk_hash(data) != leaves[left[0]]:
                 raise RangeForbidden(f"sends wrong bytes for {shard.name_of(left[0])}")
             await keep(left[0], data)
             del left[0]
+            given_at = trio.current_time()
 
         for mirror in self._in_order(shard.root, numbers.start):
             on_mirror(mirror.host)
+            given_at = trio.current_time()
             sizes = [shard.block(number).size for number in left]
-            await self._read(mirror, shard.root, "shard", _Range(shard.spans[left[0]].start, sizes, check))
+            await self._read(mirror, shard.root, "shard", _Range(shard.spans[left[0]].start, sizes, check, is_overtaken))
             if not left:
                 return True
         return False
@@ -147,12 +166,20 @@ class Mirrors:
             mirror.lacks(shard, trio.current_time())
             self._emit(Notice("debug", f"the mirror {mirror.host} does not have {shard.hex()}.{ending}"))
         except RangeFailed as error:
-            mirror.failures += 1
-            rest_s = min(FIRST_REST_S * 2 ** (mirror.failures - 1), MOST_REST_S)
-            mirror.rests_until = trio.current_time() + rest_s
-            level = "warning" if mirror.failures == TOLD_FAILURES else "debug"
-            self._emit(Notice(level, f"the mirror {mirror.host} {error}: it is asked again in {rest_s:.0f} s"))
+            self._let_rest(mirror, str(error))
+        except trio.Cancelled:
+            if wanted.is_overtaken():
+                self._let_rest(mirror, "is too slow, and others were faster")
+            raise
         else:
             mirror.failures = 0
             return True
         return False
+
+    def _let_rest(self, mirror: _Mirror, flaw: str) -> None:
+        """Note a failure.  flaw: a clause about the mirror."""
+        mirror.failures += 1
+        rest_s = min(FIRST_REST_S * 2 ** (mirror.failures - 1), MOST_REST_S)
+        mirror.rests_until = trio.current_time() + rest_s
+        level = "warning" if mirror.failures == TOLD_FAILURES else "debug"
+        self._emit(Notice(level, f"the mirror {mirror.host} {flaw}: it is asked again in {rest_s:.0f} s"))

@@ -10,7 +10,7 @@ import trio
 from protocol.corpora.cache import space_of
 from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
-from protocol.events.events import Dropped, TransferEnded, TransferProgress
+from protocol.events.events import Dropped, Notice, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing
 from protocol.wire.identity import PeerId
 from tests.protocol.corpora import web
@@ -260,6 +260,23 @@ def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes() -> None:
         await reader.fetcher.until_here(corpus.blocks())
         await trio.sleep(1)
         assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
+
+    on_block_table(corpus, check)
+
+
+def test_a_mirror_that_stalls_beside_peers_rests_and_the_user_is_told() -> None:
+    corpus = a_corpus((200_000,), block_tokens=4096, shard_blocks=4)
+
+    async def check(table: BlockTable) -> None:
+        site = add_mirror(table, web.stalling)
+        table.add(built=True)
+        reader, blocks = table.add(), corpus.blocks()
+        for start in range(0, len(blocks), 8):
+            await reader.read(blocks[start : start + 8])
+            await trio.sleep(10)
+        (warning,) = [each.text for each in reader.events if isinstance(each, Notice) and each.level == "warning"]
+        assert warning.endswith("is too slow, and others were faster: it is asked again in 8 s")
+        assert len(site.requests) < len(blocks) // 8, "it rests"
 
     on_block_table(corpus, check)
 
