@@ -275,7 +275,7 @@ class Swarm:
         self.peers.append(peer)
         return peer
 
-    def command(self, folder: Path, *words: str, code: int = 0) -> str:
+    def command(self, folder: Path, *words: str, code: int = 0, patience_s: float = PATIENCE_S) -> str:
         """`peer` with these words, to its end; what it printed."""
         done = subprocess.run(
             [sys.executable, "-m", "peer", *words, "--data-dir", str(folder)],
@@ -283,7 +283,7 @@ class Swarm:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s,
         )
         assert done.returncode == code, done.stdout
         return done.stdout
