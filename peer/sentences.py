@@ -5,7 +5,7 @@ This module decides only words.  The log lines of a headless peer, the terminal 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from peer.formatting import Naming, amount, attempted, clean, duration, many, number, short, size, to_go
 from protocol.events import events as ev
@@ -188,6 +188,22 @@ def blob(what: str, number: int) -> str:
     return names.get(what, f"{clean(what)} {number}")
 
 
+def preferences_of(event: ev.ReadySent) -> str:
+    """Describe how well the model told chosen answers from rejected ones; empty without preferences."""
+    if event.margin is None or event.accuracy is None:
+        return ""
+    return f"margin {number(event.margin)}, {100 * event.accuracy:.0f} % of the preferences right"
+
+
+BLOCK_ORIGINS = {"peer": "from peers", "seed": "from seeds", "mirror": "from mirrors", "disk": "that were here"}
+
+
+def blocks_by_origin(told: Mapping[str, int]) -> str:
+    """Describe where the blocks of the run's corpora came from.  told: bytes by origin, as the status has them."""
+    parts = [f"{size(told[origin])} {phrase}" for origin, phrase in BLOCK_ORIGINS.items() if told.get(origin)]
+    return ", ".join(parts) or "none yet"
+
+
 def chunk_map(cells: str, width: int) -> str:
     """Draw the map of a blob's chunks in at most `width` columns."""
     number, line = min(width, len(cells)), ""
@@ -248,7 +264,8 @@ def _of_a_life(event: ev.Event) -> str:
 def _of_a_round(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.ReadySent(round, tokens, steps, loss):
-            return f"round {round}: ready with {amount(tokens)} tokens in {many(steps, 'step')}, loss {number(loss)}"
+            pairs = f"; {preferences_of(event)}" if event.margin is not None else ""
+            return f"round {round}: ready with {amount(tokens)} tokens in {many(steps, 'step')}, loss {number(loss)}{pairs}"
         case ev.RoundProposed(round, attempt, proposer, members, absent):
             without = f", without {_listed(absent, name)}" if absent else ""
             again = f" (attempt {attempt})" if attempt else ""

@@ -91,7 +91,8 @@ class Contribution:
 
     reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
-    tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.
+    tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
+    mean margin of the preferences, and share of those with a margin above 0; None for other rows.
     """
 
     round: int
@@ -104,6 +105,8 @@ class Contribution:
     tried: tuple[Tried, ...] = ()
     kl: float | None = None
     losses: tuple[SourceFigures, ...] = ()
+    margin: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,8 @@ class Picture:
     """Pairs of a round and the loss of all its members."""
     evals: deque[ev.EvalLoss] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Held-out losses, the last one of each state."""
+    ready: ev.ReadySent | None = None
+    """This peer's last contribution."""
     rounds: deque[RoundPicture] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Rounds, the current one last."""
     chunks: tuple[int, int, tuple[str, ...]] | None = None
@@ -130,6 +132,9 @@ class Picture:
             case ev.TransferEnded(blob=blob):
                 self.coming.pop(blob, None)
                 self.ended.append(event)
+            case ev.ReadySent():
+                self.ready = event
+                self._apply_of_a_round(stamped)
             case ev.EvalLoss(rounds):
                 if self.evals and self.evals[-1].rounds == rounds:
                     self.evals.pop()  # a mean of fewer members

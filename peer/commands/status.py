@@ -11,8 +11,6 @@ from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from peer.commands import Subparsers
     from peer.joining.run_source import KnownRun
     from protocol.events.status import PeerStatus, RolloutStatus
@@ -105,19 +103,10 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
     return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
 
 
-def _blocks(told: Mapping[str, int]) -> str:
-    """Describe where the blocks of the run's corpora came from."""
-    from peer.formatting import size
-
-    phrases = {"peer": "from peers", "seed": "from seeds", "mirror": "from mirrors", "disk": "that were here"}
-    return (
-        ", ".join(f"{size(told[origin])} {phrase}" for origin, phrase in phrases.items() if told.get(origin)) or "none yet"
-    )
-
-
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
+    from peer.sentences import blocks_by_origin
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
@@ -129,7 +118,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         )
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
-    blocks = [f"blocks    {_blocks(status.block_bytes)}"] if status.block_bytes else []
+    blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
         f"run       {clean(status.run_name)} {status.run}",

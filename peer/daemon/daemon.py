@@ -33,6 +33,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import duration
 from peer.paths import run_dir
 from peer.rests.reasons import TimedPause, keep_pause, kept_pause
+from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
 from peer.settings.preferences import SETTINGS
 from protocol.chain.store import Store
@@ -384,6 +385,8 @@ class Daemon:
         node, problem = self._lives.part.node, self._problem
         code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
         heard_by = node.goodbye_heard_by if node is not None else None
+        if node is not None and (blocks := node.status().block_bytes):
+            self.notice("info", f"blocks of the run's corpora: {blocks_by_origin(blocks)}")
         self._log.emit(
             Left(
                 heard_by is not None,

@@ -396,6 +396,8 @@ class TrainerProcess:
             tuple(tried),
             answer["kl"],
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
+            answer["margin"],
+            answer["accuracy"],
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:

@@ -476,13 +476,16 @@ class ComputeProgress(Event):
 class ReadySent(Event):
     """This peer's contribution to a round is complete, and the peer has announced it.
 
-    tokens, steps: tokens and steps trained for it.  loss: mean loss of these steps.
+    tokens, steps: tokens and steps trained for it.  loss: mean loss of these steps.  margin, accuracy: mean margin of the
+    preferences that were read, before each step, and share of those with a margin above 0; None in other runs.
     """
 
     round: int
     tokens: int
     steps: int
     loss: float
+    margin: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)

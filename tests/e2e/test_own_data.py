@@ -118,3 +118,5 @@ def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_pat
         swarm.equal(rounds, organiser, late)
         losses = [event.loss for event in organiser.heard(ev.EvalLoss)]
         assert losses[-1] < 0.5 * np.log(2), "the margin has risen: it is ln 2 where nothing was learnt"
+        ready = organiser.heard(ev.ReadySent)
+        assert ready[-1].margin > 0 and ready[-1].margin > ready[0].margin and ready[-1].accuracy > 0.9

@@ -12,7 +12,7 @@ from protocol.events import events as ev
 from protocol.events.status import RolloutStatus
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status
 from tui.app import PANELS
-from tui.panels import header, rollouts, swarm, training
+from tui.panels import header, rollouts, round, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Draw
@@ -49,6 +49,27 @@ def evil() -> Picture:
     ):
         picture.apply(Stamped(float(number), float(number), event))
     return picture
+
+
+def test_the_panels_show_where_blocks_came_from_and_how_preferences_go() -> None:
+    picture = Picture()
+    picture.update(status(block_bytes={"peer": 12_000_000, "seed": 0, "mirror": 5_000, "disk": 0}))
+    picture.apply(Stamped(0.0, 0.0, ev.ReadySent(3, 900, 5, 0.5, 0.25, 0.8)))
+    shown = [row.plain.rstrip() for row in transfers.draw(picture, 78, 12, Look())]
+    assert "Blocks: 12.0 MB from peers, 5.0 kB from mirrors" in shown
+    learned = [row.plain.rstrip() for row in training.draw(picture, 78, 12, Look())]
+    assert "margin 0.250, 80 % of the preferences right" in learned
+    picture.update(status())
+    assert not any("Blocks" in row.plain for row in transfers.draw(picture, 78, 12, Look())), "a run without corpora"
+
+
+def test_blocks_that_come_are_named_in_transfers_and_in_the_reason_of_a_wait() -> None:
+    picture = Picture()
+    wait = "waiting for block 7 of web, from attic (50 % of this round's blocks are here)"
+    picture.update(status(phase="computing", why_idle="fetching data", why_detail=wait))
+    picture.apply(Stamped(0.0, 0.0, ev.TransferProgress("blocks", 2, "aa", 3, 9, 900, "###......", 1000.0, 2, 6.0)))
+    assert any("blocks of shard 3 of the corpus" in row.plain for row in transfers.draw(picture, 98, 12, Look()))
+    assert any(wait in row.plain for row in round.draw(picture, 118, 12, Look()))
 
 
 @pytest.mark.parametrize("draw", [draw for _, _, draw in PANELS], ids=[title.lower() for _, title, _ in PANELS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.formatting import amount, fit, many, naming, number
+from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.drawing import FAINT, GOOD, Look, curve, line
@@ -14,7 +15,7 @@ TITLE = "Training"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw a line of numbers, a line of the held-out loss, a line for each of several sources, and the curve below."""
+    """Draw lines of numbers, of the held-out loss, of preferences and of each of several sources, and the curve below."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
@@ -22,6 +23,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
+    if picture.ready is not None and (pairs := preferences_of(picture.ready)):
+        lines.append(line(fit(pairs, width)))
     if status is not None and len(status.losses) > 1:
         lines += [line(fit(_of_source(source, loss, status), width)) for source, loss in status.losses.items()]
         lines = lines[: max(2, height)]

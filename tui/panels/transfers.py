@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.formatting import duration, fit, size, sparkline
-from peer.sentences import blob, chunk_map, coming
+from peer.sentences import blob, blocks_by_origin, chunk_map, coming
 from tui.panels.drawing import FAINT, GOOD, Look, line
 from tui.picture import Picture
 
@@ -14,7 +14,7 @@ TEXT = 34
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw two lines of rates, then two lines for each blob being fetched, then the transfers that have ended."""
+    """Draw two lines of rates and one of blocks by origin, then two for each blob that comes, then the ended transfers."""
     status = picture.status
     if status is None:
         return []
@@ -22,6 +22,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         _rate("up", [up for up, _ in picture.rates], status.up_bytes, width, look),
         _rate("down", [down for _, down in picture.rates], status.down_bytes, width, look),
     ]
+    if status.block_bytes:
+        lines.append(line(fit(f"Blocks: {blocks_by_origin(status.block_bytes)}", width)))
     blobs = list[Text]()
     for told in reversed(picture.coming.values()):
         cells = chunk_map(told.chunks, width)
