@@ -5,7 +5,8 @@ corpus with as many workers as cores.  `encode_batch` of the library encodes the
 memory, in batches of 1000 texts.  Both are measured in turn, and the median of the ratios counts.  Beside the elapsed time
 stands the processor time of all processes, which other work on the computer changes less.
 
-Memory: builds of growing inputs, of bytes, with two workers.  The kernel says the peak of the build and of a worker.
+Memory: builds of growing inputs, of bytes, with two workers.  The kernel says the peak of the build and of a worker.  Inputs
+and corpora are removed after each build; together they take about two and a half times the size of the largest input.
 
 Identity: one worker and two give the same digest.  Prints tables, or with --json one object; asserts nothing.
 """
@@ -19,6 +20,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +49,10 @@ LINES = 100
 BATCH = 1000
 POOL_MB = 20.0
 FILES = ("a.jsonl.zst", "b.parquet", "c")
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def documents(megabytes: float, seed: int = 0) -> Iterator[str]:
@@ -179,9 +185,11 @@ def speed(folder: Path, megabytes: float, rounds: int) -> dict[str, object]:
     write_inputs(inputs, documents(megabytes))
     train_tokenizer(tokenizer)
     library, ours = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
+        say(f"speed, round {number + 1} of {rounds}")
         library.append(in_process(BASELINE, str(tokenizer), str(megabytes)))
         ours.append(build_once(inputs, str(tokenizer), cores()))
+    say("one worker")
     alone = build_once(inputs, str(tokenizer), 1)
     pairs = list(zip(ours, library, strict=True))
     return {
@@ -204,7 +212,9 @@ def memory(folder: Path, sizes: list[float]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for megabytes in sizes:
         inputs = folder / "memory"
+        say(f"memory, writing {megabytes:g} MB")
         write_inputs(inputs, numbered_documents(megabytes), small_files=False)
+        say(f"memory, building {megabytes:g} MB")
         spent = build_once(inputs, "bytes", 2)
         shutil.rmtree(inputs)
         found.append({"megabytes": megabytes, **asdict(spent)})
@@ -218,6 +228,7 @@ def main() -> None:
     parser.add_argument("--memory", default="20,100,500", metavar="MB,MB,…", help="inputs of the measurement of memory")
     parser.add_argument("--json", action="store_true", help="one object")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *anything: sys.exit(1))  # so that the folder goes
     with tempfile.TemporaryDirectory(prefix="building-") as name:
         result: dict[str, object] = {
             "speed": speed(Path(name), args.megabytes, args.rounds) if args.rounds else None,
