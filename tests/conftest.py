@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from protocol.corpora import manifest
+
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 """An example may take as long as it takes: on a busy machine any of them exceeds hypothesis's 200 ms now and then."""
@@ -22,6 +24,13 @@ for size in ("COLUMNS", "LINES"):  # set by pytest-xdist: a program in a test's 
 MOST_S = 900.0
 """Longest time of one test, several times that of the longest.  A test that hangs is ended with its process, and named, so
 that it cannot take the time of all others."""
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read corpora with blocks of a few tokens too, so that rows of small corpora cross blocks and shards."""
+    monkeypatch.setattr(manifest, "LEAST_BLOCK_TOKENS", 1)
+
 
 STDERR = pytest.StashKey[int]()
 """Descriptor of the standard error, which pytest captures while tests run."""

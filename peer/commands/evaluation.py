@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ from peer.commands import add_command, whole_number
 from peer.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peer.commands import Subparsers
     from peer.weights.held_out import HeldOutLoss
 
@@ -56,11 +53,12 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and print a line for each source."""
+    from peer.console.streams import share_reporter
     from peer.weights.held_out import HeldOutOptions, measure
 
     model, corpus = Path(args.model).absolute(), Path(args.corpus).absolute()
     options = HeldOutOptions(args.tokens, args.length, args.documents, args.device)
-    losses = measure(model, corpus, options, _reporter())
+    losses = measure(model, corpus, options, share_reporter("measuring"))
     if args.json:
         print(json.dumps({"model": str(model), "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
         return ExitCode.OK
@@ -81,10 +79,3 @@ def _described(loss: HeldOutLoss) -> dict[str, object]:
         "perplexity": loss.perplexity if math.isfinite(loss.perplexity) else None,
         "bits_per_byte": loss.bits_per_byte,
     }
-
-
-def _reporter() -> Callable[[float], None]:
-    def show(share: float) -> None:
-        print(f"\rmeasuring {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
-
-    return show if sys.stderr.isatty() else lambda share: None

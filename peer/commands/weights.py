@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peer.commands import Subparsers
 
 
@@ -158,6 +155,7 @@ def _register_export(subparsers: Subparsers) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Find the run, write its model, and say what was written."""
+    from peer.console.streams import share_reporter
     from peer.formatting import amount, size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
@@ -165,7 +163,7 @@ def run_export(args: argparse.Namespace) -> int:
 
     data, folder = data_dir(args.data_dir), Path(args.folder).absolute()
     signed = chosen_run(args.run_id, data)
-    done = export(signed, data, folder, args.dtype, args.checkpoint, _reporter("writing"))
+    done = export(signed, data, folder, args.dtype, args.checkpoint, share_reporter("writing"))
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
     print(f"rounds      {done.rounds}" + (", the final state of the run" if done.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
@@ -178,15 +176,6 @@ def run_export(args: argparse.Namespace) -> int:
             "run began with."
         )
     return ExitCode.OK
-
-
-def _reporter(verb: str) -> Callable[[float], None]:
-    """Return a function that shows the share done in one line, or does nothing if standard error is not a terminal."""
-
-    def show(share: float) -> None:
-        print(f"\r{verb} {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
-
-    return show if sys.stderr.isatty() else lambda share: None
 
 
 def _register_merge(subparsers: Subparsers) -> None:
@@ -228,13 +217,14 @@ def _register_merge(subparsers: Subparsers) -> None:
 
 def run_merge(args: argparse.Namespace) -> int:
     """Merge, and print a summary."""
+    from peer.console.streams import share_reporter
     from peer.formatting import amount, size
     from peer.weights.folders import MergeOptions, merge
 
     models, folder = [Path(model).absolute() for model in args.models], Path(args.folder).absolute()
     base = None if args.base is None else Path(args.base).absolute()
     options = MergeOptions(args.rule, args.weights, args.t, base, args.density, args.scale)
-    done = merge(models, folder, options, args.dtype, _reporter("merging"))
+    done = merge(models, folder, options, args.dtype, share_reporter("merging"))
     print(f"rule        {args.rule}")
     print(f"models      {len(models)}{' and their base' * (base is not None)}")
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")

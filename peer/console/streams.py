@@ -7,6 +7,7 @@ import math
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -27,6 +28,15 @@ def plain(value: Any) -> Any:
 def print_json(value: Any) -> None:
     """Print one object on one line of standard output."""
     print(json.dumps(plain(value)), flush=True)
+
+
+def share_reporter(verb: str) -> Callable[[float], None]:
+    """Return a function that shows the share done in one line, or does nothing if standard error is not a terminal."""
+
+    def show(share: float) -> None:
+        print(f"\r{verb} {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda share: None
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -36,12 +36,12 @@ from protocol.corpora.manifest import (
     LEAST_BLOCK_TOKENS,
     MAX_RECIPE_CHARS,
     MAX_SHARD_BLOCKS,
-    MAX_SOURCES,
     CorpusKind,
     CorpusManifest,
     CorpusSource,
     Split,
 )
+from protocol.run.sections import MAX_SOURCES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from trainer.data.templates import TemplatedTokenizer
@@ -144,11 +144,13 @@ def _check(names: Sequence[str], options: BuildOptions, out: Path) -> None:
     if not 1 <= len(names) <= MAX_SOURCES:
         raise PeerError(
             f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "
-            "NAME=INPUT",
+            f"{options.fields.words.source}",
             ExitCode.INPUT,
         )
     if not 0 <= options.held_out_percent < 100:
-        raise PeerError("the held-out share is a percentage from 0 to below 100; change --held-out", ExitCode.INPUT)
+        raise PeerError(
+            f"the held-out share is a percentage from 0 to below 100; change {options.fields.words.held_out}", ExitCode.INPUT
+        )
     is_text = options.tokens.kind is CorpusKind.TEXT
     if is_text != (options.tokens.row_tokens == 0):
         raise PeerError("chats and preferences need the length of their rows, and text has none", ExitCode.INPUT)
@@ -234,7 +236,7 @@ class _Build:
                 self._journal.write(reply.part.to_json())
                 self._records.append(reply.part)
                 self._tally.add(reply.part.tally)
-            counted.check(options.bad_percent)
+            counted.check(options)
             self._report(meter.progress(counted.documents, counted.tokens, reached))
 
         workers = options.workers or (1 if all(each.is_in_memory for each in self._inputs) else cores())
@@ -252,7 +254,7 @@ class _Build:
             pool.finish()
         finally:
             pool.close()
-        self._tally.check(options.bad_percent, is_end=True)
+        self._tally.check(options, is_end=True)
 
     def _report(self, progress: BuildProgress) -> None:
         now = time.monotonic()
@@ -308,7 +310,7 @@ class _Build:
             named = self._named(repeated, reason)
             self._tally.add(BuildTally(left_out={reason: total}, named={reason.is_bad: named, not reason.is_bad: []}))
             self._tally.documents -= total
-            self._tally.check(self._options.bad_percent, is_end=True)
+            self._tally.check(self._options, is_end=True)
         for source, name in enumerate(names):
             if not counts[2 * source][0]:
                 raise PeerError(self._nothing(name), ExitCode.INPUT)
@@ -342,7 +344,7 @@ class _Build:
         form = self._options.tokens
         per_token = tokenizer.dtype.itemsize + (form.kind is not CorpusKind.TEXT)
         unit = max(1, form.row_tokens) * (2 if form.kind is CorpusKind.PREFERENCE else 1)
-        most = self._options.block_bytes // per_token
+        most = max(self._options.block_bytes // per_token, LEAST_BLOCK_TOKENS)
         wanted = max(min(tokens[::2]) // LEAST_BLOCKS, -(-sum(tokens) // MOST_BLOCKS), LEAST_BLOCK_TOKENS)
         block = min(most, 1 << (wanted.bit_length() - 1)) // unit * unit or unit
         if block > most:

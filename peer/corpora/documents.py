@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from peer.corpora.conversations import ConversationEncoder, NothingToLearn
 from peer.corpora.inputs import Document, RawBatch, RawRow, RowForm
-from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, LeftOut, NamedRow
+from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.chat import parsed
 from trainer.data.rows import Tokens
@@ -131,7 +131,7 @@ class DocumentEncoder:
             identity = raw.content.identity.encode(errors="surrogatepass") or None
         else:
             record = _record(raw)
-            text = _text_of(record, self._fields.text)
+            text = _text_of(record, self._fields)
         self._filter(record, text)
         try:
             data = text.encode()
@@ -292,11 +292,12 @@ def _chat_record(raw: RawRow) -> Mapping[str, Any]:
         raise _Rejected(LeftOut.JSON, str(error)) from error
 
 
-def _text_of(record: Mapping[str, Any], name: str) -> str:
+def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
+    name = fields.text
     text = field_of(record, name)
     if text is MISSING or text is None:
         others = ", ".join(map(str, record))[:80]
-        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; name one with --text")
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; name one with {fields.words.text}")
     if not isinstance(text, str):
         raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
     return text

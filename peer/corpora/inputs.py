@@ -324,7 +324,8 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
     with file:
         columns = _columns(file.schema_arrow.names, fields) if kind is CorpusKind.TEXT else None
         if columns == []:
-            flaw = f"it has no column {fields.text}, but {', '.join(file.schema_arrow.names)[:200]}; name one with --text"
+            names = ", ".join(file.schema_arrow.names)[:200]
+            flaw = f"it has no column {fields.text}, but {names}; name one with {fields.words.text}"
             for _ in range(max(1, file.metadata.num_rows)):
                 yield RowForm.BROKEN, flaw, 0
             return

@@ -76,12 +76,26 @@ def special_token(path: Path, name: str) -> int:
 
 
 @dataclass(frozen=True)
+class OptionWords:
+    """Words for options in remedies: the defaults are those of `peer data build`.
+
+    text, held_out: names of options.  source, bad, workers: remedies for too many sources, bad rows, or processes.
+    """
+
+    text: str = "--text"
+    held_out: str = "--held-out"
+    source: str = "NAME=INPUT"
+    bad: str = "mend the rows, or allow more with --bad"
+    workers: str = "run the command again with fewer --workers"
+
+
+@dataclass(frozen=True)
 class FieldSelection:
     """Fields of a row, and the rows that a build takes.
 
     text, identity: names of fields; `a.b` is field b of field a.  Without `identity`, a document is identified by its text.
     least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
-    read of each input, from its beginning; None for all.
+    read of each input, from its beginning; None for all.  words: for all options of the build, in remedies.
     """
 
     text: str = "text"
@@ -90,6 +104,7 @@ class FieldSelection:
     most: int | None = None
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_rows: int | None = None
+    words: OptionWords = OptionWords()
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,7 @@ class BuildOptions:
     def described(self) -> dict[str, Any]:
         """Return the options that decide the bytes of the corpus, for its recipe."""
         tokens, fields = self.tokens, asdict(self.fields)
+        del fields["words"]
         fields["where"] = {name: list(values) for name, values in sorted(self.fields.where.items())}
         return {
             "kind": tokens.kind.value,
@@ -215,13 +231,14 @@ class BuildTally:
         else:
             self.named[is_bad] = sorted([*named, *rows])[:MOST_NAMED]
 
-    def check(self, bad_percent: float, *, is_end: bool = False) -> None:
+    def check(self, options: BuildOptions, *, is_end: bool = False) -> None:
         """Raise `PeerError` if the share of bad rows is above its limit."""
+        bad_percent = options.bad_percent
         rows = self.rows if is_end else max(self.rows, BAD_AFTER_ROWS)
         if self.bad * 100 > bad_percent * rows:
             raise PeerError(
                 f"{self.bad} of {self.rows} rows are bad, more than {bad_percent:g} %; the first is {self.first(True)}; "
-                "mend the rows, or allow more with --bad",
+                f"{options.fields.words.bad}",
                 ExitCode.INPUT,
             )
 

@@ -122,6 +122,7 @@ class OwnData:
             "where": {each.field: list(each.values) for each in local.where},
             "least_characters": local.least_characters,
             "most_characters": local.most_characters or None,
+            "most_rows": local.most_rows or None,
         }
 
     def _remove_others(self, key: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.corpora.build import BuildProgress, build
 from peer.corpora.inputs import BuildInput, files_of
-from peer.corpora.options import BuildOptions, FieldSelection, TokenFormat
+from peer.corpora.options import BuildOptions, FieldSelection, OptionWords, TokenFormat
 from peer.errors import ExitCode, PeerError
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
@@ -32,6 +32,13 @@ MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""
 BUILD_FIELDS = frozenset({"from", "text", "id", "where", "least_characters", "most_characters", "most_rows"})
 """Fields of the data section that say how a corpus is built; the run's manifest does not have them."""
+WORDS = OptionWords(
+    "text in [data]",
+    "held_out_percent in [data]",
+    "name in [[data.sources]]",
+    "mend the rows",
+    "close other programs, and run the command again",
+)
 HUB = "hf:"
 Tell = Callable[[BuildProgress], None]
 
@@ -218,6 +225,7 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         least=max(1, sizes["least_characters"] or 1),
         most=sizes["most_characters"],
         most_rows=sizes["most_rows"],
+        words=WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
     percent = section.get("held_out_percent", said)

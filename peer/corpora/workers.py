@@ -81,7 +81,7 @@ class ProcessPool:
     """Several workers, each a process, with a thread that feeds it."""
 
     def __init__(self, options: BuildOptions, folder: Path, take: Take, count: int) -> None:
-        self._take, self._lock = take, threading.Lock()
+        self._take, self._lock, self._words = take, threading.Lock(), options.fields.words
         self._batches: queue.Queue[RawBatch | None] = queue.Queue(count)
         self._error: BaseException | None = None
         self._is_closed = False
@@ -145,8 +145,8 @@ class ProcessPool:
                     return
         except (EOFError, BrokenPipeError):
             self._error = PeerError(
-                f"a worker of the build was ended (exit code {process.poll()}), perhaps for lack of memory; run the command "
-                "again with fewer --workers",
+                f"a worker of the build was ended (exit code {process.poll()}), perhaps for lack of memory; "
+                f"{self._words.workers}",
                 ExitCode.RESOURCES,
             )
         except Exception as error:  # raised again by the thread that reads the inputs

@@ -20,15 +20,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from protocol.run.sections import MAX_SOURCES
+from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, HashField, decode_body
 from protocol.wire.hashes import Hash
 
 MAX_MANIFEST_BYTES = 4 << 20
-MAX_SOURCES = 16
 MAX_SPLIT_TOKENS = 1 << 44
 MAX_BLOCK_BYTES = 1 << 20
 """Bytes of a block at most; tokens and flags together."""
 LEAST_BLOCK_TOKENS = 1 << 10
+"""Tokens of a block at least, or fewer by less than a unit if blocks hold whole units."""
 MAX_SHARD_BLOCKS = 1 << 12
 MAX_SHARDS = 1 << 15
 """Shards of all splits together."""
@@ -163,5 +165,11 @@ class CorpusManifest(Body):
 
 
 def read_manifest(data: bytes) -> CorpusManifest:
-    """Return the corpus that these bytes describe; raises `Malformed` with one sentence."""
-    return decode_body(CorpusManifest, data, max_bytes=MAX_MANIFEST_BYTES)
+    """Return the corpus that these bytes describe; raises `Malformed` with one sentence.
+
+    Blocks must not be tiny: a reader keeps a file and a list entry for each.
+    """
+    manifest = decode_body(CorpusManifest, data, max_bytes=MAX_MANIFEST_BYTES)
+    if manifest.block_tokens <= LEAST_BLOCK_TOKENS - manifest.unit_tokens:
+        raise Malformed(f"a corpus with blocks of {manifest.block_tokens} tokens, fewer than {LEAST_BLOCK_TOKENS}")
+    return manifest

@@ -242,6 +242,8 @@ class LocalSection(Section):
     """Shortest text that is read."""
     most_characters: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     """Longest text that is read; 0: no limit."""
+    most_rows: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    """Records that are read of each input, from its beginning; 0: all."""
 
 
 class DataSection(Section):

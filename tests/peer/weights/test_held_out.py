@@ -21,6 +21,8 @@ from tests.trainer.weights.models import CONFIGS, in_blocks, random_parameters
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
+pytestmark = pytest.mark.usefixtures("tiny_blocks")
+
 VOCAB = 300
 FORM = Shape(vocab=VOCAB, token_bytes=2)
 LENGTH = 40

@@ -84,6 +84,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an end token outside the vocabulary": {"end": 50257},
     "a huge vocabulary": {"vocab": 1 << 21, "token_bytes": 4},
     "no tokens in a block": {"block_tokens": 0},
+    "tiny blocks": {"block_tokens": 1023},
+    "tiny blocks of whole rows": {"kind": "chat", "row_tokens": 100, "block_tokens": 900},
     "blocks that are too large": {"block_tokens": 1 << 20},
     "no blocks in a shard": {"shard_blocks": 0},
     "rows of text": {"row_tokens": 128},
@@ -130,7 +132,8 @@ def manifest_of(tokens: int, block_tokens: int, shard_blocks: int) -> tuple[Corp
     blocks = -(-tokens // block_tokens)
     shards = [number.to_bytes(32, "big") for number in range(-(-blocks // shard_blocks))]
     changes = sources(tokens=tokens, documents=0, shards=shards)
-    manifest = read_manifest(encoded(block_tokens=block_tokens, shard_blocks=shard_blocks, **changes))
+    fields = {**FIELDS, "block_tokens": block_tokens, "shard_blocks": shard_blocks, **changes}
+    manifest = CorpusManifest.model_validate(fields)
     return manifest, manifest.sources[0].train
 
 

@@ -25,6 +25,8 @@ from trainer.data.corpus import (
     StoredCorpus,
 )
 
+pytestmark = pytest.mark.usefixtures("tiny_blocks")
+
 LENGTH = 50
 """Longer than a third of a block, so that rows cross blocks and shards."""
 
