@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -425,6 +426,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object for each kind")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *anything: sys.exit(1))  # so that the folder and the peers go
+    if missing := [name for name in ("pyarrow", "transformers") if find_spec(name) is None]:
+        raise SystemExit(f"{' and '.join(missing)} missing; install the extras: pip install -e '.[data,oracle]'")
     torch.set_num_threads(1)
     is_right = True
     for kind in DATA_KINDS if arguments.kind == "all" else [arguments.kind]:
