@@ -410,7 +410,10 @@ class Rollouts:
             checks = [effect.batch for effect in found if isinstance(effect, VerifyBatch)]
             for batch in checks:
                 self._show_work()
-                self._handle(await self._checking.check(link, batch, self._trainer.ready_tips))
+                result = await self._checking.check(link, batch, self._trainer.ready_tips)
+                self._handle(result)
+                if result.codes is None:  # the chain went back, perhaps: the pool hears of it at the next look
+                    await trio.sleep(LOOK_S)
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)

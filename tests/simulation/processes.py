@@ -97,10 +97,29 @@ def _park(_: object) -> Any:
     return importlib.import_module("trio._core._traps").WaitTaskRescheduled(lambda _: Abort.FAILED)
 
 
+MOST_STEPS = 200_000
+"""Most steps of tasks at one moment of virtual time.  A loop that waits for nothing would stop the clock for ever."""
+
+
 class Overseer(trio.abc.Instrument):
-    """Sees every step of every task."""
+    """Sees every step of every task.
+
+    scope: cancelled if the tasks take more than `MOST_STEPS` at one moment.  busy: the task that took the last of them.
+    """
+
+    def __init__(self, clock: trio.abc.Clock) -> None:
+        self.scope: trio.CancelScope | None = None
+        self.busy: str | None = None
+        self._clock, self._steps, self._moment = clock, 0, 0.0
 
     def before_task_step(self, task: Task) -> None:
+        self._steps += 1
+        if self._steps % MOST_STEPS == 0 and self.scope is not None and self.busy is None:
+            now = self._clock.current_time()
+            if now == self._moment:
+                self.busy = task.name
+                self.scope.cancel()
+            self._moment = now
         process = task.context.get(PROCESS)
         if process is not None:
             process.before_step(task)

@@ -67,7 +67,7 @@ def simulate(
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
-            driver.agenda = DrivenAgenda()
+            overseer.scope, driver.agenda = nursery.cancel_scope, DrivenAgenda()
             worlds.append(World(nursery, folder, seed, peers, weather, signed, driver.agenda))
             try:
                 await scenario(worlds[0])
@@ -78,11 +78,11 @@ def simulate(
         return trio.current_time()
 
     clock = MockClock(autojump_threshold=0)
-    driver = Driver(clock)
+    overseer, driver = Overseer(clock), Driver(clock)
     failure, virtual_s = None, 0.0
     with disk_space() as folder, deterministic_trio(seed):
         try:
-            virtual_s = trio.run(main, clock=clock, instruments=[Overseer(), driver])
+            virtual_s = trio.run(main, clock=clock, instruments=[overseer, driver])
         except BaseExceptionGroup as group:
             failure = _cause(group)
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result
@@ -90,7 +90,7 @@ def simulate(
     world = worlds[0]
     return Finished(
         seed,
-        failure,
+        f"{overseer.busy} goes round without waiting" if overseer.busy else failure,
         world.trace.lines,
         world.trace.hash(),
         world.judge.commits_checked,

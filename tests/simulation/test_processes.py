@@ -15,16 +15,20 @@ from protocol.chain.store import Store
 from protocol.disk import StoreFailed, StoreFull
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+from tests.simulation import processes
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.processes import PROCESS, Killed, Overseer, Process
+from tests.simulation.runs import simulate
+from tests.simulation.world import World
 
 ME, TIP = PeerId("me"), Hash(b"\x07" * 32)
 
 
 def run(scenario: object) -> None:
     with deterministic_trio(1):
-        trio.run(scenario, clock=MockClock(autojump_threshold=0), instruments=[Overseer()])  # type: ignore[arg-type]
+        clock = MockClock(autojump_threshold=0)
+        trio.run(scenario, clock=clock, instruments=[Overseer(clock)])  # type: ignore[arg-type]
 
 
 async def ticking(process: Process, ticks: list[float], ends: list[str]) -> None:
@@ -166,3 +170,15 @@ def test_a_vote_that_is_read_at_a_start_outlives_the_next_power_cut(tmp_path: Pa
 
 def broken(folder: Path) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_loop_that_waits_for_nothing_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MOST_STEPS", 1000)
+
+    async def scenario(world: World) -> None:
+        await trio.sleep(1)
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    failure = simulate(1, scenario).failure
+    assert failure is not None and failure.endswith("goes round without waiting")
