@@ -227,7 +227,7 @@ MAX_TRAINING_S = 86_400.0
 """Longest time of the peer's own training that counts for the deadline (s)."""
 LOOK_S = 1.0
 
-OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING})
+OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING, WhyIdle.PREPARING_DATA})
 """Reasons to wait that a trainer resolves by itself."""
 FETCHING = frozenset(
     {
