@@ -1,6 +1,6 @@
 """Building of a corpus beside the tokenizers library alone: `python -m benchmarks.building`.
 
-Speed: documents of shuffled lines of Python's standard library, in .jsonl.zst, .parquet and .txt files, are built into a
+Speed: documents of shuffled lines of the program's own text, in .jsonl.zst, .parquet and .txt files, are built into a
 corpus with as many workers as cores.  `encode_batch` of the library encodes the same texts with as many threads, from
 memory, in batches of 1000 texts.  Both are measured in turn, and the median of the ratios counts.  Beside the elapsed time
 stands the processor time of all processes, which other work on the computer changes less.
@@ -40,7 +40,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from peer.corpora.build import cores
-from peer.corpora.inputs import standard_library
+from peer.corpora.builtin import read_text
 
 END = "<|endoftext|>"
 VOCABULARY = 16_000
@@ -57,7 +57,7 @@ def say(text: str) -> None:
 
 def documents(megabytes: float, seed: int = 0) -> Iterator[str]:
     """Yield documents of this many bytes together."""
-    lines = [line for document in standard_library() for line in document.text.splitlines(keepends=True)]
+    lines = [line for document in read_text() for line in document.text.splitlines(keepends=True)]
     draw, left = random.Random(seed), megabytes * 1e6
     while left > 0:
         text = "".join(draw.choices(lines, k=LINES))

@@ -1,6 +1,6 @@
 """What do hostile members do to the loss, under each aggregation rule?
 
-Eight members train a small decoder on the embedded corpus, round by round, with the trainer's own worker, the real codec,
+Eight members train a small decoder on the program's own text, round by round, with the trainer's own worker, the real codec,
 `kernels.aggregate` and the outer update, from a common warm start; the first f of them are hostile.  The hostile know
 what the honest members of the round contribute (in a real round they would have to commit to theirs before) and act
 together.  They claim as many tokens as the others, or `--claims` times as many.  With `--speeds` the honest members take
@@ -33,11 +33,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.text import text_data, text_places
 from kernels import codec, outer_step
 from kernels.aggregate import Rule, aggregate
 from kernels.layout import chunk_layout, payload_bytes
-from trainer.config import DataConfig, InnerConfig, TrainingConfig
-from trainer.data import embedded as corpora
+from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
@@ -145,14 +145,16 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
         lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
         warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
     )  # fmt: skip
-    data = DataConfig(corpus="stdlib", sequence_length=64, sequences_per_step=settings.sequences, held_out_percent=5)
+    files, blocks = (text_places().sections[name] for name in ("files", "blocks"))
     return TrainingConfig(
         seed=settings.seed,
         model=MODEL,
-        data=data,
+        data=text_data(64, settings.sequences),
         inner=inner,
         inner_steps=settings.inner_steps,
         chunk_parameters=CHUNK,
+        files=files,
+        blocks=tuple(blocks),
     )
 
 
@@ -161,17 +163,17 @@ class Diverged(Exception):
 
 
 class Bench:
-    """The warm start and the held-out text that all cases share."""
+    """The warm start that all cases share."""
 
-    def __init__(self, settings: Settings, corpus: corpora.Corpus) -> None:
-        self.settings, self.corpus = settings, corpus
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.config = config_for(settings, RATE)
         self.warm_rounds = settings.warm_steps // settings.inner_steps
         self.start = self._warm_start()
         self.layout = chunk_layout(len(self.start), CHUNK)
 
     def _warm_start(self) -> F32:
-        worker = Worker(config_for(self.settings, WARM_RATE), CPU, self.corpus)
+        worker = Worker(config_for(self.settings, WARM_RATE), CPU)
         theta = np.empty(worker.parameters, dtype=np.float32)
         initial_parameters(MODEL, self.settings.seed, theta)
         worker.load(theta)
@@ -182,12 +184,12 @@ class Bench:
         return worker.model.flat.numpy().copy()
 
     def loss(self, theta: F32) -> float:
-        return Worker(self.config, CPU, self.corpus).evaluate(theta, EVALUATION_TOKENS)
+        return Worker(self.config, CPU).evaluate(theta, EVALUATION_TOKENS)
 
     def run(self, case: Case) -> float:
         """The held-out loss at the end; infinite when training went astray before (`Diverged`)."""
         theta, momentum = self.start.copy(), np.zeros_like(self.start)
-        honest = {number: Worker(self.config, CPU, self.corpus) for number in range(case.hostile, MEMBERS)}
+        honest = {number: Worker(self.config, CPU) for number in range(case.hostile, MEMBERS)}
         draw = np.random.Generator(np.random.Philox(key=[self.settings.seed, case.hostile]))
         past: list[F32] = []
         try:
@@ -355,7 +357,7 @@ def main() -> int:
     settings = Settings(options.rounds, options.inner_steps, options.warm_steps, options.sequences, options.seed, speeds)
     table = Table(rules, attacks, [float(claim) for claim in options.claims.split(",")], options.most_hostile)
     began, progress = time.monotonic(), Progress(settings, options.save)
-    bench = Bench(settings, corpora.load("stdlib", 5))
+    bench = Bench(settings)
     print(f"warm start {bench.loss(bench.start):.4f} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     for case in table.cases:
         if case not in progress.losses:

@@ -26,7 +26,8 @@ import torch
 from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import apply_result
 from peer.demo.learning import F32, Comparison, Examiner
-from peer.demo.swarm import learning_manifest
+from peer.demo.swarm import learning_run
+from peer.trainer_process.process import TrainerPlaces
 from protocol.chain.leases import LeasePool, lease_terms
 from protocol.run.manifest import RunManifest
 from protocol.wire.identity import Identity
@@ -49,12 +50,21 @@ class Gain:
     error: float
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """The demo's run, and where its corpus of examples lies."""
+
+    manifest: RunManifest
+    places: TrainerPlaces
+
+
 class Run:
     """One run of the demo's recipe."""
 
-    def __init__(self, manifest: RunManifest, seed: int, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, seed: int, folder: Path) -> None:
+        manifest = recipe.manifest
         assert manifest.rl is not None
-        config = TrainingConfig.from_sections(manifest.trainer_sections())
+        config = TrainingConfig.from_sections(manifest.trainer_sections() | recipe.places.sections)
         assert config.rl is not None
         self._manifest, self._rl, self._seed, self._folder = manifest, manifest.rl, seed, folder
         self._worker = Worker(config, CPU)
@@ -124,24 +134,24 @@ class Run:
         return path
 
 
-def starts(manifest: RunManifest) -> Callable[[int], F32]:
+def starts(recipe: Recipe) -> Callable[[int], F32]:
     """The parameters after the warm-up that begins with a slot, made once for each."""
 
     @lru_cache(maxsize=1)
     def start(slot: int) -> F32:
         with tempfile.TemporaryDirectory() as folder:
-            run = Run(manifest, 0, Path(folder))
+            run = Run(recipe, 0, Path(folder))
             run.warm_up(slot)
             return run.theta
 
     return start
 
 
-def gains(manifest: RunManifest, seed: int, theta: F32, points: Sequence[int]) -> Iterator[Gain]:
+def gains(recipe: Recipe, seed: int, theta: F32, points: Sequence[int]) -> Iterator[Gain]:
     """What a seed has gained at each of the points, ascending numbers of versions.  theta: after the warm-up."""
-    examiner = Examiner(manifest, {})
+    examiner = Examiner(recipe.manifest, {})
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(manifest, seed, Path(folder))
+        run = Run(recipe, seed, Path(folder))
         run.begin_with(theta)
         start = examiner.measure(run.round, run.theta)
         for versions in range(1, max(points) + 1):
@@ -160,11 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    manifest, found = learning_manifest(Identity.generate()), list[Gain]()
-    start_of = starts(manifest)
+    (manifest, brought), found = learning_run(Identity.generate()), list[Gain]()
+    assert brought is not None and brought.corpora is not None
+    recipe = Recipe(manifest, brought.corpora.places)
+    start_of = starts(recipe)
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         theta = start_of((seed - 1) // options.per_start + 1)
-        for gain in gains(manifest, seed, theta, sorted(options.points)):
+        for gain in gains(recipe, seed, theta, sorted(options.points)):
             found.append(gain)
             ratio = (gain.end - gain.start) / max(1e-9, gain.error)
             print(

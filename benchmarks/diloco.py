@@ -1,4 +1,4 @@
-"""Does low-communication training cost loss?  DiLoCo against data-parallel at equal tokens, on the embedded corpus.
+"""Does low-communication training cost loss?  DiLoCo against data-parallel at equal tokens, on the program's own text.
 
 Runs in this process with the trainer's own worker, the real codec, reduction and outer step; only the network is left
 out.  Every run of a seed starts from the same parameters, trained four-way data-parallel before, and goes on at a constant
@@ -45,7 +45,6 @@ from benchmarks.diloco_bench import (
     row_name,
     rule_named,
 )
-from trainer.data import embedded as corpora
 
 
 class Progress:
@@ -196,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         plan = Plan(QUICK, options.seeds[:1], [3, 8], options.outer)
     began, progress, cases = time.monotonic(), Progress(plan.settings, options.save), plan.cases()
-    bench = Bench(plan.settings, corpora.load("stdlib", 5))
+    bench = Bench(plan.settings)
     for number, case in enumerate(cases, 1):
         if case not in progress.losses:
             progress.add(case, bench.run(case))

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.text import text_data, text_places
 from kernels import aggregate, outer_step
 from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, automatic
-from trainer.config import DataConfig, InnerConfig, TrainingConfig
-from trainer.data import embedded as corpora
+from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
@@ -64,8 +64,17 @@ class Settings:
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
             warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
         )  # fmt: skip
-        data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
-        return TrainingConfig(seed, MODEL, data, inner, LONGEST, chunk_parameters=CHUNK)
+        files, blocks = (text_places().sections[name] for name in ("files", "blocks"))
+        return TrainingConfig(
+            seed,
+            MODEL,
+            text_data(self.sequence_length, self.sequences),
+            inner,
+            LONGEST,
+            chunk_parameters=CHUNK,
+            files=files,
+            blocks=tuple(blocks),
+        )
 
 
 QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
@@ -121,14 +130,14 @@ def rows_of(member: Worker, number: int, step: int) -> tuple[int, int]:
 
 
 class Bench:
-    """The runs of one table and the text that they share."""
+    """The runs of one table."""
 
-    def __init__(self, settings: Settings, corpus: corpora.Corpus) -> None:
-        self.settings, self.corpus = settings, corpus
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self._starts: dict[int, F32] = {}
 
     def member(self, seed: int, rate: float = RATE) -> Worker:
-        return Worker(self.settings.config(seed, rate), CPU, self.corpus)
+        return Worker(self.settings.config(seed, rate), CPU)
 
     def loss(self, theta: F32) -> float:
         return self.member(0).evaluate(theta, self.settings.evaluation_tokens)

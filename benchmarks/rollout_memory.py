@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ def config_of(name: str, kl_weight: float) -> TrainingConfig:
         "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, "z_loss": 0.0,
         "schedule": "wsd", "warmup_steps": 0, "cooldown": 0.2, "joiner_warmup_steps": 0,
     }  # fmt: skip
-    data = {"corpus": "stdlib", "sequence_length": 64, "sequences_per_step": 1, "held_out_percent": 5}
+    data = {"sequence_length": 64, "sequences_per_step": 1}
     return TrainingConfig.from_sections(
         {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1,
          "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024, "kl_weight": kl_weight}, "environment": "long"}
@@ -70,7 +70,6 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
     import numpy as np
     import torch
 
-    from trainer.data.embedded import load
     from trainer.models.llama.initial import initial_parameters
     from trainer.rl.learner import Learner, LearnTask
     from trainer.rl.verification import Assignment
@@ -80,7 +79,7 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
     torch.set_num_threads(1)
     config, cpu = config_of(name, kl_weight), torch.device("cpu")
     assert config.rl is not None
-    trains = Worker(config, cpu, load("stdlib", 5)) if work is TrainerWork.TRAIN else None
+    trains = Worker(replace(config, **_text_in(folder)), cpu) if work is TrainerWork.TRAIN else None
     if trains is None:
         from trainer.reading import tokenizer_of
 
@@ -109,6 +108,16 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
     print(json.dumps({"peak": _peak_bytes() - 4 * config.model.parameters, "parameters": config.model.parameters}))
 
 
+def _text_in(folder: Path) -> dict[str, Any]:
+    """The fields of a run on the corpus that `measure` put there; nothing of the peer is loaded into a measured process."""
+    from trainer.config import DataConfig, PhaseConfig, SourceConfig
+
+    (manifest,) = folder.glob("corpora/*/corpus.msgpack")
+    source = SourceConfig("manyhands", "corpora/0", "manyhands")
+    data = DataConfig(64, 1, sources=(source,), phases=(PhaseConfig(0, (1,)),))
+    return {"data": data, "files": {"corpora/0": str(manifest)}, "blocks": (str(manifest.parent / "shards"),)}
+
+
 def _peak_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
@@ -127,8 +136,11 @@ class Found:
 
 def measure(name: str, kl_weight: float) -> list[Found]:
     """Generating, verifying and learning, each in a process of its own."""
+    from peer.corpora.builtin import builtin_corpus
+
     found = []
     with tempfile.TemporaryDirectory(prefix="rollout-memory-") as folder:
+        builtin_corpus(Path(folder) / "corpora")
         for work in (TrainerWork.GENERATE, TrainerWork.VERIFY, TrainerWork.TRAIN):
             words = [sys.executable, "-m", "benchmarks.rollout_memory", "--work", work.value, "--models", name]
             words += ["--folder", folder, "--kl-weight", str(kl_weight)]

@@ -132,12 +132,12 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     """Hold `path`, a file of mode 0600 in an existing folder.
 
-    Raises `LockHeld` at once if another process holds it, OSError if the file cannot be used.
+    Raises `LockHeld` if another process still holds it after `wait_s` seconds, OSError if the file cannot be used.
     """
-    lock = FileLock(path, timeout=0, mode=0o600, fallback_to_soft=False)
+    lock = FileLock(path, timeout=wait_s, mode=0o600, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:

@@ -43,21 +43,14 @@ class PhaseConfig(SectionFields):
 class DataConfig(SectionFields):
     """Section on the training data.
 
-    sequence_length: tokens predicted in a window. held_out_percent: share of files (chosen by a hash of the path) or of
-    chats (chosen by number). format: "text", or "chat" for chats in which only the assistant's messages count. packed: True
-    if several chats share a row.
-
-    sources, phases: mixture of corpora; without sources, `corpus` names the data. source: "local" for data of this member's
-    own, a corpus that the peer has built. documents: "masked" or "joined", for text.
-    beta, label_smoothing: of the loss on preferences.
+    sequence_length: tokens predicted in a row. format: "text", "chat" for chats of which only the assistant's messages
+    count, or "preference". sources, phases: mixture of corpora. source: "local" for data of this member's own, a corpus that
+    the peer has built. documents: "masked" or "joined", for text. beta, label_smoothing: of the loss on preferences.
     """
 
-    corpus: str
     sequence_length: int
     sequences_per_step: int
-    held_out_percent: int
     format: str = "text"
-    packed: bool = True
     sources: tuple[SourceConfig, ...] = ()
     phases: tuple[PhaseConfig, ...] = ()
     documents: str = "masked"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import TrainingConfig
-from trainer.data.rows import Reading
+from trainer.data.corpus import CorpusReading
 from trainer.models.llama.model import Decoder
 from trainer.objective import Objective, SourceTotals
 
@@ -66,14 +66,14 @@ class EvaluationPlan:
     shares: weight of each source in the overall loss.  batch: number of windows in a batch.
     """
 
-    reading: Reading
+    reading: CorpusReading
     objective: Objective
     windows: tuple[int, ...]
     shares: tuple[int, ...]
     batch: int
 
     @classmethod
-    def of(cls, reading: Reading, objective: Objective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
+    def of(cls, reading: CorpusReading, objective: Objective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
         """Return windows that are spread over each source's held-out split.
 
         The sources share `tokens` tokens as the mixture does at this row of the run, and each has a few windows at least.

@@ -24,9 +24,9 @@ ACTIVATION_BYTES = 512 * MB
 LOSS_TOKENS = 4096
 """Number of tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
 CPU_PROCESS_BYTES = 290 * MB
-"""Memory of Python, torch's CPU library and the corpus."""
+"""Memory of Python and torch's CPU library."""
 CUDA_PROCESS_BYTES = 3 << 30
-"""Host memory of Python, torch and CUDA's libraries, and the corpus."""
+"""Host memory of Python, torch and CUDA's libraries."""
 CUDA_CONTEXT_BYTES = 600 * MB
 """GPU memory of a process before it allocates memory."""
 PREFILL_TOKENS = 1024

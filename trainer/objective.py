@@ -25,7 +25,8 @@ from kernels.losses import (
     row_log_probabilities,
 )
 from trainer.config import TrainingConfig
-from trainer.data.rows import Reading, Rows
+from trainer.data.corpus import CorpusReading
+from trainer.data.rows import Rows
 from trainer.models.llama.model import Decoder, hidden_states
 from trainer.reference import F32, ReferenceLog
 
@@ -208,7 +209,7 @@ class SourceTotals:
         return self._accurate / self._pairs if self._pairs else None
 
 
-def objective_of(config: TrainingConfig, reading: Reading, folder: Path | None) -> Objective:
+def objective_of(config: TrainingConfig, reading: CorpusReading, folder: Path | None) -> Objective:
     """Return what a run learns from its rows.  folder: of the trainer's files; None to keep none."""
     if config.data.format != "preference":
         return LanguageModelObjective()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from kernels.mixture import MAX_WEIGHTS, MixturePhase, RowMixture
 from trainer.config import OWN_CORPUS, PhaseConfig, SourceConfig, TrainingConfig
-from trainer.data import embedded as corpora
-from trainer.data.chat import ChatReading
 from trainer.data.corpus import (
     BlockFolders,
     CorpusFolder,
@@ -20,42 +15,14 @@ from trainer.data.corpus import (
     MixedSource,
     StoredCorpus,
 )
-from trainer.data.embedded import SEPARATOR, Corpus
-from trainer.data.rows import Reading
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
-from trainer.environments.environment import Environment, example_tokens
+from trainer.data.tokens import ByteTokenizer, TokenizerFile
+from trainer.environments.environment import Environment
 from trainer.environments.records import ALL
 from trainer.environments.registry import open_named
 
-# ------------------------------------------------------------------------------------------------------------------------
-# Corpus of an environment's own examples, for a warm start.
-
-
-MOST_EXAMPLES = 1 << 14
-
-
-def corpus_of(environment: Environment, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Return examples of problems spread over the environment, in the layout of rollouts; hold out a fixed share.
-
-    tokenizer: defaults to bytes.  Raises ValueError if the environment knows no solutions.
-    """
-    tokenizer = tokenizer or ByteTokenizer()
-    count = min(environment.size, MOST_EXAMPLES)
-    splits: dict[bool, list[int]] = {False: [], True: []}
-    for number in range(count):
-        example = example_tokens(environment, number * environment.size // count, tokenizer)
-        splits[number * held_out_percent % 100 < held_out_percent] += [*example.prompt, *example.output]
-    train, held_out = (np.array(splits[held], np.min_scalar_type(tokenizer.vocab - 1)) for held in (False, True))
-    digest = hashlib.blake2b(train.tobytes() + SEPARATOR * 2 + held_out.tobytes(), digest_size=16).hexdigest()
-    return Corpus(train, held_out, digest)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
-"""Names of a run's files."""
+TOKENIZER = "tokenizer.json"
+"""Name of the file among those of a run."""
 
 
 def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
@@ -73,25 +40,6 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
     return TemplatedTokenizer(file, config.tokenizer.template)
 
 
-def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
-    """Open a run's training data. Raises ValueError if this installation cannot provide the data."""
-    data = config.data
-    if data.source == "local":
-        return mixed_reading(with_own_sources(config))
-    if data.sources:
-        return mixed_reading(config)
-    if data.format == "preference":
-        raise ValueError("preferences are read from a corpus, and the run names none; add data.sources")
-    if data.format == "chat":
-        path = _file(config, CHATS)
-        return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
-    if data.corpus == "examples":
-        corpus = corpus_of(environment_of(config), data.held_out_percent, tokenizer)
-    else:
-        corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
-    return corpora.TextReading(corpus, data.sequence_length)
-
-
 def with_own_sources(config: TrainingConfig) -> TrainingConfig:
     """Return the configuration with the sources of this member's own corpus, mixed in proportion to their rows.
 
@@ -107,8 +55,12 @@ def with_own_sources(config: TrainingConfig) -> TrainingConfig:
     return replace(config, data=replace(config.data, sources=sources, phases=(PhaseConfig(0, weights),)))
 
 
-def mixed_reading(config: TrainingConfig) -> CorpusReading:
+def reading_of(config: TrainingConfig) -> CorpusReading:
     """Open the corpora of a run's sources.  Raises ValueError for corpora that do not fit the run."""
+    if config.data.source == "local":
+        config = with_own_sources(config)
+    if not config.data.sources:
+        raise ValueError("the run names no data to train on; ask its organiser for a new run")
     data, blocks = config.data, BlockFolders([Path(each) for each in config.blocks])
     folders: dict[str, CorpusFolder] = {}
     for name in {source.corpus for source in data.sources}:

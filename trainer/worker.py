@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -23,9 +23,8 @@ from torch import Tensor
 from kernels import codec
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
-from trainer.data import embedded as corpora
-from trainer.data.corpus import BlockMissing, CorpusReading
-from trainer.data.rows import Reading, Rows, WindowOrder
+from trainer.data.corpus import BlockMissing
+from trainer.data.rows import Rows
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
@@ -134,14 +133,8 @@ class Worker:
     layout: the chunks of a contribution; each is encoded separately.
     """
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        device: torch.device,
-        corpus: corpora.Corpus | None = None,
-        moments: MomentsFile | None = None,
-    ) -> None:
-        """Make a worker. corpus: text to use instead of the run's data. moments: file of the optimiser's moments, or None.
+    def __init__(self, config: TrainingConfig, device: torch.device, moments: MomentsFile | None = None) -> None:
+        """Make a worker.  moments: file of the optimiser's moments, or None.
 
         Raises ValueError for data that cannot be read on this computer.
         """
@@ -150,14 +143,9 @@ class Worker:
         self._inner: InnerLoop | None = None
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
         self.tokenizer = tokenizer_of(config)
-        self.reading: Reading = (
-            reading_of(config, self.tokenizer)
-            if corpus is None
-            else corpora.TextReading(corpus, config.data.sequence_length)
-        )
+        self.reading = reading_of(config)
         self.objective = objective_of(config, self.reading, moments.path.parent if moments is not None else None)
         self._initial = moments.path.with_name(INITIAL) if moments is not None else None
-        self.order = WindowOrder(config.seed, self.reading.windows)
 
     @property
     def inner(self) -> InnerLoop:
@@ -205,7 +193,7 @@ class Worker:
             leases = chain.from_iterable(range(start, end) for start, end in task.rows)
             if task.round == 0 and not task.reference and self._initial is not None:
                 write_reference(self._initial, theta)
-            self._compare(self._windows(islice(leases, task.steps * count)), task.reference, between)
+            self._compare(list(islice(leases, task.steps * count)), task.reference, between)
         self.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
         steps, mean = 0, 0.0
@@ -227,17 +215,13 @@ class Worker:
         norm = encode_difference(theta, self.model.flat, self.layout, out)
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
 
-    def _windows(self, numbers: Iterable[int]) -> list[int]:
-        """Return the windows of rows of the run."""
-        return list(numbers) if self.reading.in_run_order else [self.order.window(number) for number in numbers]
-
     def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
         """Compute the log-probabilities of preferences under the reference weights, where they are not known.
 
         path: of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
         ValueError if the weights are needed and there are none.
         """
-        if not isinstance(self.objective, PreferenceObjective) or not isinstance(self.reading, CorpusReading):
+        if not isinstance(self.objective, PreferenceObjective):
             return
         if not held_out:
             self.objective.log.trim()
@@ -283,9 +267,7 @@ class Worker:
 
     def batch(self, numbers: Sequence[int]) -> Rows:
         """Return the rows of the run with these numbers."""
-        if self.config.data.sources:  # their blocks are shuffled, so rows are read in order
-            return self.reading.rows(numbers)
-        return self.reading.rows(self._windows(numbers))
+        return self.reading.rows(numbers)
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""

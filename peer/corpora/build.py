@@ -332,7 +332,9 @@ class _Build:
     def _nothing(self, name: str) -> str:
         """Return the sentence for a source without a document to learn from."""
         first = self._tally.first(True) or self._tally.first(False)
-        reason = f"the first row left out is {first}" if first is not None else "its inputs have no rows"
+        reason = "all its documents are held out" if self._tally.documents else "its inputs have no rows"
+        if first is not None:
+            reason = f"the first row left out is {first}"
         return f"the source {name} has no document to learn from; {reason}; check the inputs and the options"
 
     def _shape(self, tokenizer: TemplatedTokenizer, tokens: Sequence[int]) -> tuple[int, int]:
@@ -407,7 +409,7 @@ class _Build:
             raise PeerError(f"these inputs give no corpus: {error}; change the inputs or the options") from error
 
     def _recipe(self) -> str:
-        """Return the recipe: inputs, options, and the counts of rows left out."""
+        """Return the recipe: inputs, options, and the counts of rows left out or cut."""
         counts = {reason.name.lower(): count for reason, count in sorted(self._tally.left_out.items())}
         named = [{"source": each.source, "input": each.name} for each in self._inputs[:INPUTS_NAMED]]
         while True:
@@ -418,6 +420,7 @@ class _Build:
                 "options": self._options.described(),
                 "rows": self._tally.rows,
                 "left_out": counts,
+                **({"cut": self._tally.cut} if self._tally.cut else {}),
             }
             text = json.dumps(recipe, sort_keys=True)
             if len(text) <= MAX_RECIPE_CHARS or not named:

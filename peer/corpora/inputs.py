@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -25,7 +24,6 @@ from peer.corpora.options import MAX_DOCUMENT_BYTES, FieldSelection
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.chat import parsed
-from trainer.data.embedded import sources as python_sources
 from trainer.data.rows import Mask, Tokens
 
 BATCH_BYTES = 512 << 10
@@ -83,14 +81,6 @@ class BuildInput:
     def is_in_memory(self) -> bool:
         """True for documents in memory."""
         return not isinstance(self.origin, Path | str)
-
-
-def standard_library() -> Iterator[Document]:
-    """Yield Python's standard library, a document for each file, identified by its path."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in python_sources(root):
-        if text := path.read_bytes().replace(b"\0", b"").decode(errors="replace"):
-            yield Document(path.relative_to(root).as_posix(), text)
 
 
 class RowForm(IntEnum):

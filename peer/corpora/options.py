@@ -125,8 +125,11 @@ class BuildOptions:
     workers: int = 0
 
     def described(self) -> dict[str, Any]:
-        """Return the options that decide the bytes of the corpus, for its recipe."""
-        tokens, fields = self.tokens, asdict(self.fields)
+        """Return the options that decide the bytes of the corpus, for its recipe.
+
+        Options that are None are left out, so that a new one does not change the corpora of builds without it.
+        """
+        tokens, fields = self.tokens, {name: value for name, value in asdict(self.fields).items() if value is not None}
         del fields["words"]
         fields["where"] = {name: list(values) for name, values in sorted(self.fields.where.items())}
         return {

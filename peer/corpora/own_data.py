@@ -116,7 +116,7 @@ class OwnData:
             "from": self.origin,
             "format": data.format,
             "sequence_length": data.sequence_length,
-            "held_out_percent": data.held_out_percent,
+            "held_out_percent": local.held_out_percent,
             "text": local.text,
             "id": local.id or None,
             "where": {each.field: list(each.values) for each in local.where},

@@ -1,8 +1,8 @@
 """Corpora that a run file names in its data section, built in the organiser's data directory if they are not built yet.
 
-`[data] from` names a corpus that `peer data build` made, or a file, a folder or a data set from which one is built here.
-`[[data.sources]]` names several, each with a weight.  A corpus that is built here keeps its folder: the next run file with
-the same inputs and options uses it again.
+`[data] from` names a corpus that `peer data build` made, or a file, a folder or a data set from which one is built here, or
+documents of our own: the solved examples of the run's environment.  `[[data.sources]]` names several, each with a weight.  A
+corpus that is built here keeps its folder: the next run file with the same inputs and options uses it again.
 """
 
 from __future__ import annotations
@@ -14,24 +14,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from peer.corpora.blocks import SHARDS
 from peer.corpora.build import BuildProgress, build
-from peer.corpora.inputs import BuildInput, files_of
-from peer.corpora.options import BuildOptions, FieldSelection, OptionWords, TokenFormat
+from peer.corpora.inputs import BuildInput, Document, files_of
+from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
 from peer.errors import ExitCode, PeerError
+from peer.formatting import amount
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
+from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.fitting import corpora_flaw
 from protocol.corpora.manifest import CorpusKind, CorpusManifest, read_manifest
+from protocol.run.builtin import EXAMPLES
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA, MAX_FILE_BYTES, MAX_WEIGHT, TOKENIZER, DataSection
+from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
 from protocol.sync.supplies import file_section
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from trainer.data.templates import TemplatedTokenizer
+from trainer.environments.environment import Environment, example_tokens
 
 MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""
-BUILD_FIELDS = frozenset({"from", "text", "id", "where", "least_characters", "most_characters", "most_rows"})
-"""Fields of the data section that say how a corpus is built; the run's manifest does not have them."""
 WORDS = OptionWords(
     "text in [data]",
     "held_out_percent in [data]",
@@ -40,16 +46,31 @@ WORDS = OptionWords(
     "close other programs, and run the command again",
 )
 HUB = "hf:"
+HELD_OUT_PERCENT, MOST_HELD_OUT = 5, 50
+"""Share of the documents that is held out where a run file does not say it, and the largest one."""
+NOUNS = {CorpusKind.TEXT: "documents", CorpusKind.CHAT: "chats", CorpusKind.PREFERENCE: "preferences"}
 Tell = Callable[[BuildProgress], None]
 
 
 @dataclass(frozen=True)
+class OwnDocuments:
+    """Documents that are not in files.  key: changes whenever they do.  make: returns them; may raise `PeerError`."""
+
+    key: str
+    make: Callable[[], Sequence[Document]]
+
+
+NO_DOCUMENTS: Mapping[str, OwnDocuments] = {}
+
+
+@dataclass(frozen=True)
 class NamedInput:
-    """Input that a run file names.  name, weight: None if the file gives none."""
+    """Input that a run file names.  name, weight: None if the file gives none.  own: documents that `origin` stands for."""
 
     name: str | None
     origin: Path | str
     weight: int | None
+    own: OwnDocuments | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -69,15 +90,25 @@ class NamedInput:
 
 @dataclass(frozen=True)
 class RunData:
-    """Corpora of a run, in the order of `data.corpora`.  section: fields of the data section."""
+    """Corpora of a run, in the order of `data.corpora`.
+
+    section: fields of the data section.  remarks: subject and text of facts for a person, about corpora built here.
+    """
 
     folders: tuple[Path, ...]
     section: Mapping[str, Any]
+    remarks: Sequence[tuple[str, str]] = ()
 
     @property
     def files(self) -> dict[str, bytes]:
         """Manifests of the corpora, by their names among the files of the run."""
         return {f"{CORPORA}{number}": (folder / MANIFEST).read_bytes() for number, folder in enumerate(self.folders)}
+
+    @property
+    def places(self) -> TrainerPlaces:
+        """Places of the corpora for a trainer that reads them where they lie."""
+        files = {f"{CORPORA}{number}": folder / MANIFEST for number, folder in enumerate(self.folders)}
+        return TrainerPlaces(files, [folder / SHARDS for folder in self.folders])
 
     def check(self, run: RunManifest, tokenizer: Path | None) -> None:
         """Check that the corpora fit the run.  Raises ValueError with one sentence.
@@ -85,17 +116,20 @@ class RunData:
         tokenizer: the tokenizer.json of the run; None for bytes.
         """
         manifests = [_manifest(folder) for folder in self.folders]
+        length = run.data.sequence_length
         flaw = corpora_flaw(run, manifests) or tokenizer_flaw(manifests, tokenizer)
         if flaw:
             raise ValueError(f"[data] {flaw}; build the corpus for this run")
+        if not any(each.rows(source.held_out, length) for each in manifests for source in each.sources):
+            raise ValueError(
+                f"nothing that is held out fills a row of data.sequence_length ({length}), so no loss could be measured; "
+                "give more data, make held_out_percent larger, or make data.sequence_length smaller"
+            )
 
     def link(self, run_folder: Path) -> None:
         """Make the corpora known to the organiser's peer, which serves their blocks from where they lie."""
-        names = make_private(run_folder / LINKS)
         for number, folder in enumerate(self.folders):
-            link = names / str(number)
-            link.unlink(missing_ok=True)
-            link.symlink_to(folder.absolute(), target_is_directory=True)
+            link_corpus(run_folder, number, folder)
 
 
 def tokenizer_flaw(manifests: Sequence[CorpusManifest], tokenizer: Path | None) -> str:
@@ -106,23 +140,23 @@ def tokenizer_flaw(manifests: Sequence[CorpusManifest], tokenizer: Path | None) 
     return "a corpus was built with another tokenizer than the run's" if is_other else ""
 
 
-def names_corpora(section: Any, beside: Path) -> bool:
-    """Return True if a data section names data for corpora.
+def link_corpus(run_folder: Path, number: int, folder: Path) -> None:
+    """Make a corpus known to the peer of a run.  number: its place in the run's `data.corpora`."""
+    link = make_private(run_folder / LINKS) / str(number)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.absolute(), target_is_directory=True)
 
-    A file of chats that fits into the files of a run is none: it is a file of the run itself.
-    """
+
+def names_corpora(section: Any) -> bool:
+    """Return True if a data section names data for corpora, other than the manifests of finished ones."""
     if not isinstance(section, Mapping) or "corpora" in section or section.get("source") == "local":
         return False
-    named = section.get("from")
-    if section.get("format") == "chat" and isinstance(named, str):
-        path = beside / Path(named).expanduser()
-        return path.is_dir() or (path.is_file() and path.stat().st_size > MAX_FILE_BYTES)
-    return isinstance(named, str) or isinstance(section.get("sources"), list)
+    return isinstance(section.get("from"), str) or isinstance(section.get("sources"), list)
 
 
 def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
     """Return the tokenizer of the corpora that a data section names, and its end token; None if there is none."""
-    named = _inputs(section, beside) if names_corpora(section, beside) else []
+    named = _inputs(section, beside) if names_corpora(section) else []
     for folder in (each.folder for each in named if each.folder is not None):
         if (folder / TOKENIZER).is_file():
             return folder / TOKENIZER, [_manifest(folder).end]
@@ -142,16 +176,23 @@ def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapp
 
 
 def run_data(
-    section: Mapping[str, Any], beside: Path, tokens: TokenFormat, built: Path, tell: Tell = lambda progress: None
+    section: Mapping[str, Any],
+    beside: Path,
+    tokens: TokenFormat,
+    built: Path,
+    tell: Tell = lambda progress: None,
+    own: Mapping[str, OwnDocuments] = NO_DOCUMENTS,
 ) -> RunData:
     """Open or build the corpora of a data section.  Raises `PeerError`.
 
     beside: folder of the run file.  tokens: form of the tokens of corpora that are built.  built: folder below which they
-    are built.  tell: called about the progress of a build.
+    are built.  tell: called about the progress of a build.  own: documents that are not in files, by the names that stand
+    for them.
     """
-    inputs = _inputs(section, beside)
+    inputs = _inputs(section, beside, own)
     raw = [each for each in inputs if each.folder is None]
-    ours = [_built(raw, _options(section, tokens), built, tell)] if raw else []
+    made = _built(raw, _options(section, tokens), built, tell) if raw else None
+    ours = [made.folder] if made is not None else []
     folders = list(dict.fromkeys([*(each.folder for each in inputs if each.folder is not None), *ours]))
     manifests = [_manifest(folder) for folder in folders]
     sources: dict[tuple[int, str], dict[str, Any]] = {}
@@ -165,25 +206,29 @@ def run_data(
         "sources": _weighted([*sources.values()]),
         "phases": _phases(section.get("phases", []), [name for _, name in sources]),
     }
-    return RunData(tuple(folders), {name: value for name, value in fields.items() if value})
+    remarks = [_remark(manifests[-1], made.tally)] if made is not None else []
+    return RunData(tuple(folders), {name: value for name, value in fields.items() if value}, remarks)
 
 
 def built_name(section: Mapping[str, Any], beside: Path, tokens: TokenFormat) -> str:
     """Return the name of the folder in which `run_data` builds a corpus; empty if it builds none.  Raises `PeerError`."""
     raw = [each for each in _inputs(section, beside) if each.folder is None]
-    return _key([BuildInput(each.source, each.origin) for each in raw], _options(section, tokens)) if raw else ""
+    return _key(raw, _options(section, tokens)) if raw else ""
 
 
-def _inputs(section: Mapping[str, Any], beside: Path) -> list[NamedInput]:
-    """Return the inputs that a data section names, in its order.  Raises `PeerError`."""
+def _inputs(section: Mapping[str, Any], beside: Path, own: Mapping[str, OwnDocuments] | None = None) -> list[NamedInput]:
+    """Return the inputs that a data section names, in its order.  Raises `PeerError`.
+
+    own: documents that are not in files; None if they do not matter.
+    """
     listed = section.get("sources", [{"from": section.get("from")}])
-    found = [_input(each, beside) for each in listed]
+    found = [_input(each, beside, own) for each in listed]
     if not found or len({each.weight is None for each in found}) > 1:
         raise PeerError("each of [[data.sources]] needs a weight, or none of them; add the missing ones", ExitCode.INPUT)
     return found
 
 
-def _input(said: Any, beside: Path) -> NamedInput:
+def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> NamedInput:
     if not isinstance(said, Mapping) or not isinstance(said.get("from"), str) or set(said) - {"name", "from", "weight"}:
         raise PeerError(
             '[[data.sources]] has name, from and weight, and no other field; write from = "FOLDER-OR-FILE"', ExitCode.INPUT
@@ -193,6 +238,14 @@ def _input(said: Any, beside: Path) -> NamedInput:
         raise PeerError(
             f"[[data.sources]] has a name in quotes, and a weight from 0 to {MAX_WEIGHT}; correct it", ExitCode.INPUT
         )
+    if named == EXAMPLES or (own is not None and named in own):
+        if own is not None and named not in own:
+            raise PeerError(
+                f'"{EXAMPLES}" in [data] are the solved problems of an environment, and no section [rl] names one; add it, '
+                f'or write "./{EXAMPLES}" for a folder of that name',
+                ExitCode.INPUT,
+            )
+        return NamedInput(name, named, weight, own[named] if own is not None else None)
     origin = named if named.startswith(HUB) else beside / Path(named).expanduser()
     if isinstance(origin, Path) and not origin.exists():
         raise PeerError(f"{origin} does not exist; correct from in [data]", ExitCode.INPUT)
@@ -210,7 +263,7 @@ def _length(section: Mapping[str, Any]) -> int:
 
 
 def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
-    where, said = section.get("where", {}), DataSection.model_fields["held_out_percent"].default
+    where, percent = section.get("where", {}), section.get("held_out_percent", HELD_OUT_PERCENT)
     names = {name: section.get(name) for name in ("text", "id")}
     sizes = {name: section.get(name) for name in ("least_characters", "most_characters", "most_rows")}
     if not isinstance(where, Mapping) or not all(isinstance(each, str | None) for each in names.values()):
@@ -228,26 +281,57 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         words=WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
-    percent = section.get("held_out_percent", said)
-    return BuildOptions(tokens, fields, held_out_percent=percent if isinstance(percent, int) else said)
+    if not isinstance(percent, int) or isinstance(percent, bool) or not 1 <= percent <= MOST_HELD_OUT:
+        raise PeerError(
+            f"the held-out share is a whole percentage from 1 to {MOST_HELD_OUT}; change held_out_percent in [data]",
+            ExitCode.INPUT,
+        )
+    return BuildOptions(tokens, fields, held_out_percent=percent)
 
 
-def _built(inputs: Sequence[NamedInput], options: BuildOptions, built: Path, tell: Tell) -> Path:
-    """Build the corpus of these inputs, unless it is built already; return its folder."""
-    chosen = [BuildInput(each.source, each.origin) for each in inputs]
-    folder = built / _key(chosen, options)
-    if not (folder / MANIFEST).is_file():
-        built.mkdir(mode=0o700, parents=True, exist_ok=True)
-        build(chosen, options, folder, tell)
-    return folder
+@dataclass(frozen=True)
+class _BuiltCorpus:
+    """Corpus in a folder.  tally: counts of its rows; None if an earlier command built it."""
+
+    folder: Path
+    tally: BuildTally | None
 
 
-def _key(inputs: Sequence[BuildInput], options: BuildOptions) -> str:
+def _built(inputs: Sequence[NamedInput], options: BuildOptions, built: Path, tell: Tell) -> _BuiltCorpus:
+    """Build the corpus of these inputs, unless it is built already."""
+    folder = built / _key(inputs, options)
+    if (folder / MANIFEST).is_file():
+        return _BuiltCorpus(folder, None)
+    built.mkdir(mode=0o700, parents=True, exist_ok=True)
+    chosen = [
+        BuildInput(each.source, each.origin if each.own is None else each.own.make(), str(each.origin)) for each in inputs
+    ]
+    return _BuiltCorpus(folder, build(chosen, options, folder, tell).tally)
+
+
+def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, str]:
+    """Return the subject and the numbers of a corpus that was built here, and of the rows that it leaves out."""
+    train, held_out = ([each.train for each in manifest.sources], [each.held_out for each in manifest.sources])
+    noun, documents = NOUNS[manifest.kind], sum(split.documents for split in train)
+    size = f"{amount(sum(split.tokens for split in train)).strip()} tokens"
+    if manifest.row_tokens:
+        size = f"{sum(manifest.rows(split, manifest.row_tokens - 1) for split in train)} windows"
+    told = f"{documents} {noun} in {size} to learn from, {sum(split.documents for split in held_out)} held out"
+    recipe = json.loads(manifest.recipe)
+    if recipe.get("cut"):
+        told += f"; {recipe['cut']} longer than a window are cut"
+    left = ", ".join(f"{count} {LeftOut[name.upper()].value}" for name, count in recipe["left_out"].items())
+    first = tally.first(True) if tally is not None else None
+    return noun, told + (f"; left out: {left}" if left else "") + (f"; the first bad row is {first}" if first else "")
+
+
+def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
     """Return a name for the corpus of these inputs, which changes whenever a file of theirs does."""
     digest = hashlib.blake2b(json.dumps(options.described(), sort_keys=True).encode(), digest_size=16)
     digest.update(options.tokens.content() or b"bytes")
-    digest.update(json.dumps([[each.source, str(each.origin)] for each in inputs]).encode())
-    for file in files_of(each for each in inputs if isinstance(each.origin, Path)):
+    own = {str(each.origin): each.own.key for each in inputs if each.own is not None}
+    digest.update(json.dumps([[[each.source, str(each.origin)] for each in inputs], own]).encode())
+    for file in files_of(BuildInput(each.source, each.origin) for each in inputs if isinstance(each.origin, Path)):
         assert file.path is not None, "only data in memory has no path"
         stat = file.path.stat()
         digest.update(f"{file.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
@@ -297,3 +381,26 @@ def _phases(said: Any, names: Sequence[str]) -> list[dict[str, Any]]:
             )
         phases.append({**phase, "weights": [weights.get(name, 0) for name in names]})
     return phases
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Documents of an environment's solved examples, for a warm start.
+
+
+MOST_EXAMPLES = 1 << 14
+
+
+def solved_examples(environment: Environment, tokenizer: TemplatedTokenizer) -> list[Document]:
+    """Return examples of problems spread over the environment, in the layout of rollouts.
+
+    Raises ValueError if the environment knows no solutions.
+    """
+    count = min(environment.size, MOST_EXAMPLES)
+    return [_example(environment, number * environment.size // count, tokenizer) for number in range(count)]
+
+
+def _example(environment: Environment, number: int, tokenizer: TemplatedTokenizer) -> Document:
+    example = example_tokens(environment, number, tokenizer)
+    tokens = [*example.prompt, *example.output]
+    text = tokenizer.decode([token for token in tokens if token not in tokenizer.ends])
+    return Document(tokens=np.array(tokens, tokenizer.dtype), text_bytes=len(text.encode()))

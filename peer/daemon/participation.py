@@ -20,6 +20,7 @@ import trio
 
 from peer.addresses import local_remark
 from peer.control.remote import Door
+from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
 from peer.daemon.settings import DaemonSettings, RunChoice, chosen_port
 from peer.discovery.contacts import AddressBook, Contacts
@@ -32,7 +33,7 @@ from peer.files import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.purpose import purpose_sentence, unusual_data
-from peer.joining.run_source import store_manifest
+from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import BLOCKS, CORPORA, run_dir
@@ -334,6 +335,8 @@ class Participation:
 
     async def _live(self, signed: SignedManifest, network: Network, nursery: trio.Nursery) -> None:
         self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
+        built = self._settings.data_dir / BUILT
+        await trio.to_thread.run_sync(provide_builtin, signed.manifest, self.store.files, self._folder, built)
         state = OuterState(signed.manifest)
         try:
             await self._live_with(signed, self.store, state, network, nursery)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,7 +35,7 @@ from peer.resources.check import check_together
 from peer.settings.preferences import without_settings
 from peer.weights.brought import Brought
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
-from protocol.run.run_file import load_run_file, parse_run_file
+from protocol.run.run_file import load_run_file
 from protocol.run.sections import Unit
 from protocol.wire.identity import Identity
 
@@ -92,8 +92,8 @@ def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | No
             ExitCode.USAGE,
         )
     versions = versions or LEAST_VERSIONS
-    organiser, start = Identity.generate(), _start(run_file)
-    manifest = learning_manifest(organiser) if run_file is None else load_run_file(run_file, organiser.peer_id, start)
+    organiser = Identity.generate()
+    manifest, start = learning_run(organiser, run_file)
     if manifest.rl is None:
         raise PeerError(f"{run_file} has no section [rl], which --rl needs; add one, or leave --rl out", ExitCode.INPUT)
     from peer.demo.learning import Learning, StateExamination  # imports torch, which a demo of training does not need
@@ -109,10 +109,11 @@ def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | No
     )
 
 
-def learning_manifest(organiser: Identity) -> RunManifest:
-    """Return the manifest of the built-in run with rollouts."""
-    text = (files(__package__) / LEARNING_RUN).read_text(encoding="utf-8")
-    return parse_run_file(text, organiser.peer_id, LEARNING_RUN)
+def learning_run(organiser: Identity, run_file: Path | None = None) -> tuple[RunManifest, Brought | None]:
+    """Return the manifest of the built-in run with rollouts, or of a run file, and the data that comes with it."""
+    with as_file(files(__package__) / LEARNING_RUN) as own:
+        start = _start(run_file or own)
+        return load_run_file(run_file or own, organiser.peer_id, start), start
 
 
 def _rounds_of(manifest: RunManifest, peers: int) -> int:

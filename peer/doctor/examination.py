@@ -36,6 +36,7 @@ from peer.resources.computer import available_memory, free_gpu_memory, usable_co
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
+from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
@@ -267,8 +268,8 @@ class Examination:
         manifest, folder, preferences = signed.manifest, run_dir(self.folder, signed.run), self.preferences
         if manifest.data.is_local and role is Role.TRAINER:
             await self._thread("own data", partial(corpora.own_data, preferences))
-        if not manifest.data.corpora:
-            return
+        if manifest.data.corpora in ([], [BUILTIN]):
+            return  # every peer builds the text that comes with the program
         here: list[corpora.CorporaHere | None] = [None]
 
         def look() -> Check:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
+from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Unit
 
@@ -94,15 +95,7 @@ UNAUDITED = "each member's own data, which stay on its computer: nobody can audi
 def _text(manifest: RunManifest) -> str:
     if manifest.data.is_local:
         return f"{ROWS[manifest.data.format]} of {UNAUDITED}"
-    if manifest.data.sources:
-        return _mixed(manifest)
-    if manifest.data.format == "chat":
-        return "the chats of the run (what the assistant says counts)"
-    return (
-        "the environment's solved problems"
-        if manifest.data.corpus == "examples"
-        else "the source of Python's standard library"
-    )
+    return _mixed(manifest) if manifest.data.sources else "no data"
 
 
 def ledger_remark(manifest: RunManifest) -> str:
@@ -114,6 +107,8 @@ def ledger_remark(manifest: RunManifest) -> str:
 
 ROWS = {"text": "text", "chat": "chats (what the assistant says counts)", "preference": "preferences (DPO)"}
 """Kinds of rows, for people."""
+OWN_SOURCES = {SOURCE: "the source and documentation of this program", EXAMPLES: "the environment's solved problems"}
+"""Sources that no organiser brings, by their names."""
 
 
 def _mixed(manifest: RunManifest) -> str:
@@ -126,23 +121,22 @@ def _mixed(manifest: RunManifest) -> str:
             f"{name} {100 * weight / sum(weights):.3g} %" for name, weight in zip(names, weights, strict=True) if weight
         )
 
-    first = shares([source.weight for source in data.sources]) if len(names) > 1 else names[0]
+    alone = OWN_SOURCES.get(names[0], f"{ROWS[data.format]}: {names[0]}")
+    first = f"{ROWS[data.format]}: {shares([source.weight for source in data.sources])}" if len(names) > 1 else alone
     later = "".join(f"; from {amount(phase.from_tokens).strip()} tokens {shares(phase.weights)}" for phase in data.phases)
     rows = data.sequence_length * sum(source.rows for source in data.sources)
     limit = f", at most {data.epochs} times" if data.epochs else ""
-    return f"{ROWS[data.format]}: {first}{later} (about {amount(rows).strip()} tokens in all{limit})"
+    return f"{first}{later} (about {amount(rows).strip()} tokens in all{limit})"
 
 
 def unusual_data(manifest: RunManifest) -> str:
-    """Return a warning if given weights would be trained on Python's source, which is rarely intended; empty otherwise."""
-    reads_text = (
-        not manifest.data.sources and not manifest.data.is_local and (manifest.rl is None or manifest.rl.warm_rounds > 0)
-    )
-    if not manifest.initial_state or not reads_text or manifest.data.format != "text" or manifest.data.corpus != "stdlib":
+    """Return a warning if given weights would be trained on our own source, which is rarely intended; empty otherwise."""
+    reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
+    if not manifest.initial_state or not reads_text or [source.name for source in manifest.data.sources] != [SOURCE]:
         return ""
     return (
-        "these weights will learn the source of Python's standard library, as the run file names no other data; for your "
-        'own, add [data] with from = "FOLDER-OR-FILE"'
+        f"these weights will learn {OWN_SOURCES[SOURCE]}, as the run file names no other data; for your own, add [data] "
+        'with from = "FOLDER-OR-FILE"'
     )
 
 

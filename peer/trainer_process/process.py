@@ -231,7 +231,7 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 START_DEADLINE_S = 180.0
-"""Seconds for importing torch and reading the corpus on a slow, busy computer."""
+"""Seconds for importing torch on a slow, busy computer."""
 SILENCE_DEADLINE_S = 1800.0
 """Seconds of silence during work after which a trainer counts as hung (a step takes seconds; the first step may compile)."""
 END_DEADLINE_S = 2.0

@@ -1,4 +1,4 @@
-"""Data that comes with a run file: a folder of weights, a tokenizer, chats, the tasks of its environment.
+"""Data that comes with a run file: a folder of weights, a tokenizer, corpora, the tasks of its environment.
 
 The manifest names each piece by its hash.  The organiser's data directory stores the data; other peers fetch it from there
 and from each other.
@@ -9,13 +9,24 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from peer.corpora.run_data import RunData, names_corpora, run_data, token_format, tokenizer_in
+from peer.corpora.builtin import builtin_documents
+from peer.corpora.inputs import Document
+from peer.corpora.options import TokenFormat
+from peer.corpora.run_data import (
+    OwnDocuments,
+    RunData,
+    names_corpora,
+    run_data,
+    solved_examples,
+    token_format,
+    tokenizer_in,
+)
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, keep_tokenizer
@@ -24,24 +35,24 @@ from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
+from protocol.run.builtin import EXAMPLES, SOURCE, reads_builtin
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection, RlSection
+from protocol.run.sections import MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection, RlSection
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
-from trainer.data.chat import ChatReading
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
 from trainer.data.tokenizer_json import MESSAGE_END, TURN_END, Mark
 from trainer.data.tokens import ByteTokenizer, special_in
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import SolveRates, TaskRecord, read_tasks, told
-from trainer.environments.registry import check_named, files_of, problems_of, with_digests
+from trainer.environments.registry import check_named, files_of, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
 from trainer.models.llama.huggingface import ends_in
-from trainer.reading import environment_of, reading_of, tokenizer_of
+from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import prompt_flaw
 from trainer.weights.folder import WeightsFolder, json_in
 from trainer.weights.safetensors_file import FolderError
@@ -220,22 +231,18 @@ class Brought:
         folder: FolderStart | None,
         tokenizer: Path | None,
         facts: Mapping[str, Any],
-        data: Path | RunData | None,
+        corpora: RunData | None,
         tasks: Tasks,
     ) -> None:
-        """Read the files.  facts: fields of the tokenizer's section.  data: a file of chats, or corpora."""
-        self._folder = folder
-        self._corpora = data if isinstance(data, RunData) else None
-        chats = data if isinstance(data, Path) else None
-        paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: path for name, path in tasks.paths.items()}
-        self._paths = {name: path for name, path in paths.items() if path is not None}
+        """Read the files.  facts: fields of the tokenizer's section.  corpora: None if they are not built here."""
+        self._folder, self.corpora = folder, corpora
+        self._paths = {TOKENIZER: tokenizer} if tokenizer is not None else {}
+        self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
-        if chats is not None:
-            self.sections["data"] = {"chats": file_section(self._data[CHATS]).model_dump()}
-        if self._corpora is not None:
-            self.sections["data"] = dict(self._corpora.section)
-            self._data |= self._corpora.files
+        if self.corpora is not None:
+            self.sections["data"] = dict(self.corpora.section)
+            self._data |= self.corpora.files
         if tokenizer is not None:
             self.sections["tokenizer"] = {**facts, "file": file_section(self._data[TOKENIZER]).model_dump()}
         if tasks.paths:
@@ -253,23 +260,20 @@ class Brought:
         return self._folder.digest(piece_bytes)
 
     def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
-        """Read the data as a trainer will.  tell: called about chats and tasks.  Raises `PeerError` with file and line."""
+        """Read the data as a trainer will.  tell: called about corpora and tasks.  Raises `PeerError` with file and line."""
         paths = {name: str(path) for name, path in self._paths.items()}
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         try:
             tokenizer = tokenizer_of(config)
-            if self._corpora is not None:
-                self._corpora.check(manifest, self._paths.get(TOKENIZER))
-            reading = reading_of(config, tokenizer) if CHATS in self._paths else None
+            if self.corpora is not None:
+                self.corpora.check(manifest, self._paths.get(TOKENIZER))
             if manifest.rl is not None:
                 self._check_tasks(manifest.rl, tokenizer, tell)
                 _check_environment(config, manifest.rl, tokenizer)
-                if manifest.data.corpus == "examples":
-                    self._check_examples(config, tokenizer)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
-        if isinstance(reading, ChatReading):
-            tell("chats", reading.described())
+        for remark in self.corpora.remarks if self.corpora is not None else ():
+            tell(*remark)
 
     def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
         """Raise ValueError for unusable lines or prompts, naming the file, and if too few tasks are left."""
@@ -293,21 +297,6 @@ class Brought:
         except ValueError as error:
             raise ValueError("; ".join([str(error), *remarks])) from error
 
-    def _check_examples(self, config: TrainingConfig, tokenizer: TemplatedTokenizer) -> None:
-        """Raise ValueError if a task is no example or, as far as this computer can tell, there are too few examples."""
-        files = [name for name in self._data if name.startswith(TASKS)]
-        for name in files:
-            for task in read_tasks(io.BytesIO(self._data[name])):
-                if task.solution is None:
-                    raise ValueError(
-                        f"{self._paths[name]}: the task {task.problem_id!r:.80} names no solution, so it is not an "
-                        f"example; add "
-                        "gold_standard_solution to it, or leave data.corpus out"
-                    )
-        if files:
-            with suppress(PackageMissing, SandboxUnavailable):
-                reading_of(config, tokenizer)
-
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
         if self._folder is not None:
@@ -316,8 +305,8 @@ class Brought:
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 _keep(files, file, self._data[name])
-        if self._corpora is not None:
-            self._corpora.link(run_dir(data, signed.run))
+        if self.corpora is not None:
+            self.corpora.link(run_dir(data, signed.run))
 
 
 def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
@@ -338,10 +327,10 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
 
 
 def brought_by(path: Path, built: Path) -> Brought | None:
-    """Return the data of a run file; None if it names no data and no environment.  Raises `PeerError` or `RunFileError`.
+    """Return the data of a run file; None if it names none, no environment and no tokenizer.
 
-    The tokenizer.json in a model's folder is used, if there is one and the run file names no other.  built: folder below
-    which corpora are built.
+    Raises `PeerError` or `RunFileError`.  The tokenizer.json in a model's folder is used, if there is one and the run file
+    names no other.  built: folder below which corpora are built.
     """
     sections = sections_of(path)
     model, tokenizer = (_named(path, sections.get(name)) for name in ("model", "tokenizer"))
@@ -361,12 +350,62 @@ def brought_by(path: Path, built: Path) -> Brought | None:
     if tokenizer is None and "tokenizer" not in sections and (found := tokenizer_in(section, path.parent)) is not None:
         tokenizer, said = found[0], {"ends": found[1]}
     facts = tokenizer_facts(tokenizer, said) if tokenizer is not None else {}
-    data: Path | RunData | None = _named(path, section)
-    if names_corpora(section, path.parent):
-        data = run_data(section, path.parent, token_format(section, tokenizer, facts), built)
-    if model is None and tokenizer is None and data is None and "rl" not in sections:
+    corpora = _corpora(path, sections, tasks, (tokenizer, facts), built)
+    if model is None and tokenizer is None and corpora is None and "rl" not in sections:
         return None
-    return Brought(start, tokenizer, facts, data, tasks)
+    return Brought(start, tokenizer, facts, corpora, tasks)
+
+
+def _corpora(
+    path: Path,
+    sections: Mapping[str, Any],
+    tasks: Tasks,
+    tokens: tuple[Path | None, Mapping[str, Any]],
+    built: Path,
+) -> RunData | None:
+    """Return the corpora of a run file, built below `built`; None if it names no data and reads bytes.
+
+    tokens: the tokenizer, if any, and the fields of its section.
+    """
+    section, rl, (tokenizer, facts) = sections.get("data", {}), sections.get("rl"), tokens
+    own: dict[str, OwnDocuments] = {}
+    if tokenizer is not None and reads_builtin(section):
+        section = {**section, "from": SOURCE}
+        own[SOURCE] = builtin_documents()
+    if not names_corpora(section):
+        return None
+    form = token_format(section, tokenizer, facts)
+    if isinstance(rl, Mapping):
+        own[EXAMPLES] = _examples(path, rl, tasks, replace(form, template=facts.get("template", "raw")))
+    return run_data(section, path.parent, form, built, own=own)
+
+
+def _examples(path: Path, rl: Mapping[str, Any], tasks: Tasks, tokens: TokenFormat) -> OwnDocuments:
+    """Return the solved examples of a run file's environment."""
+    environment = str(tasks.said.get("environment", rl.get("environment")))
+    rates = [rl.get(name, RlSection.model_fields[name].default) for name in ("min_solve_rate", "max_solve_rate")]
+
+    def make() -> list[Document]:
+        try:
+            for name, file in tasks.paths.items():
+                _check_solutions(file, _read_beside(path, name))
+            files = {TASKS + name: str(file) for name, file in tasks.paths.items()}
+            opened = open_named(environment, files, SolveRates(*rates))
+            return solved_examples(opened, tokens.open())
+        except (TypeError, ValueError, SandboxUnavailable) as error:
+            raise PeerError(f'{path.name}: from = "{EXAMPLES}" in [data]: {error}', ExitCode.INPUT) from error
+
+    return OwnDocuments(repr((environment, rates, tokens.template)), make)
+
+
+def _check_solutions(path: Path, data: bytes) -> None:
+    """Raise ValueError if a task is no example."""
+    for task in read_tasks(io.BytesIO(data)):
+        if task.solution is None:
+            raise ValueError(
+                f"{path}: the task {task.problem_id!r:.80} names no solution, so it is not an example; add "
+                "gold_standard_solution to it, or leave from out"
+            )
 
 
 def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:

@@ -21,6 +21,7 @@ from kernels.codec import BLOCK
 from kernels.layout import chunk_count
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
+from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
@@ -34,7 +35,6 @@ from protocol.run.fitting import (
     used_problems,
 )
 from protocol.run.sections import (
-    CHATS,
     CORPORA,
     TOKENIZER,
     DataSection,
@@ -195,7 +195,7 @@ class RunManifest(Section):
     founders: Founders
     """A list of the peer IDs that vote until four peers have earned a vote, sorted; or "anyone": the last members vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the initial parameters and of the order of the data."""
+    """Seed of the initial parameters, and of the lengths that prompts of rollouts name."""
     initial_state: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", max_length=64)] = ""
     """Digest of the outer state before the first round, in hex; empty where the seed says what that is."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
@@ -247,12 +247,6 @@ class RunManifest(Section):
                 f"protocol_min ({self.protocol_min}) is more than protocol_max "
                 f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
             )
-        if self.data.corpus == "examples" and self.rl is None:
-            yield ManifestProblem(
-                ("data.corpus",),
-                'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
-                'take "stdlib"',
-            )
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
             yield ManifestProblem(
                 ("tokenizer.ends", "model.vocab"),
@@ -299,10 +293,10 @@ class RunManifest(Section):
     @property
     def files(self) -> dict[str, FileSection]:
         """The files that every peer of the run has, by name."""
-        named = {TOKENIZER: self.tokenizer.file if self.tokenizer is not None else None, CHATS: self.data.chats}
-        named |= {f"{CORPORA}{number}": file for number, file in enumerate(self.data.corpora)}
+        tokenizer = {TOKENIZER: self.tokenizer.file} if self.tokenizer is not None else {}
+        corpora = {f"{CORPORA}{number}": file for number, file in enumerate(self.data.corpora)}
         tasks = {file.called: file for file in self.rl.files} if self.rl is not None else {}
-        return {name: file for name, file in named.items() if file is not None} | tasks
+        return {**tokenizer, **corpora, **tasks}
 
     @property
     def genesis(self) -> Hash | None:
@@ -381,7 +375,7 @@ class RunManifest(Section):
     def _data_section(self) -> dict[str, Any]:
         """Return the data section for a trainer, with the places of the sources and of the mixtures."""
         data = self.data
-        fields = data.model_dump(exclude={"chats", "corpora", "mirrors", "epochs", "sources", "phases", "local"})
+        fields = data.model_dump(exclude={"corpora", "mirrors", "epochs", "sources", "phases", "local"})
         if not data.sources:
             return fields
         sources = [{"name": each.name, "corpus": f"{CORPORA}{each.corpus}", "source": each.name} for each in data.sources]
@@ -455,7 +449,7 @@ def demo_manifest() -> SignedManifest:
         name="demo",
         organiser=organiser.peer_id,
         founders="anyone",
-        data=DataSection(sequence_length=256, sequences_per_step=4),
+        data=DataSection(sequence_length=256, sequences_per_step=4, corpora=[BUILTIN], sources=[builtin_source(256)]),
         inner=InnerSection(lr=2e-3, warmup_steps=30),
         rounds=RoundSection(inner_steps=40),
         total_tokens=200_000_000,

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import Misfit, checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, STATE_BYTES_PER_PARAMETER, RoundSection, RunManifest
 from protocol.run.sections import DataSection, LocalSection, ModelSection
@@ -38,6 +39,8 @@ DERIVED = {
     "model.heads": "dim",
     "model.kv_heads": "heads",
     "model.ffn": "dim",
+    "data.corpora": "[data] from, or the text that comes with the program",
+    "data.sources": "[data] from, or the text that comes with the program",
     "chunk_parameters": "the model's size",
     "checkpoint_chunk_bytes": "the model's size",
     "inner.lr": "what is trained",
@@ -69,6 +72,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         filled["inner"] = {"lr": TUNING_RATE, **inner}
     if "organiser" in filled:
         filled.setdefault("founders", [filled["organiser"]])
+    filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)
     section = filled.get("model", {})
     if not isinstance(section, dict):
         return filled
@@ -104,6 +108,16 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
 
 
+def _with_builtin(section: Any, has_tokenizer: bool) -> Any:
+    """Return a data section that reads the text that comes with the program, as bytes, if it names no other data."""
+    if has_tokenizer or not reads_builtin(section):
+        return section
+    length = section.get("sequence_length", DataSection.model_fields["sequence_length"].default)
+    if not _is_size(length, 1 << 17):
+        return section
+    return {**section, "corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
+
+
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model section with heads, kv_heads and ffn."""
     model = dict(section)
@@ -135,9 +149,26 @@ REPLACED = {
     "instead, which says when the run ends and the rate is zero",
     "inner.stable_steps": "write inner.cooldown instead, the share of the run at its end in which the rate comes down "
     "(0.2 by default)",
+    "data.corpus": 'write from = "examples" in [data] for the solved problems of the environment, and nothing for the text '
+    "that comes with the program",
+    "data.packed": "remove it: chats share the rows of a corpus, and none sees another",
+    "data.held_out_percent": "remove it: it belongs to data that [data] names with from, and other corpora have their own",
 }
 """Fields of earlier versions, each with its replacement."""
-BROUGHT = {"data": ("from", "text", "id", "where", "least_characters", "most_characters", "most_rows", "sources", "phases")}
+BROUGHT = {
+    "data": (
+        "from",
+        "text",
+        "id",
+        "where",
+        "least_characters",
+        "most_characters",
+        "most_rows",
+        "held_out_percent",
+        "sources",
+        "phases",
+    )
+}
 """Fields of a section that say what a file brings along, where there are others than `from`."""
 PLACEHOLDERS = {"name": "run"}
 """Values that stand in for wrong required fields, so that the others can be checked."""
@@ -235,7 +266,7 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         found[section] = {key: value for key, value in said.items() if key not in BROUGHT.get(section, ("from",))} | dict(
             more
         )
-    for section, kind in (("model", "folder"), ("data", "file of chats"), ("tokenizer", "tokenizer.json")):
+    for section, kind in (("model", "folder"), ("data", "file or folder"), ("tokenizer", "tokenizer.json")):
         given = found.get(section, fields.get(section))
         if isinstance(given, dict) and "from" in given:
             raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct it")

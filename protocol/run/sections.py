@@ -1,7 +1,7 @@
 """Sections of the manifest: the model, the data and its tokenizer, the length of the run, and reinforcement learning.
 
-Chats, tokenizers and the tasks of an environment are files of the run: the manifest names them by the root over the hashes
-of their chunks, and every peer fetches them from others.
+Tokenizers, tasks of environments and the manifests of corpora are files of the run: the manifest names them by the root over
+the hashes of their chunks, and every peer fetches them from others.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ MAX_CORPORA, MAX_SOURCES, MAX_PHASES, MAX_MIRRORS = 16, 16, 16, 8
 MAX_WEIGHT = MAX_WEIGHTS // MAX_SOURCES
 MirrorField = Annotated[str, Field(pattern=r"^https?://[\x21-\x7e]{1,400}$")]
 """Address of a folder on a web server."""
-CHATS, TOKENIZER = "chats.jsonl", "tokenizer.json"
-"""Names of the files in the run, whatever the organiser's were called."""
+TOKENIZER = "tokenizer.json"
+"""Name of the file in the run, whatever the organiser's was called."""
 TASKS = "tasks/"
 """Prefix of the names of files of tasks; the environment's own names follow."""
 MAX_TASKS_FILES = 16
@@ -244,6 +244,8 @@ class LocalSection(Section):
     """Longest text that is read; 0: no limit."""
     most_rows: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     """Records that are read of each input, from its beginning; 0: all."""
+    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
+    """Share of the documents that is held out for the evaluation loss, in percent."""
 
 
 class DataSection(Section):
@@ -252,8 +254,6 @@ class DataSection(Section):
     LATER: ClassVar[frozenset[str]] = frozenset(
         {
             "format",
-            "packed",
-            "chats",
             "documents",
             "corpora",
             "sources",
@@ -267,20 +267,12 @@ class DataSection(Section):
         }
     )
 
-    corpus: Literal["stdlib", "examples"] = "stdlib"
-    """Text of a run without corpora: "stdlib", Python's own library, or "examples", the environment's solved problems."""
     sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
     """Tokens predicted in one window."""
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     """Windows in one inner step of one member."""
-    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
-    """Share of the files, or chats, kept for the evaluation loss, in percent."""
     format: Literal["text", "chat", "preference"] = "text"
     """The rows: "text"; "chat", of which what the assistant says counts; or "preference", pairs of answers (DPO)."""
-    packed: bool = True
-    """True: several chats share a window; none sees another."""
-    chats: FileSection | None = None
-    """The chats, one in a line."""
     documents: Literal["masked", "joined"] = "joined"
     """The documents of a row of text: "masked" (none sees another, and positions restart) or "joined"."""
     corpora: Annotated[list[FileSection], Field(max_length=MAX_CORPORA)] = []
@@ -305,7 +297,6 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         refuse(data_problems(self.sequence_length, self.sequences_per_step))
-        refuse(self._chat_problems())
         refuse(self._source_problems())
         refuse(self._local_problems())
         return self
@@ -317,7 +308,6 @@ class DataSection(Section):
 
     def _local_problems(self) -> Iterator[ManifestProblem]:
         shared = {
-            "chats": self.chats,
             "corpora": self.corpora,
             "sources": self.sources,
             "phases": self.phases,
@@ -337,6 +327,11 @@ class DataSection(Section):
             )
 
     def _source_problems(self) -> Iterator[ManifestProblem]:
+        if self.format != "text" and not self.corpora and not self.is_local:
+            yield ManifestProblem(
+                ("format", "corpora"),
+                f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',
+            )
         if bool(self.corpora) != bool(self.sources):
             yield ManifestProblem(("corpora", "sources"), "a run with corpora names sources in them; add both, or neither")
         if any(source.corpus >= len(self.corpora) for source in self.sources):
@@ -355,15 +350,6 @@ class DataSection(Section):
     def phase_starts(self) -> list[int]:
         """First row of each mixture, the sources' own first."""
         return [0, *(-(-phase.from_tokens // self.sequence_length) for phase in self.phases)]
-
-    def _chat_problems(self) -> Iterator[ManifestProblem]:
-        if self.format != "text" and self.chats is None and not self.corpora and not self.is_local:
-            yield ManifestProblem(
-                ("format", "chats"),
-                f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',
-            )
-        if self.format == "text" and self.chats is not None:
-            yield ManifestProblem(("format", "chats"), 'chats are named, and format is "text"; format = "chat" would do')
 
 
 class TokenizerSection(Section):

@@ -49,7 +49,7 @@ checkpoint_chunk_bytes = 8192
 [model]
 from = "base"
 [data]
-corpus = "examples"
+from = "examples"
 sequence_length = 64
 sequences_per_step = 4
 [rl]

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from benchmarks.byzantine import HONEST, Bench, Case, Settings
-from trainer.data import embedded as corpora
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Bench(Settings(rounds=4, inner_steps=5, warm_steps=40, sequences=4), corpora.load("stdlib", 5))
+    yield Bench(Settings(rounds=4, inner_steps=5, warm_steps=40, sequences=4))
     torch.set_num_threads(threads)
 
 

@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from kernels.losses import language_model_loss
+from peer.corpora.build import build
+from peer.corpora.inputs import BuildInput
+from peer.corpora.options import BuildOptions, TokenFormat
+from protocol.corpora.manifest import CorpusKind
 from tests.trainer import small
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from trainer.config import TrainingConfig
@@ -23,12 +27,16 @@ from trainer.objective import LanguageModelObjective
 from trainer.optim import InnerLoop
 from trainer.worker import Task, Worker
 
-DATA = {"corpus": "stdlib", "format": "chat", "sequence_length": 64, "sequences_per_step": 4, "held_out_percent": 10}
+LENGTH = 64
 COUNT = 4
 """Rows of a step."""
 
 
-def chats(path: Path) -> Path:
+BYTES = TokenFormat(CorpusKind.CHAT, template="plain", row_tokens=LENGTH + 1)
+
+
+def chats(path: Path, tokens: TokenFormat = BYTES) -> Path:
+    """A corpus of chats."""
     records = [
         {
             "messages": [
@@ -38,26 +46,27 @@ def chats(path: Path) -> Path:
         }
         for n in range(60)
     ]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    talk = path.with_suffix(".jsonl")
+    talk.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if not path.exists():
+        build([BuildInput("talk", talk)], BuildOptions(tokens, held_out_percent=20, workers=1), path)
     return path
 
 
+def sections_on(corpus: Path) -> dict[str, Any]:
+    return small.run_sections(corpus, {"talk": 1}, format="chat", sequence_length=LENGTH, sequences_per_step=COUNT)
+
+
 def config(folder: Path, **changes: Any) -> TrainingConfig:
-    files = {"chats.jsonl": str(chats(folder / "talk"))}
-    return TrainingConfig.from_sections(small.SECTIONS | {"data": DATA, "files": files} | changes)
+    return TrainingConfig.from_sections(sections_on(chats(folder / "talk")) | changes)
 
 
 def with_tokenizer(folder: Path) -> TrainingConfig:
-    files = {"chats.jsonl": str(chats(folder / "talk")), "tokenizer.json": str(make_tokenizer(folder / "tokens"))}
-    return TrainingConfig.from_sections(
-        small.SECTIONS
-        | {
-            "data": DATA,
-            "files": files,
-            "model": small.MODEL | {"vocab": VOCAB},
-            "tokenizer": {"template": "chatml", "ends": list(ENDS)},
-        }
-    )
+    tokenizer = make_tokenizer(folder / "tokens")
+    sections = sections_on(chats(folder / "talk", TokenFormat(CorpusKind.CHAT, tokenizer, ENDS, "chatml", LENGTH + 1)))
+    sections["files"]["tokenizer.json"] = str(tokenizer)
+    model, facts = small.MODEL | {"vocab": VOCAB}, {"template": "chatml", "ends": list(ENDS)}
+    return TrainingConfig.from_sections(sections | {"model": model, "tokenizer": facts})
 
 
 def begun(worker: Worker) -> np.ndarray:
@@ -66,10 +75,9 @@ def begun(worker: Worker) -> np.ndarray:
     return theta
 
 
-@pytest.mark.parametrize("kind", ["bytes", "tokenizer", "unpacked"])
+@pytest.mark.parametrize("kind", ["bytes", "tokenizer"])
 def test_a_round_lowers_the_loss_of_what_the_assistant_says(kind: str, tmp_path: Path) -> None:
-    run = with_tokenizer(tmp_path) if kind == "tokenizer" else config(tmp_path, data=DATA | {"packed": kind == "bytes"})
-    worker = Worker(run, small.CPU)
+    worker = Worker(with_tokenizer(tmp_path) if kind == "tokenizer" else config(tmp_path), small.CPU)
     theta = begun(worker)
     before = worker.evaluate(theta)
     out = bytearray(worker.layout[-1].encoded.stop)
@@ -90,7 +98,7 @@ def loss_of(model: Decoder, rows: Rows) -> float:
     return float(LanguageModelObjective().loss(model, rows, 0.0).mean)
 
 
-def test_the_same_seed_and_rows_read_the_same_everywhere(tmp_path: Path) -> None:
+def test_the_same_rows_read_the_same_everywhere(tmp_path: Path) -> None:
     one, other = Worker(config(tmp_path), small.CPU), Worker(config(tmp_path), small.CPU)
     read = [worker.batch([5, 9]).tokens_bt.tobytes() for worker in (one, other)]
     assert read[0] == read[1] != one.batch([5, 10]).tokens_bt.tobytes()
@@ -110,7 +118,8 @@ def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None
     assert torch.equal(moved, counts), "exactly the places that predict what counts have a gradient"
 
     other = rows.tokens_bt.copy()
-    filled = rows.documents_bt == -1
+    chats = rows.documents_bt[:, None, :] == np.arange(1, rows.documents_bt.max() + 1)[:, None]
+    filled = (chats & ~(chats & rows.counts_bt[:, None]).any(axis=2, keepdims=True)).any(axis=1)
     other[:, :-1][filled] = 17
     changed = Rows(other, rows.counts_bt, rows.documents_bt)
     with torch.no_grad():
@@ -144,6 +153,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
         Worker(TrainingConfig(**{**vars(run), "model": smaller}), small.CPU)
 
 
+def test_a_run_without_data_is_refused() -> None:
+    section = {"sequence_length": 16, "sequences_per_step": 2}
+    with pytest.raises(ValueError, match="the run names no data to train on"):
+        Worker(small.config(data=section), small.CPU)
+
+
 def test_a_file_of_the_run_that_is_not_here_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the run's file chats.jsonl is not here"):
+    with pytest.raises(ValueError, match="the run's file corpus.msgpack is not here"):
         Worker(config(tmp_path, files={}), small.CPU)

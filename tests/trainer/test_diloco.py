@@ -13,7 +13,6 @@ from benchmarks import diloco, diloco_bench
 from benchmarks.diloco import Plan, Progress
 from benchmarks.diloco_bench import MOST, WAVE, Bench, Case, Settings, size_in
 from kernels.outer_step import OuterStep
-from trainer.data import embedded as corpora
 
 SMALL = Settings(steps=6, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 
@@ -22,7 +21,7 @@ SMALL = Settings(steps=6, rounds=2, warm_steps=4, sequences=1, evaluation_tokens
 def bench() -> Iterator[Bench]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Bench(SMALL, corpora.load("stdlib", 5))
+    yield Bench(SMALL)
     torch.set_num_threads(threads)
 
 

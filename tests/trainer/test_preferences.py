@@ -11,7 +11,7 @@ import torch
 
 from protocol.corpora.manifest import CorpusKind
 from tests.trainer import small
-from tests.trainer.data.corpora import Shape, preferences, run_sections, write_corpus
+from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
 from trainer.objective import log_probabilities
 from trainer.optim import MomentsFile
@@ -36,7 +36,8 @@ def reference(tmp_path: Path) -> Path:
 
 
 def worker_on(folder: Path, state: Path | None = None, **data: Any) -> Worker:
-    sections = run_sections(folder, {"a": 3, "b": 1}, format="preference", **{"sequences_per_step": 8, "beta": 0.5} | data)
+    changes = {"format": "preference", "sequences_per_step": 8, "beta": 0.5} | data
+    sections = small.run_sections(folder, {"a": 3, "b": 1}, **changes)
     if state is not None:
         state.mkdir(exist_ok=True)
     moments = None if state is None else MomentsFile(state / "moments.safetensors")
@@ -127,11 +128,6 @@ def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folde
         assert mean == pytest.approx(found[0][0], rel=1e-5)
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(margins, found[0][2], atol=1e-4)
-
-
-def test_preferences_without_a_corpus_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"preferences are read from a corpus.*add data.sources"):
-        Worker(small.config(data=small.SECTIONS["data"] | {"format": "preference"}), small.CPU)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer import small
-from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, run_sections, texts, write_corpus
+from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, texts, write_corpus
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing, CorpusReading
 from trainer.evaluation import FEW_WINDOWS, EvaluationPlan
@@ -45,7 +45,7 @@ def computed(worker: Worker, task: Task, between: Any = None, after_step: Any = 
 
 
 def test_the_losses_of_the_sources_are_their_rows_losses_before_each_step(tmp_path: Path) -> None:
-    worker = worker_on(run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
+    worker = worker_on(small.run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
     done, _ = computed(worker, task(1))
     model, rows = small.model(), worker.batch(range(8))
     assert rows.sources_b is not None
@@ -62,7 +62,7 @@ def test_the_losses_of_the_sources_are_their_rows_losses_before_each_step(tmp_pa
 
 
 def test_a_source_that_can_be_learnt_is_learnt_and_the_other_is_not(tmp_path: Path) -> None:
-    worker = worker_on(run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
+    worker = worker_on(small.run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
     first, _ = computed(worker, task(40))
     held_out = worker.evaluation(worker.model.flat.numpy().copy())
     held_out.advance(held_out.total)
@@ -73,7 +73,7 @@ def test_a_source_that_can_be_learnt_is_learnt_and_the_other_is_not(tmp_path: Pa
 
 
 def test_held_out_windows_follow_the_weights_of_the_present_phase_with_a_few_of_each_source(tmp_path: Path) -> None:
-    sections = run_sections(corpus(tmp_path), WEIGHTS)
+    sections = small.run_sections(corpus(tmp_path), WEIGHTS)
     sections["data"]["phases"].append({"start": 1000, "weights": [0, 5]})
     reading = worker_on(sections).reading
     assert isinstance(reading, CorpusReading)
@@ -122,16 +122,16 @@ class Arrival:
 def test_blocks_that_come_while_the_trainer_waits_give_the_bytes_of_blocks_that_were_there(tmp_path: Path) -> None:
     folder, cache = corpus(tmp_path / "corpus"), tmp_path / "cache"
     whole = cut_into_blocks(folder, Shape(), tmp_path / "whole")
-    wanted = computed(worker_on(run_sections(folder, WEIGHTS)), task(6))
+    wanted = computed(worker_on(small.run_sections(folder, WEIGHTS)), task(6))
     arrival = Arrival(whole, cache)
-    assert computed(worker_on(run_sections(folder, WEIGHTS, cache)), task(6), arrival) == wanted
+    assert computed(worker_on(small.run_sections(folder, WEIGHTS, cache)), task(6), arrival) == wanted
     assert len(set(arrival.asked)) > 2 and len(arrival.asked) == 3 * len(set(arrival.asked))
 
 
 def test_a_round_that_should_end_ends_with_the_steps_that_are_done_when_a_block_is_missing(tmp_path: Path) -> None:
     folder, cache = corpus(tmp_path / "corpus"), tmp_path / "cache"
     whole = cut_into_blocks(folder, Shape(), tmp_path / "whole")
-    wanted = computed(worker_on(run_sections(folder, WEIGHTS)), task(2))
+    wanted = computed(worker_on(small.run_sections(folder, WEIGHTS)), task(2))
     arrival = Arrival(whole, cache)
 
     def after_step(steps: int, *_: object) -> bool:
@@ -140,14 +140,14 @@ def test_a_round_that_should_end_ends_with_the_steps_that_are_done_when_a_block_
             shutil.rmtree(cache)
         return False
 
-    worker = worker_on(run_sections(folder, WEIGHTS, cache))
+    worker = worker_on(small.run_sections(folder, WEIGHTS, cache))
     assert isinstance(worker.reading, CorpusReading)
     assert computed(worker, task(9), arrival, after_step)[0].steps in range(2, 9)
     assert wanted[0].steps == 2
 
 
 def test_a_missing_block_is_an_error_where_nobody_waits(tmp_path: Path) -> None:
-    worker = worker_on(run_sections(corpus(tmp_path / "corpus"), WEIGHTS, tmp_path / "nothing"))
+    worker = worker_on(small.run_sections(corpus(tmp_path / "corpus"), WEIGHTS, tmp_path / "nothing"))
     with pytest.raises(BlockMissing):
         computed(worker, task(1))
     evaluation = worker.evaluation(small.theta())
@@ -165,10 +165,10 @@ def test_a_missing_block_is_an_error_where_nobody_waits(tmp_path: Path) -> None:
 )
 def test_a_corpus_that_does_not_fit_the_run_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
-        worker_on(run_sections(corpus(tmp_path), WEIGHTS, **change))
+        worker_on(small.run_sections(corpus(tmp_path), WEIGHTS, **change))
 
 
 def test_a_corpus_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     folder = corpus(tmp_path, Shape(vocab=300, token_bytes=2))
     with pytest.raises(ValueError, match="has 300 tokens, more than the run's model"):
-        worker_on(run_sections(folder, WEIGHTS))
+        worker_on(small.run_sections(folder, WEIGHTS))

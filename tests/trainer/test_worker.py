@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,8 @@ import pytest
 from kernels import codec
 from kernels.layout import payload_bytes
 from tests.trainer import small
+from tests.trainer.data.corpora import Shape, Stream, write_corpus
+from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.worker import Done, NotFinite, Task, Worker
 
@@ -68,9 +71,10 @@ def test_finish_ends_after_the_step_and_counts_what_was_done() -> None:
     assert (done.steps, done.tokens) == (3, 3 * 2 * 16)
 
 
-def test_training_lowers_the_loss_on_text_that_can_be_learnt() -> None:
-    text = np.frombuffer(b"abcdefghijklmnop" * 400, dtype=np.uint8)
-    worker = Worker(small.config(), small.CPU, type(small.corpus())(text, text, "text"))
+def test_training_lowers_the_loss_on_text_that_can_be_learnt(tmp_path: Path) -> None:
+    text = Stream(np.tile(np.arange(97, 113), 400))
+    corpus = write_corpus(tmp_path / "corpus", Shape(), {"text": (text, text)})
+    worker = Worker(TrainingConfig.from_sections(small.run_sections(corpus, {"text": 1})), small.CPU)
     theta = small.theta()
     before = worker.evaluate(theta)
     worker.compute(Task(0, [[0, 60]], 30, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)

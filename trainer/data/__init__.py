@@ -1,6 +1,6 @@
-"""Training data: text and chats, their tokens, and the schedule that assigns windows to peers.
+"""Training data: rows of corpora, and the tokens of texts and chats.
 
-The package decides which tokens a window has, the same for all peers. It leaves the opening of a run's files to
-`trainer.reading`, and the loss to `trainer.models`. Read `rows` first, then `corpus`; `embedded` and
-`chat` have data that a run does not fetch by blocks, and `tokens` has the tokenizers.
+The package decides which tokens a row has, the same for all peers. It leaves the opening of a run's files to
+`trainer.reading`, and the loss to `trainer.models`. Read `rows` first, then `corpus`; `tokens` has the tokenizers, and
+`chat` and `templates` the forms of conversations, with which the peer builds corpora.
 """

@@ -1,4 +1,4 @@
-"""Files of chats for supervised fine-tuning: one chat per line, or one JSON array.
+"""Chats for supervised fine-tuning: records become messages.
 
 A record is `{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}`, with the roles
 system, user and assistant. Other common forms are also read: `conversations` with `from` and `value`, `prompt` and
@@ -12,22 +12,14 @@ model, and `UNSUPPORTED` lists the fields that runs cannot express. Null or empt
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from trainer.data.nesting import check_depth
-from trainer.data.rows import Mask, Reading, Rows, Tokens
-from trainer.data.templates import LEARNT, ROLES, Chat, Message, TemplatedTokenizer
+from trainer.data.templates import LEARNT, ROLES, Message
 
-MAX_FILE_BYTES = 64 << 20
-"""Largest file of chats; a trainer turns the whole file into tokens before it begins."""
 MAX_MESSAGES = 1 << 12
 MAX_CONTENT_CHARACTERS = 1 << 24
 OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant"}
@@ -78,18 +70,6 @@ FORMS = (
 )
 
 
-def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
-    """Yield the place of each chat in a file ("line 3") and the chat's messages; skip empty lines.
-
-    The file is JSON lines, or one JSON array of records.  Raises ValueError with one sentence that names file and place.
-    """
-    for place, text in _records(path):
-        try:
-            yield place, messages_of(parsed(text) if isinstance(text, bytes) else text)
-        except ValueError as error:
-            raise ValueError(f"{path.name}, {place}: {error}") from error
-
-
 def messages_of(record: Any) -> list[Message]:
     """Return the messages of a record, at least one of them the assistant's.
 
@@ -107,35 +87,6 @@ def messages_of(record: Any) -> list[Message]:
     if all(message.role != LEARNT for message in found):
         raise ValueError("a chat has no message of the assistant, so there is nothing to learn from it")
     return [message._replace(excluded=True) for message in found] if excluded else found
-
-
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each record's place, with the record's bytes, or with its parsed value if the file is an array."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; take fewer chats")
-        with path.open("rb") as file:
-            start = file.read(64)
-            file.seek(0)
-            if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise ValueError(f"{path.name} is UTF-16 text; save it as UTF-8")
-            if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-                yield from _array(path.name, file.read())
-                return
-            for number, line in enumerate(file, 1):
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    yield f"line {number}", line
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _array(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
-    try:
-        records = parsed(data)
-    except ValueError as error:
-        raise ValueError(f"{name}, an array of chats as it begins with [: {error}") from error
-    for number, record in enumerate(records, 1):
-        yield f"record {number}", record
 
 
 def parsed(data: bytes) -> Any:
@@ -299,140 +250,3 @@ def _check_known(fields: Mapping[str, Any], whose: str, known: frozenset[str]) -
             f"{whose} has the unknown field {unknown[0]!r:.60}, which may change what is learned; remove it, or move it "
             "into metadata, which is passed over"
         )
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Rows of chats: chats are packed into rows, and the tokens that count in the loss are marked.
-#
-# A chat's tokens stay together in one row, and chats keep the order of the file. A chat longer than a row is cut at the end
-# of the row. If packed, a row takes chats while they fit, and no chat attends to another; otherwise each chat has its own
-# row. The rest of a row is padding, which does not count. A fixed share of the chats, chosen by their number, is held out,
-# so that all peers hold out the same chats.
-
-
-FILL = -1
-"""Document id of the padding at the end of a row."""
-
-
-class Row(NamedTuple):
-    """Row of a split's chats: chats `first` to `last` - 1."""
-
-    first: int
-    last: int
-
-
-@dataclass
-class _Split:
-    """Chats of a split in sequence, each cut to a row. ends: end of each chat, counted in tokens; the first entry is 0."""
-
-    tokens: list[Tokens] = field(default_factory=list)
-    mask: list[Mask] = field(default_factory=list)
-    ends: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, tokens: Tokens, mask: Mask) -> None:
-        self.tokens.append(tokens)
-        self.mask.append(mask)
-        self.ends.append(self.ends[-1] + len(tokens))
-
-
-class ChatReading(Reading):
-    """Chats of a file.
-
-    cut: number of chats longer than a row. left_out: number of chats without a counted token in their row. Raises ValueError
-    with one sentence if the file is not a file of chats, or has too few chats.
-    """
-
-    def __init__(
-        self, path: Path, tokenizer: TemplatedTokenizer, length: int, held_out_percent: int, *, packed: bool = True
-    ) -> None:
-        self._length, self._fill = length, tokenizer.end
-        self.cut = self.left_out = 0
-        splits = {False: _Split(), True: _Split()}
-        count, dtype = 0, np.min_scalar_type(tokenizer.vocab - 1)
-        for place, messages in chats_in(path):
-            try:
-                chat = tokenizer.chat(messages)
-            except ValueError as error:
-                raise ValueError(f"{path.name}, {place}: {error}") from error
-            if self._cut(chat):
-                held_out = count * held_out_percent % 100 < held_out_percent
-                splits[held_out].add(np.array(chat.tokens, dtype), np.array(chat.mask))
-                count += 1
-        if count < 2:
-            raise ValueError(
-                f"{path.name} has {count} chat{'s' * (count != 1)} to learn from in rows of {length} tokens; give two at "
-                "least, as one is held out"
-            )
-        self._splits = {held: _joined(split) for held, split in splits.items()}
-        self._rows = {
-            held: _packed(split.ends, length + 1) if packed else _single(split.ends) for held, split in splits.items()
-        }
-        self.windows, self.held_out_windows = len(self._rows[False]), len(self._rows[True])
-        self.digest = _digest(self._splits.values())
-
-    def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """Return the rows as `Reading.rows` describes."""
-        rows, width = [self._rows[held_out][index] for index in windows], self._length + 1
-        split = self._splits[held_out]
-        tokens_bt = np.full((len(rows), width), self._fill, split.tokens.dtype)
-        counts_bt = np.zeros((len(rows), width), np.bool_)
-        documents_bt = np.full((len(rows), width), FILL, np.int32)
-        for row, (first, last) in enumerate(rows):
-            begin, end = split.ends[first], split.ends[last]
-            tokens_bt[row, : end - begin] = split.tokens[begin:end]
-            counts_bt[row, : end - begin] = split.mask[begin:end]
-            for chat in range(first, last):
-                documents_bt[row, split.ends[chat] - begin : split.ends[chat + 1] - begin] = chat - first
-                counts_bt[row, split.ends[chat] - begin] = (
-                    False  # no token comes before a chat, so nothing predicts its first token
-                )
-        return Rows(tokens_bt, counts_bt[:, 1:], documents_bt[:, :-1])
-
-    def described(self) -> str:
-        """Describe, for a person, the number of chats, and of chats that are cut or left out."""
-        chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
-        lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
-        lost += f"; {self.left_out} with nothing to learn are left out" if self.left_out else ""
-        windows = f"{self.windows} window{'s' * (self.windows != 1)}"
-        return f"{chats} chat{'s' * (chats != 1)} in {windows} to learn from, {held} held out{lost}"
-
-    def _cut(self, chat: Chat) -> bool:
-        """Cut a chat to a row; return True if any of its tokens still counts."""
-        if len(chat.tokens) > self._length + 1:
-            self.cut += 1
-            del chat.tokens[self._length + 1 :], chat.mask[self._length + 1 :]
-        counts = any(chat.mask[1:])
-        self.left_out += not counts
-        return counts
-
-
-class _Joined(NamedTuple):
-    tokens: Tokens
-    mask: Mask
-    ends: list[int]
-
-
-def _joined(split: _Split) -> _Joined:
-    return _Joined(np.concatenate(split.tokens), np.concatenate(split.mask), split.ends)
-
-
-def _single(ends: Sequence[int]) -> list[Row]:
-    return [Row(chat, chat + 1) for chat in range(len(ends) - 1)]
-
-
-def _packed(ends: Sequence[int], width: int) -> list[Row]:
-    """Put as many chats into each row as fit, in their order."""
-    rows, first = [], 0
-    for chat in range(1, len(ends)):
-        if ends[chat] - ends[first] > width:
-            rows.append(Row(first, chat - 1))
-            first = chat - 1
-    return [*rows, Row(first, len(ends) - 1)]
-
-
-def _digest(splits: Iterable[_Joined]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for split in splits:
-        for array in (split.tokens, split.mask, np.array(split.ends)):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

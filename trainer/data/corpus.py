@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.mixture import RowMixture
-from trainer.data.rows import Documents, Mask, Reading, Rows, Tokens
+from trainer.data.rows import Documents, Mask, Rows, Tokens
 
 MAX_MANIFEST_BYTES = 4 << 20
 COUNTS, BEGINS = 1, 2
@@ -94,7 +94,7 @@ class StoredCorpus:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a manifest.  Raises ValueError with one sentence for a file that is none."""
-        import msgpack  # imported here, because a run without corpora works on a GPU image without it
+        import msgpack  # imported here, because models and kernels are tested on GPU images without it
 
         try:
             with path.open("rb") as file:
@@ -289,13 +289,14 @@ class MixedSource:
         return self.folder.corpus.sources[self.source]
 
 
-class CorpusReading(Reading):
+class CorpusReading:
     """Rows of a mixture of sources; windows are rows of the run, of any number, and begin the next epoch of a source.
 
     Windows of the held-out split are numbered through all sources, one source after the other.
-    """
 
-    in_run_order = True
+    digest: hash of all the data, in hexadecimal.  names: of the sources.  windows: number of rows before a source begins its
+    second epoch; at least 1.
+    """
 
     def __init__(self, sources: Sequence[MixedSource], mixture: RowMixture, length: int, documents: DocumentLayout) -> None:
         """Make a reading of rows that predict `length` tokens.  Raises ValueError for sources that cannot be read so."""
@@ -367,7 +368,10 @@ class CorpusReading(Reading):
         return self._pairs[source] + row
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """Return the rows as `Reading.rows` describes, two for each preference.  Raises BlockMissing."""
+        """Return windows by number, one per row, or two for each preference.  Raises BlockMissing.
+
+        Each row has at least one counted token.
+        """
         places = [self._held_out_place(each) if held_out else self.place(each) for each in windows]
         read = [self._read(source, row, held_out) for source, row in places]
         units = self._sources[0].folder.corpus.unit_rows

@@ -1,84 +1,13 @@
-"""Rows of tokens that a training step reads, and the interface of the rows' sources."""
+"""Rows of tokens that a training step reads."""
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Order of the corpus's windows, which is a pure function from seed and row to a window.
-#
-# The rows of a run are numbered from 0, and the record chain leases each row to one peer (`protocol.chain.leases`). The rows
-# of an epoch are mapped through a keyed permutation of the corpus's windows, with a new permutation for each epoch.
-
-
-FEISTEL_ROUNDS = 4
-_MASK64 = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """Keyed bijection of range(size): a small Feistel network, applied until the value lies in the range."""
-
-    size: int
-    keys: tuple[int, ...]
-    half_bits: int
-
-    @classmethod
-    def of(cls, seed: int, epoch: int, size: int) -> Permutation:
-        """Return the permutation of `size` windows for an epoch."""
-        assert size >= 1 and epoch >= 0
-        material = hashlib.blake2b(
-            (seed & _MASK64).to_bytes(8, "big") + epoch.to_bytes(8, "big"), digest_size=8 * FEISTEL_ROUNDS
-        ).digest()
-        keys = tuple(int.from_bytes(material[i : i + 8], "big") for i in range(0, len(material), 8))
-        return cls(size, keys, max(1, ((size - 1).bit_length() + 1) // 2))
-
-    def __call__(self, index: int) -> int:
-        """Return the place of `index`."""
-        assert 0 <= index < self.size
-        value = self._once(index)
-        while value >= self.size:  # this ends, because the cycle of a bijection returns to `index`
-            value = self._once(value)
-        return value
-
-    def _once(self, value: int) -> int:
-        mask = (1 << self.half_bits) - 1
-        left, right = value >> self.half_bits, value & mask
-        for key in self.keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        return left << self.half_bits | right
-
-
-@dataclass(frozen=True)
-class WindowOrder:
-    """Order of a corpus's windows.  windows: number of training windows."""
-
-    seed: int
-    windows: int
-
-    def window(self, row: int) -> int:
-        """Return the window that a row of the run reads."""
-        assert row >= 0
-        epoch, index = divmod(row, self.windows)
-        return Permutation.of(self.seed, epoch, self.windows)(index)
-
-
-def _mix(value: int) -> int:
-    """Mix 64 bits (the finaliser of splitmix64)."""
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
-    return value ^ value >> 31
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
 
 Tokens = npt.NDArray[Any]
 """Array of integers of the smallest type that holds the vocabulary."""
@@ -141,30 +70,3 @@ class Rows:
             np.concatenate([part.tokens_bt for part in parts]),
             *(None if column[0] is None else np.concatenate(column) for column in beside),
         )
-
-
-class Reading(ABC):
-    """Source of a run's rows: training windows and held-out windows.
-
-    digest: hash of all the data, in hexadecimal.  names: names of the sources; held-out windows of each are `held_out_of`.
-    """
-
-    digest: str
-    windows: int
-    """Number of training windows, numbered from 0; at least 1."""
-    held_out_windows: int
-    names: tuple[str, ...] = ("data",)
-    in_run_order: bool = False
-    """True if window n is row n of the run; otherwise a permutation of the windows gives the order."""
-
-    @abstractmethod
-    def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """Return windows by number, one per row.  Each has at least one counted token."""
-
-    def weights(self, row: int) -> tuple[int, ...]:
-        """Return the weights of the sources around a row of the run."""
-        return (1,)
-
-    def held_out_of(self, source: int) -> range:
-        """Return the held-out windows of a source."""
-        return range(self.held_out_windows)

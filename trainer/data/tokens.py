@@ -101,7 +101,7 @@ class Tokenizer(ABC):
 class ByteTokenizer(Tokenizer):
     """Tokenizer whose tokens are bytes of UTF-8.
 
-    The end token is byte 0, which also separates documents of the embedded corpus.
+    The end token is byte 0.
     """
 
     ends = (0,)

@@ -21,7 +21,7 @@ from peer.corpora import inputs as readings
 from peer.corpora import parts
 from peer.corpora.build import PARTIAL, build
 from peer.corpora.folder import FinishedCorpus
-from peer.corpora.inputs import BuildInput, Document, standard_library
+from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
 from peer.errors import PeerError
 from protocol.corpora.manifest import LEAST_BLOCK_TOKENS
@@ -197,11 +197,6 @@ def test_long_text_is_encoded_in_pieces_that_join_to_it(tmp_path: Path, monkeypa
     texts = ["one line\nand another\n" * 5, "no end of a line in it " * 4, "x" * 95, "short", "ü" * 10]
     build([BuildInput("a", [Document(text=text) for text in texts])], BuildOptions(held_out_percent=0), tmp_path / "out")
     assert sorted(texts_of(tmp_path / "out")["a", "train"]) == sorted(texts)
-
-
-def test_standard_library_is_a_source_like_others() -> None:
-    first = next(standard_library())
-    assert first.identity.endswith(".py") and first.text
 
 
 def test_existing_folder_is_not_replaced(inputs: list[BuildInput], options: BuildOptions, tmp_path: Path) -> None:

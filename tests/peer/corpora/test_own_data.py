@@ -30,7 +30,7 @@ from protocol.wire.presence import Role
 from tests.peer.corpora.makers import write_rows
 from trainer.config import OWN_CORPUS, TrainingConfig
 from trainer.data.corpus import CorpusReading
-from trainer.reading import reading_of, tokenizer_of
+from trainer.reading import reading_of
 
 IDENTITY = Identity.from_seed(bytes(32))
 ME = IDENTITY.peer_id
@@ -59,9 +59,7 @@ def reading(manifest: RunManifest, data: OwnData) -> CorpusReading:
     """What a trainer reads."""
     places = {"files": {OWN_CORPUS: str(data.manifest_path)}, "blocks": [str(data.blocks)]}
     config = TrainingConfig.from_sections(manifest.trainer_sections() | places)
-    found = reading_of(config, tokenizer_of(config))
-    assert isinstance(found, CorpusReading)
-    return found
+    return reading_of(config)
 
 
 def test_a_trainer_reads_the_rows_of_the_folder_in_order_and_begins_anew_after_the_last(tmp_path: Path) -> None:

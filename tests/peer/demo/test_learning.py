@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from peer.demo.learning import (
     StateExamination,
     newest_state,
 )
-from peer.demo.swarm import LEAST_VERSIONS, learning_manifest, learning_play
+from peer.demo.swarm import LEAST_VERSIONS, learning_play, learning_run
 from peer.errors import ExitCode, PeerError
 from protocol.events import events as ev
 from protocol.run.manifest import RunManifest
@@ -32,12 +33,21 @@ from tests.e2e.swarm import ROLLOUT_RUN
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 
+
+@pytest.fixture(autouse=True, scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A data directory in which the examples of a run are built once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 # An examination: the same problems for each state, and no difference between a state and itself.
 
 
 def tiny() -> RunManifest:
-    return parse_run_file(ROLLOUT_RUN, Identity.generate().peer_id, "tiny.toml")
+    return parse_run_file(ROLLOUT_RUN.replace('from = "examples"', ""), Identity.generate().peer_id, "tiny.toml")
 
 
 def theta(manifest: RunManifest, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -81,7 +91,7 @@ class Stage:
     """A demo's members without processes; their peer IDs are their names with an exclamation mark."""
 
     def __init__(self, versions: int, cheat: Cheat | None = None) -> None:
-        manifest = learning_manifest(Identity.generate())
+        manifest, _ = learning_run(Identity.generate())
         assert manifest.rl is not None
         self.warm, cast = manifest.rl.warm_rounds, with_rollouts(cheat)
         self.members = {part.name: DemoMember(part, Path(), None, peer=f"{part.name}!") for part in cast}  # type: ignore[arg-type]
@@ -250,7 +260,8 @@ def test_the_built_in_run_begins_with_examples_and_every_demo_has_a_run_of_its_o
     one, two = learning_play(None, None, None), learning_play(None, None, None)
     assert one.signed.run != two.signed.run
     manifest = one.signed.manifest
-    assert manifest.rl is not None and manifest.rl.warm_rounds > 0 and manifest.data.corpus == "examples"
+    assert manifest.rl is not None and manifest.rl.warm_rounds > 0
+    assert [source.name for source in manifest.data.sources] == ["examples"]
     assert manifest.outer_step(manifest.rl.warm_rounds, [1]).momentum == 0, "with one trainer, a version is its own weights"
 
 

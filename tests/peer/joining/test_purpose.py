@@ -12,6 +12,7 @@ from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run
 from protocol.wire.identity import Identity
 
 ME = Identity.from_seed(bytes(32)).peer_id
+FILE = f'{{size = 1, root = "{"ab" * 32}"}}'
 
 
 def a_run(text: str = "", *, tunes: bool = False) -> RunManifest:
@@ -26,7 +27,8 @@ def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     said = dict(purpose_lines(a_run("total_rounds = 300\n")))
     assert list(said) == ["trains", "reads", "rate", "until", "organiser"]
     assert said["trains"] == "a model of 820.4 k parameters from scratch"
-    assert "Python's standard library" in said["reads"] and said["rate"].startswith("0.003, after 100 steps of warm-up")
+    assert said["reads"] == "the source and documentation of this program (about 4.1 M tokens in all)"
+    assert said["rate"].startswith("0.003, after 100 steps of warm-up")
     assert said["until"].startswith("300 rounds (12.3 M tokens of each member), about 4 minutes at 50.0 k tokens/s (assumed")
     assert said["organiser"].endswith(f"({ME})")
     sentence = purpose_sentence(a_run("total_tokens = 5_000_000\n"))
@@ -43,7 +45,11 @@ def test_the_hours_are_at_a_speed_that_is_named() -> None:
     ("text", "reads"),
     [
         ('[rl]\nenvironment = "add"\n', "rollouts of add"),
-        ('[data]\ncorpus = "examples"\n[rl]\nenvironment = "add"\nwarm_rounds = 3\n', "solved problems for 3 rounds, then"),
+        (
+            f'[data]\ncorpora = [{FILE}]\nsources = [{{name = "examples", rows = 9}}]\n'
+            '[rl]\nenvironment = "add"\nwarm_rounds = 3\n',
+            "solved problems (about 4.6 k tokens in all) for 3 rounds, then",
+        ),
     ],
 )
 def test_a_run_with_rollouts_says_so_and_promises_no_hours(text: str, reads: str) -> None:
@@ -51,7 +57,7 @@ def test_a_run_with_rollouts_says_so_and_promises_no_hours(text: str, reads: str
     assert reads in said["reads"] and "who makes rollouts" in said["until"] and "on rollouts" in said["rate"]
 
 
-def test_weights_of_a_folder_are_trained_gently_and_python_source_is_warned_of() -> None:
+def test_weights_of_a_folder_are_trained_gently_and_our_own_source_is_warned_of() -> None:
     manifest = a_run(tunes=True)
     assert manifest.inner.lr == TUNING_RATE == 1e-5 and manifest.inner.warmup_steps > 0
     assert manifest.total_rounds == TUNING_ROUNDS and manifest.total_tokens is None

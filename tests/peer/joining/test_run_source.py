@@ -17,6 +17,7 @@ from peer.paths import run_dir
 from peer.trainer_process.process import TrainerPlaces, TrainerSettings
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
+from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.run.sections import FILE_CHUNK_BYTES
@@ -110,8 +111,9 @@ def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_re
     folder = run_dir(data, signed.run)
     files = BlobStore(Disk(), folder / "files")
     files.load()
-    assert [*signed.manifest.files] == ["tasks/tasks.jsonl"]
-    assert all(files.is_right(file.name, file.size, FILE_CHUNK_BYTES) for file in signed.manifest.files.values())
+    assert [*signed.manifest.files] == ["corpora/0", "tasks/tasks.jsonl"]
+    tasks = signed.manifest.files["tasks/tasks.jsonl"]
+    assert files.is_right(tasks.name, tasks.size, FILE_CHUNK_BYTES)
     settings = TrainerSettings.for_run(
         signed.manifest, folder / "trainer.log", TrainerPlaces(paths_of(signed.manifest, files))
     )
@@ -193,7 +195,7 @@ def test_prompts_that_are_too_long_for_a_row_are_told_before_the_run_begins(tmp_
     with pytest.raises(PeerError, match="problem 0 of add"):
         find_run(str(run), tmp_path / "data", founding=True)
     run.write_text(run.read_text().replace("20", "64"))
-    assert create_run(run, tmp_path / "data").manifest.files == {}
+    assert create_run(run, tmp_path / "data").manifest.data.corpora == [BUILTIN]
 
 
 def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_run_is_created(tmp_path: Path) -> None:
@@ -233,12 +235,12 @@ def test_tasks_that_give_too_little_text_to_read_are_told_when_the_run_is_create
     def created(data: bytes, count: int) -> SignedManifest:
         (tmp_path / "tasks.jsonl").write_bytes(data)
         path = run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(data)), count)
-        path.write_text(path.read_text() + '[data]\ncorpus = "examples"\nsequence_length = 16\n')
+        path.write_text(path.read_text() + '[data]\nfrom = "examples"\nsequence_length = 16\n')
         return create_run(path, tmp_path / "data")
 
-    many = b"".join(json.dumps(json.loads(TASK) | {"problem_id": str(at)}).encode() + b"\n" for at in range(200))
-    assert created(many, 200)
-    with pytest.raises(PeerError, match=r"has to have more than data.sequence_length \(16\); make that smaller"):
+    tasks = [json.loads(TASK) | {"problem_id": str(at), "prompt": f"{at}+1"} for at in range(200)]
+    assert created(b"".join(json.dumps(task).encode() + b"\n" for task in tasks), 200)
+    with pytest.raises(PeerError, match=r"examples has \d tokens to learn from, and a row needs 17; make"):
         created(TASK, 1)
     silent = json.loads(TASK) | {
         "task_type": "verifiable_code",

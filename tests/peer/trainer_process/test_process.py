@@ -136,7 +136,7 @@ def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path)
         assert loss == pytest.approx(np.log(256), rel=0.05) and done.steps == 3
         assert bench.started == [trainer.pid]
 
-    with_trainer(tmp_path, scenario, sections=corpora.run_sections(corpus, {"web": 1}, cache))
+    with_trainer(tmp_path, scenario, sections=small.run_sections(corpus, {"web": 1}, cache))
 
 
 def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:

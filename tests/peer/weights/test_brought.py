@@ -22,6 +22,8 @@ from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
 from trainer.environments.task_file import digest_of
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
+FEW = "".join(f'{{"prompt": "{n}?", "completion": "{n}"}}\n' for n in range(3))
+TALK = "".join(f'{{"prompt": "{n} + 2?", "completion": "{n + 2}"}}\n' for n in range(40))
 RUN = f"""
 name = "talk"
 [model]
@@ -32,12 +34,13 @@ layers = 1
 format = "chat"
 from = "talk.jsonl"
 sequence_length = 32
+held_out_percent = 10
 [tokenizer]
 from = "tokens"
 """
 
 
-def a_place(folder: Path, *, chats: str = 40 * CHAT, run: str = RUN) -> Path:
+def a_place(folder: Path, *, chats: str = TALK, run: str = RUN) -> Path:
     (folder / "talk.jsonl").write_text(chats)
     (folder / "tokens").mkdir()
     make_tokenizer(folder / "tokens" / "tokenizer.json")
@@ -51,22 +54,22 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     told: list[tuple[str, str]] = []
     signed = create_run(a_place(tmp_path), tmp_path / "data", lambda *remark: told.append(remark))
     manifest = signed.manifest
-    assert manifest.tokenizer is not None and manifest.data.chats is not None
+    assert manifest.tokenizer is not None and [*manifest.files] == ["tokenizer.json", "corpora/0"]
     assert (manifest.tokenizer.template, manifest.tokenizer.ends) == ("chatml", list(ENDS)), "the end of a turn goes first"
     files = BlobStore(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
     files.load()
     assert all(files.is_right(file.name, file.size, FILE_CHUNK_BYTES) for file in manifest.files.values())
-    assert files.path(manifest.data.chats.name).read_text() == 40 * CHAT
+    (link,) = (run_dir(tmp_path / "data", signed.run) / "corpora").iterdir()
+    assert files.path(manifest.data.corpora[0].name).read_bytes() == (link / "corpus.msgpack").read_bytes()
     ((what, about),) = told
-    assert what == "chats" and about.startswith("38 chats in ") and about.endswith(", 2 held out")
+    assert what == "chats" and about.startswith("32 chats in ") and about.endswith(", 8 held out")
 
 
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
     signed = create_run(a_place(tmp_path), tmp_path / "data")
     files = BlobStore(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
     files.load()
-    file = signed.manifest.data.chats
-    assert file is not None
+    (file,) = signed.manifest.data.corpora
     path = files.path(file.name)
     path.write_bytes(b"x" + path.read_bytes()[1:])
     assert not files.is_right(file.name, file.size, FILE_CHUNK_BYTES) and not files.has(file.name)
@@ -102,20 +105,21 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("run", "chats", "part"),
     [
-        (RUN, CHAT + "{}\n", "talk.jsonl, line 2: a chat is a record with a list"),
-        (RUN, CHAT, "talk.jsonl has 1 chat to learn from"),
-        (RUN, "", "talk.jsonl is empty"),
-        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl: No such file"),
-        (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file of chats, in quotes"),
-        (RUN.replace('from = "talk.jsonl"', ""), CHAT, "no chats are named; add from"),
+        (RUN, CHAT + "{}\n", "talk.jsonl, row 2: a chat is a record with a list"),
+        (RUN, CHAT, "the source talk has no document to learn from; all its documents are held out"),
+        (RUN.replace("= 10", "= 1"), FEW, "nothing that is held out fills a row of data.sequence_length (32)"),
+        (RUN, "", "the source talk has no document to learn from"),
+        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl does not exist"),
+        (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file or folder, in quotes"),
+        (RUN.replace('from = "talk.jsonl"', "").replace("held_out_percent = 10", ""), CHAT, "no chats are named; add from"),
         (RUN.replace('format = "chat"', ""), CHAT, "talk.jsonl, row 1: it has no field text, but prompt, completion"),
-        (RUN.replace("vocab = 260", "vocab = 258"), 9 * CHAT, "a token that ends a turn has the number 259"),
-        (RUN + 'template = "llama3"\n', 9 * CHAT, "has no token '<|begin_of_text|>'"),
-        (RUN + 'template = "alpaca"\n', 9 * CHAT, "tokenizer.template is 'alpaca'"),
-        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), 9 * CHAT, "is no tokenizer.json"),
+        (RUN.replace("vocab = 260", "vocab = 258"), TALK, "a token that ends a turn has the number 259"),
+        (RUN + 'template = "llama3"\n', TALK, "has no token '<|begin_of_text|>'"),
+        (RUN + 'template = "alpaca"\n', TALK, "there is no template alpaca; take one of raw, plain, chatml, llama3"),
+        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), TALK, "is no tokenizer.json"),
         (
             RUN.replace('from = "tokens"', 'template = "raw"'),
-            9 * CHAT,
+            TALK,
             '[tokenizer] names no file; add from = "tokenizer.json"',
         ),
     ],
@@ -138,7 +142,7 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
 
 def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    assert "chats       38 chats in" in capsys.readouterr().out
+    assert "chats       32 chats in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("environment", ["add", "jsonl"])

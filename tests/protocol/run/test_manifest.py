@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from kernels.outer_step import MEAN, automatic
 from protocol.chain.base import round_settings
+from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
 from protocol.run.sections import DataSection, ModelSection
@@ -75,7 +76,7 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 
 
 def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
-    assert DEMO.run.hex() == "7a4b39680365e1f9aafa795279f479da11ac7fd511b8e1e861646650d90ed15b"
+    assert DEMO.run.hex() == "e56134b81fcf776e7fafc64ace59b06a4155b5815e8526d33335e76408007023"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
     assert not ModelSection.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"total_tokens"}
 
@@ -257,7 +258,8 @@ def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
     manifest = load_run_file(path, ONE.peer_id)
-    assert (manifest.organiser, manifest.data) == (ONE.peer_id, DataSection(sequence_length=64))
+    data = DataSection(sequence_length=64, corpora=[BUILTIN], sources=[builtin_source(64)])
+    assert (manifest.organiser, manifest.data) == (ONE.peer_id, data)
 
 
 @pytest.mark.parametrize(
@@ -327,12 +329,6 @@ def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refuse
     for gone in ({"max_share_beyond": 0.01}, {"shortfall_rate": 0.2}, {"shortfall_rate": float("nan")}):
         with pytest.raises(ValidationError):
             a_manifest(rl=RL | gone)
-
-
-def test_examples_are_those_of_an_environment() -> None:
-    assert a_manifest(data={"corpus": "examples"}, rl=RL).data.corpus == "examples"
-    with pytest.raises(ValidationError, match=r"no section \[rl\]"):
-        a_manifest(data={"corpus": "examples"})
 
 
 def test_preferences_cost_the_initial_weights_on_the_disk() -> None:

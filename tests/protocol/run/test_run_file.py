@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.layout import chunk_layout
+from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     LEAST_CHECKPOINT_CHUNK_BYTES,
     MAX_PARAMETERS,
@@ -20,7 +21,7 @@ from protocol.run.fitting import (
 )
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import TOKENS_A_PARAMETER, RunFileError, derived, dump, parse_run_file
-from protocol.run.sections import Goal, ModelSection, Unit
+from protocol.run.sections import DataSection, Goal, ModelSection, Unit
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
 
@@ -73,10 +74,34 @@ def test_a_file_without_a_model_has_the_default_one() -> None:
         name="run",
         organiser=ME,
         founders=[ME],
+        data=DataSection(corpora=[BUILTIN], sources=[builtin_source(512)]),
         checkpoint_chunk_bytes=LEAST_CHECKPOINT_CHUNK_BYTES,
         total_tokens=TOKENS_A_PARAMETER * said.parameters,
     )
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
+
+
+def test_a_run_that_names_data_of_its_own_or_reads_no_bytes_does_not_read_the_text_of_the_program() -> None:
+    def data(section: object, **others: object) -> object:
+        return derived({"data": section, **others})["data"]
+
+    assert data({}) == {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(512).model_dump()]}
+    others: list[object] = [
+        {"from": "here"},
+        {"corpora": []},
+        {"sources": []},
+        {"format": "chat"},
+        {"sequence_length": "x"},
+        1,
+    ]
+    for section in others:
+        assert data(section) == section
+    assert data({}, tokenizer={}) == {}
+
+
+def test_fields_of_earlier_versions_are_refused_with_what_to_write_instead() -> None:
+    (said,) = mistakes('[data]\ncorpus = "examples"\n')
+    assert said.startswith('data.corpus is no field of a run any more; write from = "examples" in [data] for the solved')
 
 
 def test_the_organiser_founds_a_run_that_names_no_founders() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.corpora.manifest import CorpusKind, CorpusManifest, CorpusSource, Split
 from protocol.wire.hashes import chunk_hash, tree_root
-from tests.trainer import small
 from trainer.data.corpus import BEGINS, COUNTS, BlockFolders, CorpusFolder, StoredCorpus
 
 I64 = npt.NDArray[np.int64]
@@ -107,19 +106,6 @@ def documents(seed: int, tokens: int, vocab: int = 256, end: int = 0, longest: i
 def texts(seed: int, train: int, held_out: int, vocab: int = 256) -> tuple[Stream, Stream]:
     """Both splits of a source of text."""
     return Stream(documents(seed, train, vocab)), Stream(documents(seed + 1000, held_out, vocab))
-
-
-def run_sections(folder: Path, weights: Mapping[str, int], *caches: Path, **data: Any) -> dict[str, Any]:
-    """Sections of a small run on a corpus, whose blocks lie in its own folder or in the caches."""
-    section = small.SECTIONS["data"] | {
-        "sources": [{"name": name, "corpus": "corpus.msgpack", "source": name} for name in weights],
-        "phases": [{"start": 0, "weights": list(weights.values())}],
-    }
-    return small.SECTIONS | {
-        "data": section | data,
-        "files": {"corpus.msgpack": str(folder / "corpus.msgpack")},
-        "blocks": [str(each) for each in caches or (folder / "shards",)],
-    }
 
 
 def preferences(seed: int, pairs: int, row_tokens: int) -> Stream:

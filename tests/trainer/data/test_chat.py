@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from trainer.data import chat
-from trainer.data.chat import chats_in, messages_of
+from trainer.data.chat import messages_of
 from trainer.data.templates import TEMPLATES, Chat, Message, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
 
@@ -228,13 +227,10 @@ def test_excluding_messages_changes_nothing_but_what_counts(messages: list[dict[
     ],
     ids=str,
 )
-def test_fields_that_change_what_is_learned_are_refused(flags: dict[str, Any], part: str, tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
-    lines = [{"messages": [USER, FOUR]}, {"messages": [USER, FOUR | flags]}]
-    path.write_text("\n".join(map(json.dumps, lines)))
+def test_fields_that_change_what_is_learned_are_refused(flags: dict[str, Any], part: str) -> None:
     with pytest.raises(ValueError) as caught:
-        list(chats_in(path))
-    assert str(caught.value).startswith("talk.jsonl, line 2: ") and part in str(caught.value)
+        messages_of({"messages": [USER, FOUR | flags]})
+    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -271,29 +267,6 @@ def test_what_says_nothing_to_a_model_is_passed_over() -> None:
 def test_a_field_has_one_meaning(named: frozenset[str]) -> None:
     tables = [chat.COUNTS, chat.IS_EXCLUDED, frozenset(chat.UNSUPPORTED), chat.METADATA, chat.TEXTS]
     assert sum(not named.isdisjoint(table) for table in tables) == 1
-
-
-def test_a_file_may_be_one_array(tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
-    records = [{"messages": [USER, FOUR]}, {"instruction": "2 + 2?", "output": "4"}]
-    for start in (b"", b"\xef\xbb\xbf", b"\n "):
-        path.write_bytes(start + json.dumps(records, indent=1).replace("\n", "\r\n").encode())
-        assert list(chats_in(path)) == [("record 1", ASKED_AND_ANSWERED), ("record 2", ASKED_AND_ANSWERED)]
-    path.write_text(json.dumps([*records, {"messages": [USER]}]))
-    with pytest.raises(ValueError, match="talk.json, record 3: a chat has no message of the assistant"):
-        list(chats_in(path))
-    path.write_text("[{]")
-    with pytest.raises(ValueError, match=r"^talk.json, an array of chats as it begins with \[: it is no JSON"):
-        list(chats_in(path))
-
-
-@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n", b"\r\n \r\n", b"\n\xef\xbb\xbf"])
-def test_marks_of_editors_are_passed_over(start: bytes, end: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
-    line = json.dumps({"messages": [USER, FOUR]}).encode()
-    path.write_bytes(start + line + end + line + end)
-    assert [messages for _, messages in chats_in(path)] == [ASKED_AND_ANSWERED] * 2
 
 
 @pytest.mark.parametrize(
@@ -366,28 +339,10 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
         (b"{}", "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"),
     ],
 )
-def test_a_mistake_is_told_with_file_and_line(line: bytes, part: str, tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
-    path.write_bytes(json.dumps({"messages": [USER, FOUR]}).encode() + b"\n\n" + line + b"\n")
+def test_a_mistake_is_told(line: bytes, part: str) -> None:
     with pytest.raises(ValueError) as caught:
-        list(chats_in(path))
-    assert str(caught.value).startswith("talk.jsonl, line 3: ") and part in str(caught.value)
-
-
-def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
-    path.write_text(json.dumps({"messages": [USER, FOUR]}), encoding="utf-16")
-    with pytest.raises(ValueError, match="talk.jsonl is UTF-16 text; save it as UTF-8"):
-        list(chats_in(path))
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="cannot read .*nothing.jsonl: No such file"):
-        list(chats_in(tmp_path / "nothing.jsonl"))
-    monkeypatch.setattr(chat, "MAX_FILE_BYTES", 3)
-    (tmp_path / "large.jsonl").write_bytes(b"1234")
-    with pytest.raises(ValueError, match="large.jsonl is larger than"):
-        list(chats_in(tmp_path / "large.jsonl"))
+        messages_of(chat.parsed(line))
+    assert part in str(caught.value)
 
 
 def test_templates_without_marks_suit_every_tokenizer() -> None:

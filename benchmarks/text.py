@@ -1,0 +1,29 @@
+"""The text that comes with the program, as the data of benchmarks that train."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from peer.corpora.builtin import builtin_corpus
+from peer.trainer_process.process import TrainerPlaces
+from protocol.run.builtin import SOURCE
+from protocol.run.sections import CORPORA
+from trainer.config import DataConfig, PhaseConfig, SourceConfig
+
+
+@cache
+def text_places() -> TrainerPlaces:
+    """Where the corpus lies: in a folder that goes with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="benchmark-text-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return builtin_corpus(folder).places
+
+
+def text_data(length: int, rows: int) -> DataConfig:
+    """Rows of `length` predicted tokens, `rows` of them in a step."""
+    source = SourceConfig(SOURCE, f"{CORPORA}0", SOURCE)
+    return DataConfig(length, rows, sources=(source,), phases=(PhaseConfig(0, (1,)),), documents="joined")
