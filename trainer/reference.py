@@ -76,6 +76,7 @@ class ReferenceLog:
         self._fresh: dict[int, tuple[float, float]] = {}
         """Values that are not in a file."""
         self._file: int | None = None
+        self._is_full = False
         if path is not None:
             try:
                 self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -119,13 +120,13 @@ class ReferenceLog:
 
     def _write(self, pair: int, data: bytes) -> bool:
         """Write a pair's values; return True if they are in the file."""
-        if self._file is None or pair >= MOST_KEPT:
+        if self._file is None or self._is_full or pair >= MOST_KEPT:
             return False
         try:
             return os.pwrite(self._file, data, pair * PAIR_BYTES) == PAIR_BYTES
         except OSError as error:
             self._warn(error)
-            self.close()
+            self._is_full = True  # what it has can still be read
             return False
 
     def _stored(self, pair: int) -> tuple[float, float] | None:

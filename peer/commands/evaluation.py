@@ -45,7 +45,8 @@ def register(subparsers: Subparsers) -> None:
         "--documents",
         choices=["masked", "joined"],
         default="masked",
-        help="masked: no document in a row sees another (default); joined: a row is one text",
+        help="masked: no document in a row sees another (default); joined: a row is one text; to compare with a run's "
+        "held-out loss, say what its data.documents says",
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="one JSON object")

@@ -199,6 +199,12 @@ def run_data(
     for given in inputs:
         number = folders.index(given.folder) if given.folder is not None else len(folders) - 1
         for name, rows in _rows(given, manifests[number], _length(section)):
+            if any(name == other for _, other in sources):
+                raise PeerError(
+                    f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
+                    "`peer data build` and NAME=INPUT",
+                    ExitCode.INPUT,
+                )
             said = {} if given.weight is None else {"weight": given.weight}
             sources[number, name] = {"name": name, "corpus": number, "rows": rows, **said}
     fields = {

@@ -79,7 +79,7 @@ class Node:
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound(EarlyReadyBuffer(self._history, replica.rounds.max_members))
         data = replica.manifest.data
-        self._pace = Pace(data.sequences_per_step * data.sequence_length, self._generating)
+        self._pace = Pace(data.sequences_per_step * data.row_tokens, self._generating)
         self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)

@@ -306,7 +306,7 @@ class RunManifest(Section):
     @property
     def tokens_per_round(self) -> int:
         """Tokens that a member reads in a round of all its inner steps."""
-        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.row_tokens
 
     @property
     def mixture(self) -> RowMixture:

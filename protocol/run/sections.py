@@ -302,6 +302,11 @@ class DataSection(Section):
         return self
 
     @property
+    def row_tokens(self) -> int:
+        """Most tokens that the loss of a row of the run counts; a row of preferences is a pair of rows."""
+        return self.sequence_length * (2 if self.format == "preference" else 1)
+
+    @property
     def is_local(self) -> bool:
         """True if each member reads data of its own."""
         return self.source == "local"
@@ -336,8 +341,10 @@ class DataSection(Section):
             yield ManifestProblem(("corpora", "sources"), "a run with corpora names sources in them; add both, or neither")
         if any(source.corpus >= len(self.corpora) for source in self.sources):
             yield ManifestProblem(("sources", "corpora"), "a source names a corpus that the run does not have; correct it")
-        if len({(source.corpus, source.name) for source in self.sources}) < len(self.sources):
-            yield ManifestProblem(("sources",), "a source is named twice; remove one")
+        if len({source.name for source in self.sources}) < len(self.sources):
+            yield ManifestProblem(
+                ("sources",), "two sources have one name; remove one, or build its corpus with another name"
+            )
         if self.phase_starts != sorted(set(self.phase_starts)):
             yield ManifestProblem(("phases",), "phases must begin one after the other, at least a row apart; sort them")
         mixtures = [[source.weight for source in self.sources], *(phase.weights for phase in self.phases)]

@@ -55,6 +55,14 @@ def chats(rows: list[Any], folder: Path, **fields: Any) -> RunData:
     return read(section, folder, CHATS)
 
 
+def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_rows(tmp_path / folder / "train.jsonl", [{"text": f"a text of {folder}, long enough for a row " * 9}])
+    sources = [{"from": f"{folder}/train.jsonl", "weight": weight} for folder, weight in (("a", 90), ("b", 10))]
+    with pytest.raises(PeerError, match=r"two of \[\[data.sources\]\] are called train; give each a name of its own"):
+        read({"sources": sources, "sequence_length": 64}, tmp_path)
+
+
 def test_examples_are_documents_in_the_layout_of_rollouts_and_each_is_in_one_split(tmp_path: Path) -> None:
     environment = open_environment("sort")
     documents = solved_examples(environment, BYTES.open())

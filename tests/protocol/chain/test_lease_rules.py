@@ -15,7 +15,7 @@ from protocol.agreement.policy import reading_apart
 from protocol.chain.base import Base
 from protocol.chain.electorate import Roster, base_on
 from protocol.chain.leases import LeasePool, Leases, lease_terms
-from protocol.chain.records import verify_members
+from protocol.chain.records import check_claims, verify_members
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Goal, Unit
 from protocol.wire.canonical import Malformed
@@ -77,6 +77,15 @@ def test_no_member_does_more_steps_than_its_lease_has_rows_for() -> None:
     verify_members(SETTINGS, members(*PEERS[:2], steps=steps), BASE, STATE)
     with pytest.raises(Malformed, match="more steps than its lease"):
         verify_members(SETTINGS, members(*PEERS[:2], steps=steps + 1), BASE, STATE)
+
+
+def test_a_row_of_preferences_may_count_the_tokens_of_two_rows_of_text() -> None:
+    pairs = MANIFEST.model_copy(update={"data": MANIFEST.data.model_copy(update={"format": "preference"})})
+    most = 2 * TERMS.rows * MANIFEST.data.sequence_length
+    check_claims(pairs, BASE, PEERS[0], members(PEERS[0], tokens=most)[0])
+    for manifest, tokens in ((pairs, most + 1), (MANIFEST, most)):
+        with pytest.raises(Malformed, match="more tokens"):
+            check_claims(manifest, BASE, PEERS[0], members(PEERS[0], tokens=tokens)[0])
 
 
 def test_at_the_end_of_the_data_a_lease_is_shorter_or_empty() -> None:

@@ -331,6 +331,23 @@ def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refuse
             a_manifest(rl=RL | gone)
 
 
+def test_a_row_of_preferences_counts_the_tokens_of_both_answers() -> None:
+    text, pairs = (a_manifest(data={"format": name, "source": "local"}) for name in ("text", "preference"))
+    assert pairs.data.row_tokens == 2 * text.data.row_tokens == 2 * text.data.sequence_length
+    assert pairs.tokens_per_round == 2 * text.tokens_per_round
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    source = builtin_source(64)
+    twice = {
+        "sequence_length": 64,
+        "corpora": [BUILTIN, BUILTIN],
+        "sources": [source, source.model_copy(update={"corpus": 1})],
+    }
+    with pytest.raises(ValidationError, match="two sources have one name"):
+        a_manifest(data=twice)
+
+
 def test_preferences_cost_the_initial_weights_on_the_disk() -> None:
     manifest = a_manifest(data={"format": "preference", "source": "local"})
     assert manifest.stored_bytes == manifest.state_bytes + 2 * manifest.parameters and not manifest.reference_bytes
