@@ -7,6 +7,7 @@
 * At most three redirects are followed.  Each one is judged as the first address was; none leads from https to http.
 * Connecting, the first byte and the progress after it have deadlines.
 * No more bytes than asked for are read.  An answer that is not the range is not read at all.  Compression is not accepted.
+  Everything around the range, such as interim answers and the sizes of chunks, is bounded, and counts as traffic.
 * Settings of the environment (proxies, cookies, passwords) are not used.
 """
 
@@ -30,6 +31,8 @@ MAX_URL_CHARS = 500
 MAX_DIALLED = 4
 """Most addresses of one name that are tried."""
 READ_BYTES = 64 << 10
+MAX_FRAMING_BYTES = 128 << 10
+"""Bytes of an answer beside the range, and beside a sixteenth of the range for chunks."""
 REDIRECTS = (301, 302, 303, 307, 308)
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
@@ -125,6 +128,14 @@ class _Target:
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
+def _joined(url: str, location: str) -> str:
+    """Return the address to which a server redirects.  Raises `RangeForbidden`."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise RangeForbidden("redirects to a malformed address") from error
+
+
 def is_mirror_url(url: str) -> bool:
     """Return True if a client can read from this URL, as far as its form says."""
     try:
@@ -166,7 +177,7 @@ class RangeClient:
                 await trio.aclose_forcefully(stream)
             if location is None:
                 return
-            url = urljoin(url, location)
+            url = _joined(url, location)
             if target.is_tls and not _Target.of(url).is_tls:
                 raise RangeForbidden("redirects from https to http")
         raise RangeForbidden(f"redirects more than {MAX_REDIRECTS} times")
@@ -216,6 +227,7 @@ class RangeClient:
         answer = _Answer(stream, self._deadlines, self._pay)
         try:
             head = await answer.head(target, wanted)
+            await answer.pay()
             if head.status_code in REDIRECTS:
                 return _header(head, b"location")
             _check_head(head, wanted)
@@ -244,6 +256,7 @@ class _Answer:
 
     def __init__(self, stream: trio.abc.Stream, deadlines: Deadlines, pay: Callable[[int], Awaitable[None]] | None) -> None:
         self._stream, self._deadlines, self._pay = stream, deadlines, pay
+        self._left_bytes, self._unpaid_bytes = MAX_FRAMING_BYTES, 0
         self._connection = h11.Connection(h11.CLIENT)
 
     async def head(self, target: _Target, wanted: _Wanted) -> h11.Response:
@@ -270,6 +283,7 @@ class _Answer:
     async def body(self, wanted: _Wanted) -> None:
         """Read the pieces."""
         piece, sizes = bytearray(), [*reversed(wanted.sizes)]
+        self._left_bytes += wanted.size + wanted.size // 16
         ends_at = trio.current_time() + self._deadlines.progress_s + wanted.size / self._deadlines.least_bytes_per_s
         while sizes:
             data = b""
@@ -280,9 +294,9 @@ class _Answer:
                 data = bytes(event.data)
             if not data:
                 raise RangeFailed("is too slow")
+            await trio.lowlevel.checkpoint()  # thousands of tiny chunks may have come together
             before = trio.current_time()
-            if self._pay is not None:
-                await self._pay(len(data))
+            await self.pay()
             while data and sizes:
                 room = sizes[-1] - len(piece)
                 piece += data[:room]
@@ -295,8 +309,19 @@ class _Answer:
 
     async def _event(self) -> object:
         while (event := self._connection.next_event()) is h11.NEED_DATA:
-            self._connection.receive_data(await self._stream.receive_some(READ_BYTES))
+            data = await self._stream.receive_some(READ_BYTES)
+            self._unpaid_bytes += len(data)
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                raise RangeForbidden("sends far more than the range that it was asked for")
+            self._connection.receive_data(data)
         return event
+
+    async def pay(self) -> None:
+        """Wait until the bytes that came since the last call fit the user's limit."""
+        size, self._unpaid_bytes = self._unpaid_bytes, 0
+        if self._pay is not None and size:
+            await self._pay(size)
 
 
 def _header(head: h11.Response, name: bytes) -> str:

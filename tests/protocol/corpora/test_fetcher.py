@@ -212,6 +212,7 @@ def test_without_peers_everything_comes_from_a_mirror() -> None:
         web.missing,
         web.endless,
         web.redirecting("http://x.test/"),
+        web.redirecting("http://["),
     ],
 )
 def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(manner: Manner) -> None:

@@ -80,6 +80,10 @@ def test_a_range_comes_in_its_pieces_and_no_further_byte_is_read(manner: Manner)
         (web.compressing, RangeForbidden, "compresses", 0),
         (web.babbling, RangeFailed, "does not speak HTTP", 0),
         (web.heading, RangeFailed, "does not speak HTTP", 0),
+        (web.informing, RangeForbidden, "sends far more", 0),
+        (web.chunking(b"1;" + b"x" * 15_000 + b"\r\n.\r\n"), RangeForbidden, "sends far more", 0),
+        (web.redirecting("http://["), RangeForbidden, "malformed", 0),
+        (web.redirecting("//[x]/file"), RangeForbidden, "malformed", 0),
     ],
 )
 def test_a_server_that_misbehaves_is_left_soon(manner: Manner, kind: type[Exception], reason: str, most_s: float) -> None:
@@ -115,6 +119,21 @@ def test_the_users_limit_slows_the_reading_and_is_not_the_servers_fault() -> Non
 
         assert await read(RangeClient(dialer=web_, pay=pay)) == WANTED
         assert sum(SIZES) <= sum(paid) and len(paid) > 1 and trio.current_time() >= 60 * len(paid)
+
+    on_the_web(check)
+
+
+def test_everything_that_a_server_sends_counts_as_traffic() -> None:
+    async def check(web_: Web) -> None:
+        site = web_.add("mirror.test", PUBLIC, a_site(web.chunking(b"1\r\n.\r\n")))
+        paid = list[int]()
+
+        async def pay(size: int) -> None:
+            paid.append(size)
+
+        assert await read(RangeClient(dialer=web_, pay=pay)) == [b"." * size for size in SIZES]
+        await trio.sleep(1)
+        assert sum(paid) >= 6 * sum(SIZES) and site.sent <= sum(paid) + 2 * (64 << 10)
 
     on_the_web(check)
 

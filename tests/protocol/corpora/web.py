@@ -148,6 +148,23 @@ async def heading(exchange: Exchange) -> None:
         await exchange.stream.send_all(f"X-{number}: {'x' * 1000}\r\n".encode())
 
 
+async def informing(exchange: Exchange) -> None:
+    """Sends interim answers without end."""
+    for _ in repeat(None):
+        await exchange.stream.send_all(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 500)
+
+
+def chunking(piece: bytes) -> Manner:
+    """Sends a range in chunks that all look like this."""
+
+    async def chunk(exchange: Exchange) -> None:
+        await exchange.head(Transfer_Encoding="chunked")
+        for _ in repeat(None):
+            await exchange.stream.send_all(piece * (60_000 // len(piece)))
+
+    return chunk
+
+
 def redirecting(location: str) -> Manner:
     async def redirect(exchange: Exchange) -> None:
         await exchange.head("302 Found", 0, Location=location)
