@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
@@ -15,9 +14,9 @@ from peer.formatting import many, size
 from peer.paths import BLOCKS, CORPORA
 from peer.resources.room import DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
-from protocol.blobs.blob import BlobReply, BlobRequest, ChunkSet, from_bitmap, set_of
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunkSet, chunks_in, from_bitmap, set_of
 from protocol.blobs.store import BlobStore
-from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
+from protocol.corpora.manifest import Block, read_manifest
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.ranges import AddressPolicy, RangeClient
 from protocol.corpora.shards import CorpusShelf, Shard, Shards, shards_of
@@ -74,16 +73,16 @@ def find_corpora(manifest: RunManifest, run_folder: Path, preferences: Preferenc
     named = paths_of(manifest, BlobStore(Disk(), run_folder / "files"))
     try:
         contents = [path.read_bytes() for name, path in named.items() if name.startswith(FILES)]
-        corpora = [read_manifest(content) for content in contents]
+        shards = shards_of([read_manifest(content) for content in contents])
     except (OSError, Malformed):
         return None
     if [file_section(content) for content in contents] != manifest.data.corpora:
         return None
-    return _looked_up(corpora, run_folder, preferences)
+    return _looked_up(shards, run_folder, preferences)
 
 
-def _looked_up(corpora: Sequence[CorpusManifest], run_folder: Path, preferences: Preferences) -> CorporaHere:
-    shards, linked = shards_of(corpora), run_folder / CORPORA
+def _looked_up(shards: Shards, run_folder: Path, preferences: Preferences) -> CorporaHere:
+    linked = run_folder / CORPORA
     links = sorted(linked.iterdir()) if linked.is_dir() else []
     shelves = [CorpusShelf(folder, shards) for folder in (*map(Path, preferences.corpus or ()), *links)]
     missing: Block | None = None
@@ -92,18 +91,18 @@ def _looked_up(corpora: Sequence[CorpusManifest], run_folder: Path, preferences:
         here = _cached(run_folder / BLOCKS / shard.root.hex(), shard)
         for shelf in shelves:
             here |= shelf.here(shard.root)
-        for number in range(len(shard)):
-            block = shard.block(number)
-            whole_bytes += block.size
-            if here >> number & 1:
-                here_bytes += block.size
-            elif missing is None:
-                missing = block
+        whole_bytes += shard.spans.size
+        here_bytes += sum(shard.block(number).size for number in chunks_in(here))
+        absent = (1 << len(shard)) - 1 & ~here
+        if absent and missing is None:
+            missing = shard.block(next(iter(chunks_in(absent))))
     return CorporaHere(shards, missing, here_bytes, whole_bytes)
 
 
 def _cached(folder: Path, shard: Shard) -> ChunkSet:
     """Return the blocks of a shard in the cache, which a running peer may be changing."""
+    if not folder.is_dir():
+        return 0  # a corpus may have millions of blocks
     return set_of([number for number in range(len(shard)) if size_of(folder / str(number)) == shard.block(number).size])
 
 

@@ -60,7 +60,10 @@ class BlockCache:
         """Find the blocks left before a restart; remove incomplete files, and blocks that cannot be checked."""
         self._disk.make_folder(self._folder)
         found = [
-            entry for folder in self._folder.iterdir() if _FOLDER.fullmatch(folder.name) for entry in self._scan(folder)
+            entry
+            for folder in self._folder.iterdir()
+            if _FOLDER.fullmatch(folder.name) and folder.is_dir()
+            for entry in self._scan(folder)
         ]
         with self._lock:
             for _, block in sorted(found):
@@ -73,6 +76,8 @@ class BlockCache:
         if shard is not None and size_of(folder / LEAVES) != HASH_BYTES * len(shard):
             shard = None  # its blocks could not be checked
         for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                continue  # nobody but a person makes a folder here
             number = int(path.name) if re.fullmatch(r"0|[1-9][0-9]{0,4}", path.name) else -1
             if shard is not None and 0 <= number < len(shard) and size_of(path) == shard.block(number).size:
                 yield path.stat().st_mtime, shard.block(number)

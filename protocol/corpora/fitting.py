@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from protocol.corpora.manifest import CorpusManifest, CorpusSource
+from protocol.corpora.shards import shards_of
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import SourceSection
+from protocol.wire.canonical import Malformed
 
 
 def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
@@ -24,6 +26,10 @@ def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]
         yield from _flaws_of_one(run, corpus, f"corpus {number}")
     if any(corpus.tokenizer != corpora[0].tokenizer for corpus in corpora):
         yield "the corpora were built with different tokenizers"
+    try:
+        shards_of(corpora)
+    except Malformed as error:
+        yield str(error)
     for source in data.sources:
         found = source_in(corpora, source)
         if found is None:

@@ -20,6 +20,7 @@ from protocol.blobs.blob import ChunkSet, EvenSpans
 from protocol.blobs.store import SHORTAGES
 from protocol.corpora.manifest import Block, CorpusManifest
 from protocol.disk import size_of
+from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, tree_root
 
 SHARDS = "shards"
@@ -64,7 +65,7 @@ Shards = Mapping[Hash, Shard]
 
 
 def shards_of(manifests: Iterable[CorpusManifest]) -> dict[Hash, Shard]:
-    """Return the shards of these corpora."""
+    """Return the shards of these corpora.  Raises `Malformed` if two of them have one root and different blocks."""
     shards: dict[Hash, Shard] = {}
     for manifest in manifests:
         block_bytes, number = manifest.block_tokens * manifest.bytes_per_token, 0
@@ -74,7 +75,11 @@ def shards_of(manifests: Iterable[CorpusManifest]) -> dict[Hash, Shard]:
                 for at, root in enumerate(map(Hash, split.shards)):
                     size = min(left, manifest.shard_blocks * block_bytes)
                     spans, first = EvenSpans(size, block_bytes), at * manifest.shard_blocks
-                    shards.setdefault(root, Shard(root, number, source.name, is_held_out, first, spans))
+                    known = shards.setdefault(root, Shard(root, number, source.name, is_held_out, first, spans))
+                    if (known.spans.size, known.spans.chunk_bytes) != (size, block_bytes):
+                        raise Malformed(
+                            f"a shard of {known.source} and one of {source.name} have one root and different blocks"
+                        )
                     left, number = left - size, number + 1
     return shards
 

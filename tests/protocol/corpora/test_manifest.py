@@ -16,6 +16,7 @@ from protocol.corpora.manifest import (
     Split,
     read_manifest,
 )
+from protocol.corpora.shards import shards_of
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import chunk_hash
@@ -109,6 +110,16 @@ HOSTILE: dict[str, dict[str, Any]] = {
 def test_manifest_that_does_not_add_up_is_refused(case: str) -> None:
     with pytest.raises(Malformed):
         read_manifest(encoded(**HOSTILE[case]))
+
+
+def test_shards_of_one_root_have_the_same_blocks() -> None:
+    source = FIELDS["sources"][0]
+    other = {"name": "code", "train": source["train"] | {"shards": [SHARD], "tokens": 1000}}
+    lying = read_manifest(encoded(sources=[source, source | other]))
+    for corpora in ([lying], [read_manifest(encoded()), read_manifest(encoded(sources=[source | other]))]):
+        with pytest.raises(Malformed, match="a shard of web and one of code have one root and different blocks"):
+            shards_of(corpora)
+    assert len(shards_of([read_manifest(encoded()), read_manifest(encoded(recipe=""))])) == 2, "one corpus, built twice"
 
 
 @given(st.binary(max_size=200))
