@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +49,9 @@ def token_input(source: str, path: Path, end: int) -> BuildInput:
 
 
 def _documents(arrays: Iterator[Tokens]) -> Iterator[Document]:
+    """Yield these documents; of those that are left out by their length, the beginning, because workers get copies."""
     for tokens in arrays:
-        yield Document(tokens=tokens)
+        yield Document(tokens=tokens[: MAX_DOCUMENT_BYTES + 1])
 
 
 def _megatron(path: Path) -> Iterator[Tokens]:
@@ -66,16 +68,17 @@ def _megatron(path: Path) -> Iterator[Tokens]:
     dtype = np.dtype(MEGATRON_TYPES[code])
     sizes, places, firsts = _columns(data, head, sequences, boundaries)
     tokens = _mapped(path, dtype)
-    if firsts[0] != 0 or firsts[-1] != sequences or (np.diff(firsts) < 0).any():
+    if firsts[0] != 0 or firsts[-1] != sequences or (firsts[1:] < firsts[:-1]).any():
         raise _broken(index, "its documents do not add up to its sequences")
     for first, last in zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True):
-        pieces = []
+        pieces, left = [], MAX_DOCUMENT_BYTES + 1  # sequences may overlap, so together they may exceed the file
         for sequence in range(first, last):
             size, place = int(sizes[sequence]), int(places[sequence])
             start = place // dtype.itemsize
             if size < 0 or place % dtype.itemsize or not 0 <= start <= start + size <= len(tokens):
                 raise _broken(index, f"sequence {sequence} lies outside {path.name}")
-            pieces.append(tokens[start : start + size])
+            pieces.append(tokens[start : start + min(size, left)])
+            left -= len(pieces[-1])
         yield np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
 
@@ -96,7 +99,7 @@ def _datatrove(path: Path) -> Iterator[Tokens]:
     ends = _mapped(index, np.dtype("<u8"))
     size = path.stat().st_size
     total = int(ends[-1]) if len(ends) else 0
-    if not total or size not in (2 * total, 4 * total) or (np.diff(ends.astype(np.int64), prepend=0) < 0).any():
+    if not total or size not in (2 * total, 4 * total) or (ends[1:] < ends[:-1]).any():
         raise _broken(index, f"its documents do not add up to the tokens of {path.name}, of 2 or 4 bytes each")
     tokens, start = _mapped(path, np.dtype(f"<u{size // total}")), 0
     for end in map(int, ends):
@@ -106,9 +109,11 @@ def _datatrove(path: Path) -> Iterator[Tokens]:
 
 def _array(path: Path, end: int) -> Iterator[Tokens]:
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take archives and pickles as well
+    except (OSError, ValueError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         raise _broken(path, f"it is no array ({error})") from error
+    if tokens.ndim == 2 and not tokens.shape[1]:
+        raise _broken(path, "its rows have no tokens")
     if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2):
         raise _broken(path, f"it has {tokens.ndim} dimensions of {tokens.dtype}, and tokens are 1 or 2 of whole numbers")
     if tokens.ndim == 2:

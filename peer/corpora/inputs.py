@@ -159,17 +159,23 @@ def check_file(path: Path) -> None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
+    left = _entries(folder)  # a list, because folders may be nested more deeply than function calls
+    while left:
+        entry = left.pop()
+        if entry.is_dir(follow_symlinks=False):
+            left += _entries(Path(entry.path))
+        elif Path(entry.path).is_file():  # unlike that of the entry, it is False for a link to itself
+            yield Path(entry.path)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, the last name first, without what is hidden."""
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if not entry.name.startswith(".")]
     except OSError as error:
         raise PeerError(f"cannot read {folder}: {error.strerror}; check its permissions", ExitCode.INPUT) from error
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
-        elif entry.is_file():
-            yield Path(entry.path)
+    return sorted(entries, key=lambda entry: entry.name, reverse=True)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from peer.corpora import foreign
+from peer.corpora import foreign, inputs
 from peer.corpora.build import build
 from peer.corpora.folder import FinishedCorpus
 from peer.corpora.foreign import token_input
@@ -19,15 +20,16 @@ from peer.errors import PeerError
 DOCUMENTS = [[1, 2, 3], [4], [5, 6]]
 
 
-def megatron(folder: Path, *, sequences: int = 4, version: int = 1, shift: int = 0) -> Path:
+def megatron(
+    folder: Path, *, sequences: int = 4, version: int = 1, shift: int = 0, firsts: Sequence[int] = (0, 2, 3, 4)
+) -> Path:
     """Three documents, of which the first has two sequences."""
     pieces = [[1, 2], [3], [4], [5, 6]]
     np.array([token for piece in pieces for token in piece], "<u2").tofile(folder / "a.bin")
     sizes = np.array([len(piece) for piece in pieces], "<i4")
     places = np.array([0, 4, 6, 8], "<i8") + shift
-    firsts = np.array([0, 2, 3, 4], "<i8")
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, 8, sequences, len(firsts))
-    (folder / "a.idx").write_bytes(head + sizes.tobytes() + places.tobytes() + firsts.tobytes())
+    (folder / "a.idx").write_bytes(head + sizes.tobytes() + places.tobytes() + np.array(firsts, "<i8").tobytes())
     return folder / "a.bin"
 
 
@@ -70,8 +72,8 @@ def test_index_may_be_named_instead_of_its_tokens(tmp_path: Path) -> None:
     assert documents_in(megatron(tmp_path).with_suffix(".idx"), tmp_path / "out") == sorted(DOCUMENTS)
 
 
-def lying(name: str, folder: Path) -> Path:
-    match name:
+def lying(case: str, folder: Path) -> Path:
+    match case:
         case "sequences beyond the index":
             return megatron(folder, sequences=1 << 60)
         case "an unknown version":
@@ -80,6 +82,8 @@ def lying(name: str, folder: Path) -> Path:
             return megatron(folder, shift=1 << 40)
         case "places before the file":
             return megatron(folder, shift=-8)
+        case "documents that decrease by an overflow":
+            return megatron(folder, firsts=(0, (1 << 63) - 1, -(1 << 63), -1, 4))
         case "no magic":
             path = megatron(folder)
             path.with_suffix(".idx").write_bytes(b"x" * 100)
@@ -91,6 +95,10 @@ def lying(name: str, folder: Path) -> Path:
             path = datatrove(folder)
             np.array([4, 3, 6], "<u8").tofile(folder / "a.ds.index")
             return path
+        case "ends that decrease by an overflow":
+            path = datatrove(folder)
+            np.array([(1 << 63) - 1, (1 << 63) + 5, (1 << 64) - 1, 6], "<u8").tofile(folder / "a.ds.index")
+            return path
         case "tokens that are missing":
             path = datatrove(folder)
             path.write_bytes(path.read_bytes()[:-2])
@@ -100,6 +108,14 @@ def lying(name: str, folder: Path) -> Path:
             return folder / "a.npy"
         case "pickled objects":
             np.save(folder / "a.npy", np.array([{}], object), allow_pickle=True)
+            return folder / "a.npy"
+        case "an empty array file" | "an archive":
+            (folder / "a.npy").write_bytes(b"PK\x05\x06" + bytes(18) if case == "an archive" else b"")
+            return folder / "a.npy"
+        case "a shape without end" | "a shape that is no number" | "many empty rows" | "a broken head":
+            shape = {"a shape without end": f"({1 << 70},)", "many empty rows": f"({1 << 40}, 0)", "a broken head": "("}
+            head = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape.get(case, '(True,)')}}}\n".encode()
+            (folder / "a.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64))
             return folder / "a.npy"
         case _:
             (folder / "a.txt").write_text("text")
@@ -111,12 +127,20 @@ SENTENCES = {
     "an unknown version": "it has version 2 and token type 8",
     "places outside the file": r"sequence 0 lies outside a\.bin",
     "places before the file": r"sequence 0 lies outside a\.bin",
+    "documents that decrease by an overflow": "its documents do not add up to its sequences",
     "no magic": "it is no index of Megatron's",
     "no index": r"there is no .*a\.idx",
     "ends that decrease": "its documents do not add up",
+    "ends that decrease by an overflow": "its documents do not add up",
     "tokens that are missing": "its documents do not add up",
     "fractions": "it has 1 dimensions of float64",
     "pickled objects": "it is no array",
+    "an empty array file": "it is no array",
+    "an archive": "it is no array",
+    "a shape without end": "it is no array",
+    "a shape that is no number": "it is no array",
+    "many empty rows": "its rows have no tokens",
+    "a broken head": "it is no array",
     "another file": "is no token file that can be imported; give Megatron's .bin",
 }
 
@@ -126,6 +150,18 @@ def test_file_that_lies_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=SENTENCES[case]):
         documents_in(lying(case, tmp_path), tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_document_of_sequences_that_overlap_takes_no_more_memory_than_the_largest_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "MAX_DOCUMENT_BYTES", 99)
+    np.zeros(50, "<u2").tofile(tmp_path / "a.bin")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1000, 2)
+    columns = [np.full(1000, 50, "<i4"), np.zeros(1000, "<i8"), np.array([0, 1000], "<i8")]
+    (tmp_path / "a.idx").write_bytes(head + b"".join(each.tobytes() for each in columns))
+    ((_, content, _),) = inputs._from_memory(cast(Any, token_input("s", tmp_path / "a.bin", 0).origin))
+    assert len(content.tokens) == 100, "just too long, so it is left out and counted"
 
 
 def test_tokens_outside_the_vocabulary_are_bad_rows(tmp_path: Path) -> None:

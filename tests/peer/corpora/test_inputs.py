@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import sys
 import types
@@ -205,6 +206,22 @@ def test_missing_input_and_pipe_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="the source s has no document to learn from; its inputs have no rows"):
         build([BuildInput("s", tmp_path / "empty")], alone(), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_deeply_nested_folders_are_read_and_links_in_circles_are_not(tmp_path: Path) -> None:
+    folder = inner = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("some text")
+    (folder / "loop").symlink_to("loop")
+    (folder / "up").symlink_to("..")
+    os.mkfifo(folder / "pipe.txt")
+    for _ in range(1100):
+        inner /= "d"
+        inner.mkdir()
+    (inner / "b.txt").write_text("other text")
+    assert build([BuildInput("s", folder)], ALL, tmp_path / "out").tally.rows == 2
+    (inner / "b.txt").unlink()
+    os.removedirs(inner)  # a folder nested so deeply is more than other tools can remove
 
 
 def test_seventeen_sources_are_too_many(tmp_path: Path) -> None:
