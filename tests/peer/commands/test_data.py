@@ -200,7 +200,13 @@ def test_interrupted_build_says_so_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "peer", "data", "build", str(out), str(path), "--tokenizer", str(tokenizer)]
     command += ["--end", "258", "--workers", "2", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background job ignores it
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert json.loads(process.stdout.readline())["event"] == "progress"
         os.killpg(process.pid, signal.SIGINT)
