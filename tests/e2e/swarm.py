@@ -71,7 +71,7 @@ stall_s = 4.0
 """
 )
 ROLLOUT_RUN = (
-    TINY_MODEL.replace("[data]", '[data]\nfrom = "examples"')
+    TINY_MODEL
     + """
 [rounds]
 inner_steps = 10

@@ -30,7 +30,7 @@ from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
 
 PORT, PATIENCE_S = 4800, 1800.0
 RUN = (
-    LARGE_MODEL.replace("[data]", '[data]\nfrom = "examples"').replace("sequence_length = 32", "sequence_length = 64")
+    LARGE_MODEL.replace("sequence_length = 32", "sequence_length = 64")
     + """
 [rounds]
 inner_steps = 10

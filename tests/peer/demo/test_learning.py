@@ -47,7 +47,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def tiny() -> RunManifest:
-    return parse_run_file(ROLLOUT_RUN.replace('from = "examples"', ""), Identity.generate().peer_id, "tiny.toml")
+    return parse_run_file(ROLLOUT_RUN, Identity.generate().peer_id, "tiny.toml")
 
 
 def theta(manifest: RunManifest, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
