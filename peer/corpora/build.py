@@ -26,7 +26,16 @@ import numpy as np
 
 from peer.corpora.blocks import SHARD_BYTES, SplitWriter
 from peer.corpora.conversations import Flagged, filled, packed
-from peer.corpora.inputs import BuildInput, InputFile, InputsSummary, batches, files_of, source_names, summarize
+from peer.corpora.inputs import (
+    BuildInput,
+    InputFile,
+    InputsSummary,
+    batches,
+    files_of,
+    is_read_with,
+    source_names,
+    summarize,
+)
 from peer.corpora.options import MOST_NAMED, BuildOptions, BuildTally, LeftOut, NamedRow
 from peer.corpora.parts import BuildJournal, PartRecord, Parts, sync_folder, write_durably
 from peer.corpora.workers import LocalPool, ProcessPool, WorkerReply
@@ -113,8 +122,8 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
 
     Inputs that share a name are one source.  tell: called about the progress, a few times a second.
     """
-    inputs, names = list(inputs), source_names(inputs)
-    _check(names, options, out)
+    inputs = list(inputs)
+    _check(inputs, options, out)
     partial = out.with_name(out.name + PARTIAL)
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -138,9 +147,16 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
         ) from error
 
 
-def _check(names: Sequence[str], options: BuildOptions, out: Path) -> None:
+def _check(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) -> None:
+    names = source_names(inputs)
     if out.exists():
         raise PeerError(f"{out} exists already; choose a new folder, or remove it", ExitCode.INPUT)
+    for each in inputs:
+        if isinstance(each.origin, Path) and is_read_with(each.origin, out):
+            raise PeerError(
+                f"{out} lies in {each.origin}, so files of the build would be read as documents; choose one outside it",
+                ExitCode.INPUT,
+            )
     if not 1 <= len(names) <= MAX_SOURCES:
         raise PeerError(
             f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "

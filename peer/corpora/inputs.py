@@ -178,6 +178,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return sorted(entries, key=lambda entry: entry.name, reverse=True)
 
 
+def is_read_with(folder: Path, path: Path) -> bool:
+    """Return True if the documents of an input folder include files at or below `path`, which need not exist."""
+    whole, part = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    if not whole.is_dir() or not part.is_relative_to(whole):
+        return False
+    return not any(name.startswith(".") for name in part.relative_to(whole).parts)
+
+
 @dataclass(frozen=True)
 class InputsSummary:
     """Summary of the inputs.  fingerprint: hash of the files' names, sizes and times.  total_bytes: None if unknown."""

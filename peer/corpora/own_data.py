@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.corpora.build import PARTIAL, BuildProgress
+from peer.corpora.inputs import is_read_with
 from peer.corpora.run_data import HUB, MANIFEST, RunData, built_name, run_data, token_format, tokenizer_flaw
 from peer.errors import ExitCode, PeerError
 from peer.formatting import amount, roughly, size
@@ -76,8 +77,16 @@ class OwnData:
 
     def check(self) -> None:
         """Raise `PeerError` if the data are not where the person says.  Blocking."""
-        if not self.origin.startswith(HUB) and not Path(self.origin).exists():
+        if self.origin.startswith(HUB):
+            return
+        if not Path(self.origin).exists():
             raise PeerError(f"{self.origin} does not exist; correct --data", ExitCode.INPUT)
+        if is_read_with(Path(self.origin), self._folder):
+            raise PeerError(
+                f"{self.origin} holds this peer's own files ({self._folder}), which would be read as documents; name a "
+                "folder without them with --data",
+                ExitCode.INPUT,
+            )
 
     def stop(self) -> None:
         """Stop a build in progress; the next one goes on where it was."""

@@ -224,6 +224,21 @@ def test_deeply_nested_folders_are_read_and_links_in_circles_are_not(tmp_path: P
     os.removedirs(inner)  # a folder nested so deeply is more than other tools can remove
 
 
+@pytest.mark.parametrize("out", ["in/out", "in/below/out", "link/out"])
+def test_build_into_an_input_folder_is_refused(out: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "a.jsonl", GOOD)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    with pytest.raises(PeerError, match="out lies in .*/in, so files of the build would be read as documents; choose"):
+        build([BuildInput("s", tmp_path / "in")], alone(), tmp_path / out)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
+
+
+def test_build_into_a_hidden_folder_of_an_input_is_not_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "a.jsonl", GOOD)
+    build([BuildInput("s", tmp_path / "in")], alone(held_out_percent=0), tmp_path / "in" / ".corpora" / "out")
+    assert len(texts_of(tmp_path / "in" / ".corpora" / "out")["s", "train"]) == len(GOOD)
+
+
 def test_seventeen_sources_are_too_many(tmp_path: Path) -> None:
     inputs = [BuildInput(f"s{number}", [Document(text="x")]) for number in range(17)]
     with pytest.raises(

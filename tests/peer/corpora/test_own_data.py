@@ -137,6 +137,15 @@ def test_too_little_data_is_told_in_one_sentence(tmp_path: Path) -> None:
         its(a_run(), tmp_path / "texts", tmp_path).build(None)
 
 
+def test_data_that_hold_the_peer_s_own_files_are_refused(tmp_path: Path) -> None:
+    texts(tmp_path / "texts")
+    with pytest.raises(PeerError, match="holds this peer's own files .*; name a folder without them with --data"):
+        its(a_run(), tmp_path, tmp_path)
+    hidden = tmp_path / "texts" / ".manyhands"
+    hidden.mkdir()
+    assert its(a_run(), tmp_path / "texts", hidden).build(None).sources[0].train.tokens
+
+
 def test_a_build_stops_when_the_disk_or_the_person_says_so_and_goes_on_later(tmp_path: Path) -> None:
     folder = texts(tmp_path / "texts")
     with pytest.raises(PeerError, match="raise max_disk, or give less data"):
