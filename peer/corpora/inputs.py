@@ -38,6 +38,8 @@ PARQUET_ROWS = 16
 """Rows that are decoded together from a parquet file."""
 PARQUET_BUFFER_BYTES = 1 << 20
 """Bytes that are read of a column at a time; by default the library reads whole row groups ahead and keeps them."""
+VALUE_BYTES = 8
+"""Least memory that a value of a record takes, apart from its text."""
 PARQUET_REMEDY = "install it: pip install 'manyhands[data]'"
 HUB_REMEDY = "install it: pip install 'manyhands[hf]'"
 
@@ -344,17 +346,44 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
 
 def _records(rows: Any) -> Iterator[Content]:
     """Yield the records of some rows of a parquet file; large ones are converted one by one."""
-    if rows.nbytes <= MAX_LINE_BYTES:
+    if _record_bytes(rows) <= MAX_LINE_BYTES:
         size = rows.nbytes // max(1, rows.num_rows)
         for record in rows.to_pylist():
             yield RowForm.RECORD, record, size
         return
     for number in range(rows.num_rows):
         row = rows.slice(number, 1)
-        if row.nbytes > MAX_LINE_BYTES:
+        if _record_bytes(row) > MAX_LINE_BYTES:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
         else:
             yield RowForm.RECORD, row.to_pylist()[0], row.nbytes
+
+
+def _record_bytes(rows: Any) -> int:
+    """Return roughly the memory that some rows of a parquet file take as records.
+
+    It may be a billion times their own: entries of a list that repeat a long text, or that are null, take next to none.
+    """
+    return sum(_value_bytes(column) for column in rows.columns)
+
+
+def _value_bytes(values: Any) -> int:
+    arrow: Any = importlib.import_module("pyarrow")
+    kind, count = values.type, len(values)
+    if arrow.types.is_dictionary(kind):
+        if not (arrow.types.is_string(kind.value_type) or arrow.types.is_binary(kind.value_type)):
+            return VALUE_BYTES * count + int(values.dictionary.nbytes)
+        compute: Any = importlib.import_module("pyarrow.compute")
+        lengths = compute.binary_length(values.dictionary).cast(arrow.int64())
+        return VALUE_BYTES * count + (compute.sum(lengths.take(values.indices)).as_py() or 0)
+    inner: list[Any] = []
+    if arrow.types.is_struct(kind):
+        inner = values.flatten()
+    elif arrow.types.is_nested(kind):
+        inner = [values.flatten()]
+    if inner:
+        return VALUE_BYTES * count + sum(map(_value_bytes, inner))
+    return VALUE_BYTES * count + int(values.nbytes)
 
 
 def _columns(names: list[str], fields: FieldSelection) -> list[str]:

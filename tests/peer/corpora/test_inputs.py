@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from peer.corpora.build import PARTIAL, build
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
 from peer.errors import ExitCode, PeerError
+from protocol.corpora.manifest import CorpusKind
 from tests.peer.corpora.makers import jsonl, texts_of, write_rows
 
 GOOD = [{"id": number, "text": f"good {number}"} for number in range(4)]
@@ -141,6 +143,23 @@ def test_row_over_the_limit_is_left_out_of_a_parquet_and_a_data_set(tmp_path: Pa
         result = build([BuildInput("s", origin)], ALL, tmp_path / str(number))
         assert result.tally.left_out == {LeftOut.LONG: 1}
         assert "row 3: it has more than 0 MiB; split it" in str(result.tally.first(True))
+
+
+def test_row_of_a_parquet_that_grows_as_a_record_is_left_out(tmp_path: Path) -> None:
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    text = arrow.DictionaryArray.from_arrays(arrow.array([0] * 3000, arrow.int32()), arrow.array(["x" * 10**6]))
+    places = arrow.array([0, 3000], arrow.int32())
+    nulls = arrow.ListArray.from_arrays(arrow.array([0, 17 << 20], arrow.int32()), arrow.nulls(17 << 20))
+    for name, rows in (("repeated", arrow.ListArray.from_arrays(places, text)), ("nulls", nulls)):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(arrow.table({"text": rows}), path, compression="zstd")
+        assert path.stat().st_size < 4096
+        ((_, flaw, _),) = readings._from_parquet(path, TEXT, CorpusKind.TEXT)
+        assert flaw == "it has more than 128 MiB; split it"
+    table = arrow.table({"text": ["a"], "chat": [[{"role": "user", "tags": ["b", None]}]], "map": [{"a": 1}]})
+    parquet.write_table(table, tmp_path / "plain.parquet")
+    ((_, record, _),) = readings._from_parquet(tmp_path / "plain.parquet", TEXT, CorpusKind.CHAT)
+    assert record["text"] == "a" and record["chat"] == [{"role": "user", "tags": ["b", None]}]
 
 
 def test_document_over_the_limit_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
