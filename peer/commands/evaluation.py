@@ -1,11 +1,14 @@
-"""`peer eval`: the loss of an exported model on the held-out rows of a corpus."""
+"""`peer eval`: the loss of an exported model, or of a run's newest state, on the held-out rows of a corpus."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, whole_number
@@ -13,7 +16,7 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from peer.weights.held_out import HeldOutLoss
+    from peer.weights.held_out import HeldOutLoss, HeldOutOptions
 
 
 def register(subparsers: Subparsers) -> None:
@@ -26,7 +29,12 @@ def register(subparsers: Subparsers) -> None:
         epilog="Prints the loss in nats per token, the perplexity, and the bits for each byte of text, by source.  Of chats "
         "the assistant's messages count, and of preferences the chosen answers.",
     )
-    parser.add_argument("model", metavar="FOLDER", help="a folder with a model, as `peer export` or transformers write it")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a folder with a model, as `peer export` or transformers write it, or a run ID or its beginning for the newest "
+        "state of the run on this computer",
+    )
     parser.add_argument("--corpus", metavar="FOLDER", required=True, help="a corpus, as `peer data build` makes it")
     parser.add_argument(
         "--tokens",
@@ -39,14 +47,13 @@ def register(subparsers: Subparsers) -> None:
         "--length",
         type=whole_number(1, 1 << 17),
         metavar="N",
-        help="tokens predicted in a row of text (default: 1024, or fewer if the model reads fewer)",
+        help="tokens predicted in a row of text (default: as in the run; of a folder 1024, or fewer if it reads fewer)",
     )
     parser.add_argument(
         "--documents",
         choices=["masked", "joined"],
-        default="masked",
-        help="masked: no document in a row sees another (default); joined: a row is one text; to compare with a run's "
-        "held-out loss, say what its data.documents says",
+        help="masked: no document in a row sees another; joined: a row is one text (default: as in the run; of a folder "
+        "masked)",
     )
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -55,13 +62,13 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and print a line for each source."""
     from peer.console.streams import share_reporter
-    from peer.weights.held_out import HeldOutOptions, measure
+    from peer.weights.held_out import measure
 
-    model, corpus = Path(args.model).absolute(), Path(args.corpus).absolute()
-    options = HeldOutOptions(args.tokens, args.length, args.documents, args.device)
-    losses = measure(model, corpus, options, share_reporter("measuring"))
+    corpus = Path(args.corpus).absolute()
+    with _model(args) as (name, folder, options):
+        losses = measure(folder, corpus, options, share_reporter("measuring"))
     if args.json:
-        print(json.dumps({"model": str(model), "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
+        print(json.dumps({"model": name, "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
         return ExitCode.OK
     width = max(len("SOURCE"), *(len(each.source) for each in losses))
     print(f"{'SOURCE':<{width}}  {'TOKENS':>10}  {'LOSS':>8}  {'PERPLEXITY':>11}  BITS PER BYTE")
@@ -69,6 +76,30 @@ def run(args: argparse.Namespace) -> int:
         bits = "-" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}"
         print(f"{each.source:<{width}}  {each.tokens:>10}  {each.loss:>8.4f}  {each.perplexity:>11.2f}  {bits:>13}")
     return ExitCode.OK
+
+
+@contextmanager
+def _model(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions]]:
+    """Give the name of the model, its folder, and the options; a run's state is written to a folder that does not stay."""
+    from peer.console.streams import share_reporter
+    from peer.joining.run_source import chosen_run
+    from peer.paths import data_dir, make_private
+    from peer.weights.folders import export
+    from peer.weights.held_out import HeldOutOptions
+
+    folder = Path(args.model).absolute()
+    if folder.is_dir():
+        yield str(folder), folder, HeldOutOptions(args.tokens, args.length, args.documents or "masked", args.device)
+        return
+    data = data_dir(args.data_dir)
+    signed = chosen_run(args.model, data)
+    said = signed.manifest.data
+    length, documents = args.length or (said.sequence_length if said.format == "text" else None), args.documents
+    options = HeldOutOptions(args.tokens, length, documents or said.documents, args.device)
+    with TemporaryDirectory(prefix=".eval-", dir=make_private(data)) as place:
+        written = Path(place) / "model"
+        export(signed, data, written, "fp32", None, share_reporter("writing"))
+        yield signed.run.hex(), written, options
 
 
 def _described(loss: HeldOutLoss) -> dict[str, object]:

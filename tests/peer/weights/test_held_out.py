@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from peer.cli import main
+from peer.corpora.builtin import builtin_corpus
 from peer.errors import ExitCode, PeerError
+from peer.joining.run_source import store_manifest
 from peer.weights.held_out import HeldOutOptions, measure
 from protocol.corpora.manifest import CorpusKind
+from protocol.run.manifest import demo_manifest
 from tests.trainer.data.corpora import Shape, Stream, preferences, texts, write_corpus
 from tests.trainer.weights.models import CONFIGS, in_blocks, random_parameters
 from trainer.weights.folder import write_folder
@@ -163,3 +166,20 @@ def test_what_cannot_be_measured_is_refused_with_a_sentence(tmp_path: Path) -> N
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
         path.unlink()
+
+
+def test_the_newest_state_of_a_run_is_measured_as_the_run_measures_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo, data = demo_manifest(), tmp_path / "data"
+    data.mkdir()
+    store_manifest(demo, data)
+    (folder,) = builtin_corpus(tmp_path / "built").folders
+    few = ("--corpus", folder, "--tokens", 2048, "--data-dir", data)
+    found = command(capsys, demo.run.hex()[:12], *few)
+    assert found["model"] == demo.run.hex()
+    main(["export", demo.run.hex(), str(tmp_path / "model"), "--dtype", "fp32", "--data-dir", str(data)])
+    capsys.readouterr()
+    asked = ("--length", demo.manifest.data.sequence_length, "--documents", demo.manifest.data.documents)
+    assert command(capsys, tmp_path / "model", *few, *asked)["sources"] == found["sources"]
+    assert not [path for path in data.iterdir() if path.name.startswith(".eval")]
