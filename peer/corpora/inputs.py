@@ -176,8 +176,16 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as found:
             entries = [entry for entry in found if not entry.name.startswith(".")]
     except OSError as error:
-        raise PeerError(f"cannot read {folder}: {error.strerror}; check its permissions", ExitCode.INPUT) from error
+        raise _unreadable(folder, error) from error
     return sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+
+def _unreadable(path: Path | None, error: OSError) -> PeerError:
+    """Return the error for an input whose drive may be back later, so that the parts that are done are kept."""
+    return PeerError(
+        f"cannot read {path}: {error.strerror or error}; check its permissions and its drive, and run the command again",
+        ExitCode.RESOURCES,
+    )
 
 
 def is_read_with(folder: Path, path: Path) -> bool:
@@ -250,7 +258,7 @@ def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator
     except BrokenFile as error:
         yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), 0)
     except OSError as error:
-        raise PeerError(f"cannot read {file.path}: {error.strerror or error}; copy it again", ExitCode.INPUT) from error
+        raise _unreadable(file.path, error) from error
 
 
 Content = tuple[RowForm, Any, int]
@@ -326,6 +334,8 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
     try:
         file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
     except broken as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise BrokenFile(f"it is no parquet file that can be read ({_first_line(error)}); copy it again") from error
     with file:
         columns = _columns(file.schema_arrow.names, fields) if kind is CorpusKind.TEXT else None
@@ -341,6 +351,8 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
                 for some in file.iter_batches(batch_size=PARQUET_ROWS, **options):
                     yield from _records(some)
         except broken as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the drive failed, not the file
             raise BrokenFile(f"the file breaks off ({_first_line(error)}); copy it again") from error
 
 

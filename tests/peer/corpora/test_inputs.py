@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib
 import json
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -300,6 +302,32 @@ def test_lost_connection_to_a_data_set_keeps_what_is_done(tmp_path: Path, monkey
         build([BuildInput("s", "hf:o/n")], alone(), tmp_path / "out")
     assert error.value.exit_code is ExitCode.UNREACHABLE
     assert (tmp_path / f"out{PARTIAL}" / "journal").exists() and not (tmp_path / "out").exists()
+
+
+def test_read_error_of_an_input_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, lines = write_rows(tmp_path / "a.jsonl", GOOD), readings.lines_of
+
+    def failing(path: Path, limit: int) -> Iterator[bytes | None]:
+        yield from lines(path, limit)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(readings, "lines_of", failing)
+        with pytest.raises(PeerError, match="cannot read .*a.jsonl: Input/output error; check .*run the command again"):
+            build([BuildInput("s", path)], ALL, tmp_path / "out")
+    assert (tmp_path / f"out{PARTIAL}" / "journal").exists()
+    build([BuildInput("s", path)], ALL, tmp_path / "out")
+    assert len(texts_of(tmp_path / "out")["s", "train"]) == len(GOOD)
+
+
+def test_read_error_of_a_parquet_file_is_no_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = write_rows(tmp_path / "a.parquet", GOOD)
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", failing)
+    with pytest.raises(PeerError, match="cannot read .*a.parquet: Input/output error; check"):
+        build([BuildInput("s", path)], ALL, tmp_path / "out")
 
 
 def test_data_set_without_the_library_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
