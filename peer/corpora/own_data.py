@@ -122,6 +122,7 @@ class OwnData:
         data = self._manifest.data
         local = data.local or LocalSection()
         return {
+            "source": "local",
             "from": self.origin,
             "format": data.format,
             "sequence_length": data.sequence_length,

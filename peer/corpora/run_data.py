@@ -198,7 +198,7 @@ def run_data(
     sources: dict[tuple[int, str], dict[str, Any]] = {}
     for given in inputs:
         number = folders.index(given.folder) if given.folder is not None else len(folders) - 1
-        for name, rows in _rows(given, manifests[number], _length(section)):
+        for name, rows in _rows(given, manifests[number], section):
             if any(name == other for _, other in sources):
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
@@ -351,8 +351,10 @@ def _manifest(folder: Path) -> CorpusManifest:
         raise PeerError(f"{folder} is no corpus that can be read ({error}); build it again", ExitCode.INPUT) from error
 
 
-def _rows(given: NamedInput, manifest: CorpusManifest, length: int) -> list[tuple[str, int]]:
+def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the sources of an input with their rows: the one that it names, or all of a corpus."""
+    length, is_local = _length(section), section.get("source") == "local"
+    remedy = "give a larger folder with --data" if is_local else "make data.sequence_length smaller, or give more data"
     name = given.name if given.folder is not None else given.source
     chosen = [each for each in manifest.sources if name is None or each.name == name]
     if not chosen:
@@ -361,8 +363,7 @@ def _rows(given: NamedInput, manifest: CorpusManifest, length: int) -> list[tupl
     for each in chosen:
         if not manifest.rows(each.train, length):
             raise PeerError(
-                f"source {each.name} has {each.train.tokens} tokens to learn from, and a row needs {length + 1}; make "
-                "data.sequence_length smaller, or give more data",
+                f"source {each.name} has {each.train.tokens} tokens to learn from, and a row needs {length + 1}; {remedy}",
                 ExitCode.INPUT,
             )
     return [(each.name, manifest.rows(each.train, length)) for each in chosen]

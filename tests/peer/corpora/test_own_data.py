@@ -130,7 +130,7 @@ def test_a_corpus_that_fits_is_read_in_place_and_another_is_refused(tmp_path: Pa
 def test_too_little_data_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text("a short text")
-    with pytest.raises(PeerError, match="13 tokens to learn from, and a row needs 33"):
+    with pytest.raises(PeerError, match="13 tokens to learn from, and a row needs 33; give a larger folder with --data"):
         its(a_run(), tmp_path / "texts", tmp_path).build(None)
     (tmp_path / "texts" / "one.txt").write_text("a single text, " * 100)
     with pytest.raises(PeerError, match="0 tokens held out for the evaluation, and a row needs 33; give more data"):
