@@ -20,6 +20,7 @@ import zstandard
 
 from peer.corpora import inputs as readings
 from peer.corpora.build import PARTIAL, build
+from peer.corpora.compressed import lines_of
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
 from peer.errors import ExitCode, PeerError
@@ -305,7 +306,7 @@ def test_lost_connection_to_a_data_set_keeps_what_is_done(tmp_path: Path, monkey
 
 
 def test_read_error_of_an_input_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, lines = write_rows(tmp_path / "a.jsonl", GOOD), readings.lines_of
+    path, lines = write_rows(tmp_path / "a.jsonl", GOOD), lines_of
 
     def failing(path: Path, limit: int) -> Iterator[bytes | None]:
         yield from lines(path, limit)
