@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
 
@@ -29,6 +30,8 @@ MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Types of tokens by their codes in an index; the other codes are of fractions."""
 STREAM_TOKENS = 1 << 20
 """Tokens of a stream that are searched for end tokens at a time."""
+INDEX_DOCUMENTS = 1 << 16
+"""Documents of an index whose places are converted at a time."""
 ENDINGS = (".bin", ".idx", ".ds", ".npy")
 
 
@@ -70,7 +73,7 @@ def _megatron(path: Path) -> Iterator[Tokens]:
     tokens = _mapped(path, dtype)
     if firsts[0] != 0 or firsts[-1] != sequences or (firsts[1:] < firsts[:-1]).any():
         raise _broken(index, "its documents do not add up to its sequences")
-    for first, last in zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True):
+    for first, last in _pairs(firsts):
         pieces, left = [], MAX_DOCUMENT_BYTES + 1  # sequences may overlap, so together they may exceed the file
         for sequence in range(first, last):
             size, place = int(sizes[sequence]), int(places[sequence])
@@ -83,6 +86,12 @@ def _megatron(path: Path) -> Iterator[Tokens]:
 
 
 Column = npt.NDArray[np.signedinteger]
+
+
+def _pairs(column: Column) -> Iterator[tuple[int, int]]:
+    """Yield each two successive numbers of a mapped column, of which only a part is in memory as objects."""
+    for start in range(0, len(column) - 1, INDEX_DOCUMENTS):
+        yield from pairwise(column[start : start + INDEX_DOCUMENTS + 1].tolist())
 
 
 def _columns(data: Tokens, head: int, sequences: int, boundaries: int) -> tuple[Column, Column, Column]:

@@ -60,6 +60,7 @@ def test_documents_are_those_of_the_file(
     make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "STREAM_TOKENS", 3)
+    monkeypatch.setattr(foreign, "INDEX_DOCUMENTS", 2)
     assert documents_in(make(tmp_path), tmp_path / "out") == sorted(DOCUMENTS)
 
 
