@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
@@ -101,9 +102,13 @@ def _looked_up(shards: Shards, run_folder: Path, preferences: Preferences) -> Co
 
 def _cached(folder: Path, shard: Shard) -> ChunkSet:
     """Return the blocks of a shard in the cache, which a running peer may be changing."""
-    if not folder.is_dir():
-        return 0  # a corpus may have millions of blocks
-    return set_of([number for number in range(len(shard)) if size_of(folder / str(number)) == shard.block(number).size])
+    try:
+        with os.scandir(folder) as found:
+            names = {entry.name for entry in found}
+    except OSError:
+        return 0  # a corpus may have millions of blocks, and most shards have no folder here
+    numbers = [number for number in range(len(shard)) if str(number) in names]
+    return set_of([number for number in numbers if size_of(folder / str(number)) == shard.block(number).size])
 
 
 def blocks_here(found: CorporaHere | None) -> Check:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from peer.doctor import corpora as doctor
 from peer.doctor.checks import Check, CheckResult
 from peer.doctor.corpora import CorporaHere, ask_mirrors, ask_peers, block_cache, blocks_here, find_corpora, own_data
 from peer.paths import BLOCKS
@@ -72,6 +73,18 @@ def test_blocks_here_are_counted_in_the_cache_and_in_corpora_in_place(tmp_path: 
     CORPUS.write(tmp_path / "built")
     whole = found(tmp_path / "run", Preferences(corpus=(str(tmp_path / "built"),)))
     assert whole.missing is None and whole.here_bytes == whole.whole_bytes
+
+
+def test_only_blocks_that_are_in_the_cache_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = joined(tmp_path / "run"), list[Path]()
+
+    def size_of(path: Path) -> int:
+        seen.append(path)
+        return path.stat().st_size
+
+    monkeypatch.setattr(doctor, "size_of", size_of)
+    assert found(folder).here_bytes == 8192
+    assert [path.name for path in seen] == ["0"]
 
 
 def test_before_a_peer_has_joined_nothing_is_known_and_nothing_is_wrong(tmp_path: Path) -> None:
