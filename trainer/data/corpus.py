@@ -260,7 +260,10 @@ class CorpusFolder:
                 flags += self._blocks.read(place, before + begin, end - begin)
         found = np.frombuffer(tokens, self._dtype)
         if int(found.max(initial=0)) >= corpus.vocab:
-            raise ValueError(f"the run's corpus has a token {int(found.max())}, and its vocabulary has {corpus.vocab}")
+            raise ValueError(
+                f"the run's corpus has a token {int(found.max())}, and its vocabulary has {corpus.vocab}, so its files here "
+                "are damaged or were built wrongly: check them with `peer data verify FOLDER`"
+            )
         return found, np.frombuffer(flags, np.uint8)
 
 

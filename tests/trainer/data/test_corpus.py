@@ -201,7 +201,9 @@ def test_chats_of_another_length_than_the_runs_are_refused(tmp_path: Path) -> No
 
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, Shape(vocab=100), {"web": texts(1, 300, 200)})
-    with pytest.raises(ValueError, match="a token 2.., and its vocabulary has 100"):
+    with pytest.raises(
+        ValueError, match="a token 2.., and its vocabulary has 100, .*check them with `peer data verify FOLDER`"
+    ):
         reading(opened(folder), sources=["web"], weights=(1,)).rows([0, 1, 2])
 
 
