@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zstandard
@@ -23,14 +23,18 @@ class BrokenFile(Exception):
     """Error for a file that breaks off; the text completes a sentence."""
 
 
-def lines_of(path: Path, limit: int) -> Iterator[bytes | None]:
+Note = Callable[[int], None]
+"""Function called with the number of bytes of a file that were read."""
+
+
+def lines_of(path: Path, limit: int, note: Note = lambda read: None) -> Iterator[bytes | None]:
     """Yield the lines of a file without their ends; None for a line longer than `limit`.
 
-    The endings .gz and .zst name the compression.  Raises `BrokenFile`, OSError.
+    The endings .gz and .zst name the compression.  note: called as the file is read.  Raises `BrokenFile`, OSError.
     """
     parts: list[bytes] = []
     size = 0
-    for chunk in _chunks(path):
+    for chunk in _chunks(path, note):
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             yield None if size + end - start > limit else b"".join([*parts, chunk[start:end]])
@@ -45,21 +49,23 @@ def lines_of(path: Path, limit: int) -> Iterator[bytes | None]:
         yield None if size > limit else b"".join(parts)
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path, note: Note) -> Iterator[bytes]:
     if path.name.endswith(".zst"):
-        yield from _zstd(path)
+        yield from _zstd(path, note)
     elif path.name.endswith(".gz"):
-        yield from _gzip(path)
+        yield from _gzip(path, note)
     else:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
+                note(file.tell())
                 yield chunk
 
 
-def _gzip(path: Path) -> Iterator[bytes]:
+def _gzip(path: Path, note: Note) -> Iterator[bytes]:
     try:
-        with gzip.open(path) as file:
+        with path.open("rb") as compressed, gzip.open(compressed) as file:
             while chunk := file.read(CHUNK_BYTES):
+                note(compressed.tell())
                 yield chunk
     except EOFError as error:
         raise BrokenFile("the .gz file is cut short; copy it again") from error
@@ -67,7 +73,7 @@ def _gzip(path: Path) -> Iterator[bytes]:
         raise BrokenFile(f"the .gz file is damaged ({error}); copy it again") from error
 
 
-def _zstd(path: Path) -> Iterator[bytes]:
+def _zstd(path: Path, note: Note) -> Iterator[bytes]:
     """Expand frame after frame.  The library's stream reader would not notice a file that is cut short."""
     library = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame = library.decompressobj()
@@ -75,6 +81,7 @@ def _zstd(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             while piece := file.read(ZSTD_CHUNK_BYTES):
+                note(file.tell())
                 while piece:
                     if chunk := frame.decompress(piece):
                         yield chunk

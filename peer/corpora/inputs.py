@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from peer.corpora.compressed import BrokenFile, lines_of
+from peer.corpora.compressed import BrokenFile, Note, lines_of
 from peer.corpora.options import MAX_DOCUMENT_BYTES, FieldSelection
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
@@ -226,21 +226,27 @@ def batches(inputs: list[BuildInput], fields: FieldSelection, kind: CorpusKind) 
     names = source_names(inputs)
     batch, size, number, done = RawBatch(0, 0), 0, 0, 0
     current, left = None, fields.most_rows
+    read = 0
+
+    def note(bytes_read: int) -> None:
+        nonlocal read
+        read = bytes_read
+
     for file in files_of(inputs):
-        source = names.index(file.input.source)
+        read, source = 0, names.index(file.input.source)
         if file.input is not current:
             current, left = file.input, fields.most_rows
         if batch.rows and batch.source != source:
             yield batch
             number, size, batch = number + 1, 0, RawBatch(number + 1, source)
         batch.source = source
-        for row in islice(_rows(file, fields, kind), left):
+        for row in islice(_rows(file, fields, kind, note), left):
             left = None if left is None else left - 1
             batch.rows.append(row)
             batch.names[file.number] = file.name
             size += row.size
             if size >= BATCH_BYTES or len(batch.rows) >= BATCH_ROWS:
-                batch.done_bytes = done
+                batch.done_bytes = done + read
                 yield batch
                 number, size, batch = number + 1, 0, RawBatch(number + 1, source)
         done += file.path.stat().st_size if file.path is not None else 0
@@ -249,11 +255,14 @@ def batches(inputs: list[BuildInput], fields: FieldSelection, kind: CorpusKind) 
         yield batch
 
 
-def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator[RawRow]:
-    """Yield the rows of a file; the last row has the flaw if the file breaks off."""
+def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[RawRow]:
+    """Yield the rows of a file; the last row has the flaw if the file breaks off.
+
+    note: called with the bytes of the file that were read, of files of many rows.
+    """
     number = 0
     try:
-        for number, (form, content, size) in enumerate(_contents(file, fields, kind), 1):
+        for number, (form, content, size) in enumerate(_contents(file, fields, kind, note), 1):
             yield RawRow(file.number, number, form, content, size)
     except BrokenFile as error:
         yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), 0)
@@ -264,7 +273,7 @@ def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator
 Content = tuple[RowForm, Any, int]
 
 
-def _contents(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator[Content]:
+def _contents(file: InputFile, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[Content]:
     path = file.path
     if path is None:
         origin = file.input.origin
@@ -274,12 +283,12 @@ def _contents(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iter
         return _from_memory(origin)
     name = path.name.lower()
     if name.endswith(".parquet"):
-        return _from_parquet(path, fields, kind)
+        return _from_parquet(path, fields, kind, note)
     if kind is CorpusKind.TEXT:
-        return _from_lines(path) if name.endswith(LINES) else _whole(path)
+        return _from_lines(path, note) if name.endswith(LINES) else _whole(path)
     if path != file.input.origin and not name.endswith((*LINES, ".json")):
         return iter(())  # a folder of chats may hold other files
-    return _from_array(path) if _is_array(path) else _from_lines(path)
+    return _from_array(path) if _is_array(path) else _from_lines(path, note)
 
 
 def _from_memory(documents: Iterable[Document]) -> Iterator[Content]:
@@ -296,8 +305,8 @@ def _whole(path: Path) -> Iterator[Content]:
         yield RowForm.FILE, data, len(data)
 
 
-def _from_lines(path: Path) -> Iterator[Content]:
-    for line in lines_of(path, MAX_LINE_BYTES):
+def _from_lines(path: Path, note: Note) -> Iterator[Content]:
+    for line in lines_of(path, MAX_LINE_BYTES, note):
         if line is None:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
         else:
@@ -324,7 +333,7 @@ def _from_array(path: Path) -> Iterator[Content]:
         yield RowForm.RECORD, record, _size(record)
 
 
-def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Iterator[Content]:
+def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[Content]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
         arrow: Any = importlib.import_module("pyarrow")
@@ -350,6 +359,7 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
                 options = {"columns": columns, "row_groups": [group], "use_threads": False}
                 for some in file.iter_batches(batch_size=PARQUET_ROWS, **options):
                     yield from _records(some)
+                note(path.stat().st_size * (group + 1) // file.num_row_groups)
         except broken as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the drive failed, not the file

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
 
+from peer.corpora import compressed
 from peer.corpora import inputs as readings
 from peer.corpora.build import PARTIAL, build
-from peer.corpora.compressed import lines_of
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
 from peer.errors import ExitCode, PeerError
@@ -157,11 +158,11 @@ def test_row_of_a_parquet_that_grows_as_a_record_is_left_out(tmp_path: Path) -> 
         path = tmp_path / f"{name}.parquet"
         parquet.write_table(arrow.table({"text": rows}), path, compression="zstd")
         assert path.stat().st_size < 4096
-        ((_, flaw, _),) = readings._from_parquet(path, TEXT, CorpusKind.TEXT)
+        ((_, flaw, _),) = readings._from_parquet(path, TEXT, CorpusKind.TEXT, lambda read: None)
         assert flaw == "it has more than 128 MiB; split it"
     table = arrow.table({"text": ["a"], "chat": [[{"role": "user", "tags": ["b", None]}]], "map": [{"a": 1}]})
     parquet.write_table(table, tmp_path / "plain.parquet")
-    ((_, record, _),) = readings._from_parquet(tmp_path / "plain.parquet", TEXT, CorpusKind.CHAT)
+    ((_, record, _),) = readings._from_parquet(tmp_path / "plain.parquet", TEXT, CorpusKind.CHAT, lambda read: None)
     assert record["text"] == "a" and record["chat"] == [{"role": "user", "tags": ["b", None]}]
 
 
@@ -190,6 +191,18 @@ def test_filters_take_rows_by_length_and_fields(tmp_path: Path) -> None:
         result = build([BuildInput("s", path)], alone(fields=fields, held_out_percent=0), out)
         assert texts_of(out)["s", "train"] == ["english text"]
         assert result.tally.left_out == {LeftOut.FILTERED: 5}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_progress_in_a_large_file_is_told(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings, "BATCH_ROWS", 100)
+    letters = random.Random(1)
+    rows = [{"text": letters.randbytes(2000).hex()} for _ in range(400)]
+    path = write_rows(tmp_path / f"a.{ending}", rows)
+    if ending == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100)
+    done = [batch.done_bytes for batch in readings.batches([BuildInput("s", path)], TEXT, CorpusKind.TEXT)]
+    assert done == sorted(done) and 0 < done[1] < done[-1] <= path.stat().st_size
 
 
 def test_only_the_first_rows_of_each_input_are_read(tmp_path: Path) -> None:
@@ -306,10 +319,10 @@ def test_lost_connection_to_a_data_set_keeps_what_is_done(tmp_path: Path, monkey
 
 
 def test_read_error_of_an_input_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, lines = write_rows(tmp_path / "a.jsonl", GOOD), lines_of
+    path, lines = write_rows(tmp_path / "a.jsonl", GOOD), compressed.lines_of
 
-    def failing(path: Path, limit: int) -> Iterator[bytes | None]:
-        yield from lines(path, limit)
+    def failing(path: Path, limit: int, note: compressed.Note) -> Iterator[bytes | None]:
+        yield from lines(path, limit, note)
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
