@@ -56,7 +56,7 @@ def builtin_corpus(built: Path) -> RunData:
     if _is_whole(folder):
         return RunData((folder,), {})
     try:
-        with locked(built / f".{folder.name}.lock", WAIT_S):
+        with locked(built / f"{folder.name}.lock", WAIT_S):
             if not _is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 build([builtin_input(read_text())], OPTIONS, folder)
