@@ -97,7 +97,7 @@ def _park(_: object) -> Any:
     return importlib.import_module("trio._core._traps").WaitTaskRescheduled(lambda _: Abort.FAILED)
 
 
-MOST_STEPS = 200_000
+MOST_STEPS = 2_000_000
 """Most steps of tasks at one moment of virtual time.  A loop that waits for nothing would stop the clock for ever."""
 
 
