@@ -28,6 +28,7 @@ from protocol.events.events import Event, TrainerStarted, TrainerStopped
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
 from tests.trainer.data import corpora
+from trainer.data.corpus import StoredCorpus
 from trainer.service import frames
 
 DEADLINE_S = 600
@@ -207,7 +208,9 @@ def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path
 
             done = await trainer.compute(LONG, theta, lambda progress: heard.append("step"))
         assert heard[0] == "step" and done.steps < LONG.steps, "it is measured in the middle of the round"
-        parts = [f"{windows} of 2048" for windows in range(64, 2048, 64)]
+        corpus = StoredCorpus.read(small.CORPUS / "corpus.msgpack")
+        windows = corpus.rows(corpus.sources["text"].held_out, SECTIONS["data"]["sequence_length"])
+        parts = [f"{measured} of {windows}" for measured in range(64, windows, 64)]
         assert [word for word in heard if word != "step"] == [*parts, "measured"]
 
     with_trainer(tmp_path, scenario)
