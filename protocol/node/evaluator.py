@@ -89,10 +89,10 @@ def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Se
 
 
 class Measurements:
-    """The newest committed states and their measurements.  of_all: each member measures each state."""
+    """The newest committed states and their measurements.  by_all: each member measures each state."""
 
-    def __init__(self, *, of_all: bool = False) -> None:
-        self.of_all = of_all
+    def __init__(self, *, by_all: bool = False) -> None:
+        self.by_all = by_all
         self._states: dict[Hash, CommittedState] = {}
         self._measured: dict[Hash, dict[PeerId, MeasuredLoss]] = {}
 
@@ -119,7 +119,7 @@ class Measurements:
     def needs(self, tip: Hash, peer: PeerId) -> bool:
         """Return True if a measurement of the state by `peer` would count."""
         found = self._measured.get(tip, {})
-        return peer not in found if self.of_all else not found
+        return peer not in found if self.by_all else not found
 
     def take(self, state: CommittedState, measured: MeasuredLoss) -> bool:
         """Note the measurement of an open state.  Return False if the state is not open or has a measurement already."""
@@ -157,7 +157,7 @@ class Evaluator:
     ) -> None:
         self._session, self._replica, self._membership = session, replica, membership
         self._trainer, self._activity = trainer, activity
-        self._known = Measurements(of_all=replica.manifest.data.is_local)
+        self._known = Measurements(by_all=replica.manifest.data.is_local)
         self._sources = [source.name for source in replica.manifest.data.sources]
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[CommittedState, trio.CancelScope] | None = None
@@ -226,7 +226,7 @@ class Evaluator:
     def _turn(self, state: CommittedState) -> PeerId | None:
         """Return the peer that should measure `state` now; None if no peer is able to."""
         able: Able = partial(self._able, rounds=state.rounds)
-        return whose_turn([self._session.me] if self._known.of_all else self._order(state), able)
+        return whose_turn([self._session.me] if self._known.by_all else self._order(state), able)
 
     async def _measure(self, state: CommittedState) -> bool:
         """Measure the state and announce the loss.  Return False if another try is pointless."""
@@ -284,12 +284,12 @@ class Evaluator:
         state = self._known.state(Hash(claim.tip))
         if state is None or not self._known.needs(state.tip, sender):
             return
-        able: Able = (lambda peer: False) if self._known.of_all else partial(self._able, rounds=state.rounds)
+        able: Able = (lambda peer: False) if self._known.by_all else partial(self._able, rounds=state.rounds)
         problem = refusal(claim, sender, state, self._order(state), able)
         if not problem:
             losses = tuple(claim.losses) if len(claim.losses) == len(self._sources) else ()
             self._take(state, MeasuredLoss(state.rounds, claim.loss, sender, losses))
-            if self._measuring is not None and self._measuring[0] == state and not self._known.of_all:
+            if self._measuring is not None and self._measuring[0] == state and not self._known.by_all:
                 self._measuring[1].cancel()
         elif self._dropped.get(sender) != claim:  # every heartbeat repeats the claim
             if len(self._dropped) >= MAX_STRANGERS:

@@ -73,7 +73,7 @@ def test_the_first_word_on_a_state_stands() -> None:
 
 
 def test_the_loss_of_a_run_on_the_members_own_data_is_the_mean_over_those_that_announced_one() -> None:
-    known = Measurements(of_all=True)
+    known = Measurements(by_all=True)
     known.open(STATE)
     assert all(known.needs(TIP, peer) for peer in ORDER)
     assert known.take(STATE, MeasuredLoss(5, 1.0, ORDER[0])) and not known.needs(TIP, ORDER[0])
