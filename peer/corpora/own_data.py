@@ -14,7 +14,7 @@ from typing import Any
 
 from peer.corpora.build import PARTIAL, BuildProgress
 from peer.corpora.inputs import is_read_with
-from peer.corpora.run_data import HUB, MANIFEST, RunData, built_name, run_data, token_format, tokenizer_flaw
+from peer.corpora.run_data import HUB, MANIFEST, RunData, built_name, point, run_data, token_format, tokenizer_flaw
 from peer.errors import ExitCode, PeerError
 from peer.formatting import amount, roughly, size
 from peer.paths import make_private
@@ -111,10 +111,7 @@ class OwnData:
         except OSError as error:
             raise PeerError(f"{self.origin} cannot be read ({error.strerror}); check --data", ExitCode.INPUT) from error
         manifest = self._checked(data, tokenizer)
-        link = self._folder / f".{CURRENT}.new"
-        link.unlink(missing_ok=True)
-        link.symlink_to(data.folders[0].absolute(), target_is_directory=True)
-        link.rename(self._folder / CURRENT)
+        point(self._folder / CURRENT, data.folders[0])
         return manifest
 
     def _section(self) -> dict[str, Any]:

@@ -142,9 +142,15 @@ def tokenizer_flaw(manifests: Sequence[CorpusManifest], tokenizer: Path | None) 
 
 def link_corpus(run_folder: Path, number: int, folder: Path) -> None:
     """Make a corpus known to the peer of a run.  number: its place in the run's `data.corpora`."""
-    link = make_private(run_folder / LINKS) / str(number)
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.absolute(), target_is_directory=True)
+    point(make_private(run_folder / LINKS) / str(number), folder)
+
+
+def point(link: Path, folder: Path) -> None:
+    """Let a link lead to a folder, atomically: a process that is killed meanwhile leaves the link as it was."""
+    unfinished = link.with_name(f".{link.name}.new")
+    unfinished.unlink(missing_ok=True)
+    unfinished.symlink_to(folder.absolute(), target_is_directory=True)
+    unfinished.rename(link)
 
 
 def names_corpora(section: Any) -> bool:
