@@ -90,15 +90,16 @@ class TaskSetCommands:
                 raise CannotAmend(f"{MOST_OF_ONE} of your sets are admitted; ask the organiser to remove one")
             sets.withdraw(oldest)
         try:
-            root, size = await sets.files.adopt(source)
-            body = TaskSet(name=name, count=count, size=size, root=root)
-            raw = self._session.seal(body).raw
-            await sets.keep_offer(raw)
+            async with sets.tidying:
+                root, size = await sets.files.adopt(source)
+                body = TaskSet(name=name, count=count, size=size, root=root)
+                raw = self._session.seal(body).raw
+                await sets.keep_offer(raw)
+                sets.own_offer(root, raw)
         except (StoreFailed, OSError) as error:
             raise CannotAmend(f"the tasks cannot be kept: {error}") from error
         except ValueError as error:
             raise CannotAmend(f"the tasks cannot be offered: {error}") from error
-        sets.own_offer(root, raw)
         sets.hear_offer(self._session.me, body, raw)
         await sets.say(raw)
         return body
@@ -110,7 +111,8 @@ class TaskSetCommands:
         if len(found) != 1:
             raise CannotAmend(f"{len(found)} sets that are offered begin with {name}; `peer tasks list` shows their IDs")
         offer = found[0]
-        self._sets.ask_for(offer.root)
+        async with self._sets.tidying:
+            self._sets.ask_for(offer.root)
         if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
             if offer.publisher != self._session.me:
                 self._sets.offers.drop(offer.root)  # the offer may name another peer's set with a false size

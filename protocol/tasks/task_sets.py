@@ -219,6 +219,8 @@ class TaskSets:
 
     own: our offers.  asked: sets that our user wants.  counting: outcomes of tasks, at a trainer.  unusable: the sets that
     the trainer process cannot use, with the reasons.  lost: sets in force that we could not fetch or use for `LOST_S`.
+    tidying: held while sets that nobody needs are removed, and while one becomes ours: `own` and `asked` must not change in
+    the middle of a removal, which would remove a set that was just published.
     """
 
     def __init__(self, session: Session, guard: Guard, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -231,6 +233,7 @@ class TaskSets:
         self.own: dict[Hash, bytes] = {}
         self._newest = NewestAmendment()
         self.asked: set[Hash] = set()
+        self.tidying = trio.Lock()
         self.nursery: trio.Nursery | None = None
         self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
@@ -274,9 +277,10 @@ class TaskSets:
         tasks = self.in_force
         self._tell(tasks)
         self.lost.note(tasks, self.files.digests, self.unusable, trio.current_time())
-        needed = self._needed()
-        self.files.begin(nursery, needed)
-        await self.files.tidy({*needed, *self.own, *self.asked})
+        async with self.tidying:
+            needed = self._needed()
+            self.files.begin(nursery, needed)
+            await self.files.tidy({*needed, *self.own, *self.asked})
         if self.counting.is_new:
             self.counting.keep_only(roots_of(tasks.sets))
             await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())

@@ -28,6 +28,7 @@ def admitted(folder: Path, data: bytes, count: int, *said: Mapping[str, Any]) ->
     sets: Any = SimpleNamespace(
         offers=Offers(), organiser=ANN.peer_id, nursery=SimpleNamespace(), in_force=TasksInForce(), pending=None
     )
+    sets.tidying = trio.Lock()
     sets.files = SetFiles(session, guard, BlobStore(Disk(durable=False), folder), inline, swarm)
 
     async def taken(*arguments: object) -> None: ...

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+import trio.testing
 
 from protocol.blobs.store import BlobStore
+from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
+from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.library import SetFiles
+from protocol.tasks.task_sets import LOOK_S, OWN, TaskSets
+from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ME
 from tests.simulation.determinism import inline
@@ -50,3 +55,36 @@ def test_a_set_that_was_begun_and_is_not_needed_any_more_is_removed(tmp_path: Pa
         assert [path.name for path in sets.folder.iterdir()] == [f"{kept.hex()}.part"]
 
     trio.run(main)
+
+
+def test_a_set_that_is_being_published_outlives_a_removal_of_what_nobody_needs(tmp_path: Path) -> None:
+    """The peer removes sets twice a second, and flushing an offer to a slow disk takes longer."""
+
+    async def nothing(*arguments: object) -> None: ...
+
+    swarm: Any = SimpleNamespace(originate=lambda root, count: None, end_origin=lambda root: None)
+    roster = SimpleNamespace(tasks=TasksInForce())
+    replica: Any = SimpleNamespace(
+        manifest=SimpleNamespace(rl=SimpleNamespace(max_async=0), organiser=ME.peer_id),
+        history=SimpleNamespace(roster=roster, roster_at=lambda version: roster, length=0),
+        store=SimpleNamespace(tasks=BlobStore(Disk(durable=False), tmp_path / "tasks")),
+    )
+    session: Any = SimpleNamespace(me=ME.peer_id, seal=lambda body: SimpleNamespace(raw=b"signed"), emit=lambda event: None)
+    session.network = SimpleNamespace(publish=nothing)
+
+    async def offload(call: Any, *arguments: Any) -> Any:
+        if arguments[:1] == (OWN,):  # the offer is being flushed
+            await trio.sleep(3 * LOOK_S)
+        return call(*arguments)
+
+    async def main() -> None:
+        sets = TaskSets(session, Guard(session), replica, offload, swarm)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sets.run)
+            await trio.testing.wait_all_tasks_blocked()
+            (sets.files.folder / ".given-1.new").write_bytes(b"three lines")
+            body = await TaskSetCommands(session, sets).publish(sets.files.folder / ".given-1.new", "s", 3)
+            assert Hash(body.root) in sets.files.digests and sets.files.path(Hash(body.root)).exists()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
