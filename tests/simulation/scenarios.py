@@ -68,7 +68,7 @@ async def churn(
     while max(world.rounds(), default=0) < rounds - 3:
         await trio.sleep(STEP_S * (0.5 + world.random.random()))
         await trouble(world, troubles)
-        if not world.has_quorum():
+        if not world.has_quorum(founders):
             since = trio.current_time()
         if world.judge.commits_checked > made:  # their height says nothing: provisional records may be given up
             made, since = world.judge.commits_checked, trio.current_time()

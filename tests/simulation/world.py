@@ -214,13 +214,18 @@ class World:
         """How many rounds each running peer has committed."""
         return [seat.node.rounds if seat.node else 0 for seat in self.up()]
 
-    def has_quorum(self) -> bool:
-        """Whether a majority of the newest record's members runs now."""
+    def has_quorum(self, founders: int) -> bool:
+        """Whether a majority of the newest record's members runs now, or, before the first record, of the founders.
+
+        A plan of the first round makes its members the electors, and the founders are those who can be in it.
+        """
         nodes = [seat.node for seat in self.up() if seat.node is not None]
         longest = max(nodes, key=lambda node: node.rounds, default=None)
-        if longest is None or not longest.rounds:
-            return longest is not None
-        members = [member.peer for member in longest.commit_at(longest.rounds - 1).record.members]
+        if longest is None:
+            return False
+        members = [seat.peer for seat in self.seats[:founders]]
+        if longest.rounds:
+            members = [member.peer for member in longest.commit_at(longest.rounds - 1).record.members]
         running = [seat for seat in self.up() if seat.peer in members and seat.process and seat.process.runs]
         return len(running) >= quorum_size(len(members))
 
