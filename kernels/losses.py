@@ -5,7 +5,7 @@
     preference      minus the mean over pairs of (1 - smoothing) log sigmoid(margin) + smoothing log sigmoid(-margin)
 
 The forward pass computes the logits of a chunk of tokens, turns them into their gradient and drops them: only a scalar
-factor of the gradient depends on later computation. Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
+factor of the gradient depends on later computation. Beyond inputs and gradients, memory holds the logits of a chunk twice.
 The loss of preferences has one such factor for each row, so its backward pass computes the logits again.
 
 Logits come from a product in the precision of the hidden states; all later computation is in fp32 (for the policy loss, at
@@ -22,9 +22,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 CHUNK_TOKENS = 4096
-"""Number of tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
+"""Most tokens whose logits are in memory at once."""
+CHUNK_LOGITS = 1 << 27
+"""Most logits in memory at once: 512 MiB of fp32, which are 1046 tokens with a vocabulary of 128 256."""
 LARGEST_LOG_RATIO = 20.0
 """Limit on differences of log-probabilities, so that no ratio overflows; e^20 is far beyond any delta."""
+
+
+def tokens_at_once(output_weight: Tensor) -> int:
+    """Return the number of tokens of a chunk, by the vocabulary of the output weights, (vocab, dim)."""
+    return max(1, min(CHUNK_TOKENS, CHUNK_LOGITS // output_weight.shape[0]))
 
 
 def language_model_loss(
@@ -33,7 +40,7 @@ def language_model_loss(
     targets: Tensor,
     z_loss: float = 0.0,
     mask: Tensor | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the loss as an fp32 scalar, nats per token, differentiable in `hidden` and `output_weight`.
 
@@ -49,7 +56,7 @@ def language_model_losses(
     targets: Tensor,
     z_loss: float = 0.0,
     mask: Tensor | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss as `language_model_loss` does, and the nats of each token, (...), fp32, without gradient.
 
@@ -57,14 +64,13 @@ def language_model_losses(
     """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert mask is None or mask.shape == targets.shape
-    assert chunk_tokens > 0
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
     loss, nats_t = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]),
         output_weight,
         _Targets(targets.reshape(-1), None if mask is None else mask.reshape(-1)),
         z_loss,
-        chunk_tokens,
+        chunk_tokens or tokens_at_once(output_weight),
         differentiate,
     )
     return loss, nats_t.view(targets.shape)
@@ -89,8 +95,7 @@ class _ChunkedLoss(torch.autograd.Function):
         differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         targets_t, mask_t = targets
-        count = targets_t.numel() if mask_t is None else int(mask_t.sum())
-        scale = 1.0 / max(1, count)
+        share_t = _shares(targets_t, mask_t)
         product_weight_vd = weight_vd.to(hidden_td.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_td.device)
         nats_t = torch.zeros(targets_t.shape, dtype=torch.float32, device=hidden_td.device)
@@ -100,19 +105,19 @@ class _ChunkedLoss(torch.autograd.Function):
         )
         for start in range(0, targets_t.numel(), chunk_tokens):
             span = slice(start, start + chunk_tokens)
-            share_t = _shares(mask_t, span, targets_t[span], scale)
             logits_tv = (hidden_td[span] @ product_weight_vd.T).float()
-            nats_t[span] = _nats_of(logits_tv, targets_t[span])
-            total += (nats_t[span] * share_t).sum()
+            chunk = _nats_in_place(logits_tv, targets_t[span])
+            nats_t[span] = chunk.nats_t
             if z_loss:
-                total += z_loss * (logits_tv.amax(dim=1).square() * share_t).sum()
+                total += z_loss * (chunk.top_t.square() * share_t[span]).sum()
             if not differentiate:
                 continue
-            gradient_tv = _gradient_in_place(logits_tv, targets_t[span], share_t, z_loss).to(hidden_td.dtype)
+            gradient_tv = _gradient_in_place(chunk, targets_t[span], share_t[span], z_loss).to(hidden_td.dtype)
             if grad_hidden_td is not None:
                 torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
             if grad_weight_vd is not None:
-                grad_weight_vd += gradient_tv.T @ hidden_td[span]
+                _add_product(grad_weight_vd, gradient_tv.T, hidden_td[span])
+        total += (nats_t * share_t).sum()
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
         nats_t = nats_t if mask_t is None else nats_t.where(mask_t, 0.0)
@@ -134,25 +139,51 @@ def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | 
     return grad_hidden_td, grad_weight_vd
 
 
-def _shares(mask_t: Tensor | None, span: slice, targets_t: Tensor, scale: float) -> Tensor:
-    """Return the weight of each token in the mean: fp32, (tokens,)."""
+def _shares(targets_t: Tensor, mask_t: Tensor | None) -> Tensor:
+    """Return the weight of each token in the mean: fp32, (tokens,).  Does not wait for the device."""
     if mask_t is None:
-        return torch.full(targets_t.shape, scale, dtype=torch.float32, device=targets_t.device)
-    return mask_t[span].float() * scale
+        return torch.full(targets_t.shape, 1.0 / max(1, targets_t.numel()), dtype=torch.float32, device=targets_t.device)
+    return mask_t.float() / mask_t.sum().clamp(min=1)
 
 
-def _nats_of(logits_tv: Tensor, targets_t: Tensor) -> Tensor:
-    return torch.logsumexp(logits_tv, dim=1) - logits_tv.gather(1, targets_t[:, None]).squeeze(1)
+class _Chunk(NamedTuple):
+    """Loss on a chunk of tokens.
+
+    nats_t, sums_t: fp32 (tokens,). top_t, top_index_t: (tokens,), the largest logit, and its place. exp_tv: exponentials of
+    the logits, divided by that of the largest, fp32; sums_t has their sums.
+    """
+
+    nats_t: Tensor
+    top_t: Tensor
+    top_index_t: Tensor
+    exp_tv: Tensor
+    sums_t: Tensor
 
 
-def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
-    """Overwrite the logits with share * (softmax - one-hot of target + 2 z max * one-hot of argmax)."""
+def _nats_in_place(logits_tv: Tensor, targets_t: Tensor) -> _Chunk:
+    """Overwrite logits with exponentials, which the loss and its gradient share."""
     top_t, top_index_t = logits_tv.max(dim=1)
-    gradient_tv = logits_tv.sub_(torch.logsumexp(logits_tv, dim=1, keepdim=True)).exp_()
-    gradient_tv.scatter_add_(1, targets_t[:, None], torch.full_like(targets_t[:, None], -1, dtype=torch.float32))
+    own_t = logits_tv.gather(1, targets_t[:, None]).squeeze(1)
+    exp_tv = logits_tv.sub_(top_t[:, None]).exp_()
+    sums_t = exp_tv.sum(dim=1)
+    return _Chunk(top_t + sums_t.log() - own_t, top_t, top_index_t, exp_tv, sums_t)
+
+
+def _gradient_in_place(chunk: _Chunk, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
+    """Overwrite the exponentials with share * (softmax - one-hot of target + 2 z max * one-hot of argmax)."""
+    gradient_tv = chunk.exp_tv.mul_((share_t / chunk.sums_t)[:, None])
+    gradient_tv.scatter_add_(1, targets_t[:, None], -share_t[:, None])
     if z_loss:
-        gradient_tv.scatter_add_(1, top_index_t[:, None], (2 * z_loss * top_t)[:, None])
-    return gradient_tv.mul_(share_t[:, None])
+        gradient_tv.scatter_add_(1, chunk.top_index_t[:, None], (2 * z_loss * chunk.top_t * share_t)[:, None])
+    return gradient_tv
+
+
+def _add_product(sum_vd: Tensor, one_vt: Tensor, other_td: Tensor) -> None:
+    """Add a product to a sum, which may be more precise; without memory for the product if it is not."""
+    if sum_vd.dtype == one_vt.dtype:
+        sum_vd.addmm_(one_vt, other_td)
+    else:
+        sum_vd += one_vt @ other_td
 
 
 # -- the policy loss ---------------------------------------------------------------------------------------------------
@@ -215,7 +246,7 @@ def policy_loss(
     output_weight: Tensor,
     tokens: PolicyTokens,
     terms: PolicyTerms,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, PolicyStatistics]:
     """Return the GRPO loss with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`, and statistics.
 
@@ -231,11 +262,12 @@ def policy_loss(
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.
     """
     assert hidden.shape[:-1] == tokens.targets.shape, f"hidden {tuple(hidden.shape)}, targets {tuple(tokens.targets.shape)}"
-    assert {each.shape for each in tokens if each is not None} == {tokens.targets.shape} and chunk_tokens > 0
+    assert {each.shape for each in tokens if each is not None} == {tokens.targets.shape}
     assert tokens.reference_logp is not None or not terms.kl_weight, "a KL term needs a reference"
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
+    chunk = chunk_tokens or tokens_at_once(output_weight)
     loss, means = _ChunkedPolicyLoss.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]), output_weight, tokens.flat(), terms, chunk_tokens, differentiate
+        hidden.reshape(-1, hidden.shape[-1]), output_weight, tokens.flat(), terms, chunk, differentiate
     )
     return loss, PolicyStatistics(*means.unbind())
 
@@ -246,15 +278,16 @@ def token_log_probabilities(
     output_weight: Tensor,
     targets: Tensor,
     temperature: float = 1.0,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return log softmax(logits / temperature)[target] of each token, (...), at least fp32, without gradient."""
     hidden_td, targets_t = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    chunk = chunk_tokens or tokens_at_once(output_weight)
     parts = [
-        _log_softmax(hidden_td[start : start + chunk_tokens], output_weight.to(hidden.dtype), temperature)
-        .gather(1, targets_t[start : start + chunk_tokens, None])
+        _log_softmax(hidden_td[start : start + chunk], output_weight.to(hidden.dtype), temperature)
+        .gather(1, targets_t[start : start + chunk, None])
         .squeeze(1)
-        for start in range(0, targets_t.numel(), chunk_tokens)
+        for start in range(0, targets_t.numel(), chunk)
     ]
     return torch.cat(parts).view(targets.shape) if parts else torch.zeros(targets.shape, device=hidden.device)
 
@@ -271,7 +304,7 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
         differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_td.dtype, torch.float32)
-        scale = 1.0 / max(1, int(tokens.mask.sum()))
+        scale = 1.0 / tokens.mask.sum().clamp(min=1).to(wide)
         product_weight_vd = weight_vd.to(hidden_td.dtype)
         totals = torch.zeros(5, dtype=wide, device=hidden_td.device)
         grad_hidden_td = torch.empty_like(hidden_td) if differentiate and hidden_td.requires_grad else None
@@ -296,7 +329,7 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
             if grad_hidden_td is not None:
                 torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
             if grad_weight_vd is not None:
-                grad_weight_vd += gradient_tv.T @ hidden_td[span]
+                _add_product(grad_weight_vd, gradient_tv.T, hidden_td[span])
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
         means = totals[1:].clone()
@@ -379,7 +412,7 @@ def preference_loss(
     output_weight: Tensor,
     tokens: PreferenceTokens,
     terms: PreferenceTerms,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, PreferenceStatistics]:
     """Return the DPO loss, a scalar differentiable in `hidden` and `output_weight`, and the loss and margin of each pair.
 
@@ -401,16 +434,16 @@ def preference_loss(
 
 
 def row_log_probabilities(
-    hidden: Tensor, output_weight: Tensor, targets: Tensor, mask: Tensor, chunk_tokens: int = CHUNK_TOKENS
+    hidden: Tensor, output_weight: Tensor, targets: Tensor, mask: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
     """Return the sum of log softmax(logits)[target] over each row's counted tokens, (B,), at least fp32, differentiable.
 
     hidden: (B, T, dim), float.  output_weight: (vocab, dim), float.  targets: (B, T), int64.  mask: (B, T), bool.
     """
-    assert hidden.shape[:-1] == targets.shape == mask.shape and chunk_tokens > 0
+    assert hidden.shape[:-1] == targets.shape == mask.shape
     row_t, place_t = mask.nonzero(as_tuple=True)
     logp_t: Tensor = _ChunkedLogProbabilities.apply(  # type: ignore[no-untyped-call]
-        hidden[row_t, place_t], output_weight, targets[row_t, place_t], chunk_tokens
+        hidden[row_t, place_t], output_weight, targets[row_t, place_t], chunk_tokens or tokens_at_once(output_weight)
     )
     return torch.zeros(len(targets), dtype=logp_t.dtype, device=logp_t.device).index_add(0, row_t, logp_t)
 
@@ -446,5 +479,5 @@ class _ChunkedLogProbabilities(torch.autograd.Function):
             if grad_hidden_td is not None:
                 torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
             if grad_weight_vd is not None:
-                grad_weight_vd += gradient_tv.T @ hidden_td[span]
+                _add_product(grad_weight_vd, gradient_tv.T, hidden_td[span])
         return grad_hidden_td, None if grad_weight_vd is None else grad_weight_vd.to(weight_vd.dtype), None, None

@@ -21,8 +21,8 @@ from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
-LOSS_TOKENS = 4096
-"""Number of tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
+LOSS_TOKENS, LOSS_LOGITS = 4096, 1 << 27
+"""Most tokens, and most logits, in memory at once in a loss (`kernels.losses.tokens_at_once`)."""
 CPU_PROCESS_BYTES = 290 * MB
 """Memory of Python and torch's CPU library."""
 CUDA_PROCESS_BYTES = 3 << 30
@@ -115,7 +115,7 @@ def _saved_values(model: ModelConfig) -> int:
     Each layer keeps these vectors:
 
     * with the model's width: the inputs of attention and feed-forward, each also normed, with and without weight;
-    * with the queries' width: the query; key and value, each repeated for all heads; the attention's output;
+    * with the queries' width: the query, and the attention's output; with the keys' width: key and value;
     * if queries and keys are normed: both before the norm, and both normed without weight;
     * with the feed-forward's width: the gate, its activation, the other branch, and the product of both.
 
@@ -123,7 +123,7 @@ def _saved_values(model: ModelConfig) -> int:
     without weight, and the gradient of the output.
     """
     normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
-    layer = 6 * model.dim + 4 * model.query_width + normed + 4 * model.ffn + model.heads + 2
+    layer = 6 * model.dim + 2 * (model.query_width + model.kv_width) + normed + 4 * model.ffn + model.heads + 2
     return model.layers * layer + 4 * model.dim
 
 
@@ -149,13 +149,18 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
 def _comparing_bytes(model: ModelConfig, tokens: int, width: int) -> int:
     """Return the memory of the reference weights and a pass with them over `tokens` tokens, before the first step."""
-    logits = POLICY_LOGITS * min(tokens, LOSS_TOKENS) * model.vocab * 4
+    logits = POLICY_LOGITS * _logits(model, tokens) * 4
     return width * model.parameters + tokens * _passing_values(model) * 4 + logits
 
 
 def _passing_values(model: ModelConfig) -> int:
     """Return the number of values per token in memory during a pass without gradients, which are the values of one layer."""
     return 4 * model.dim + 6 * model.query_width + 3 * model.ffn
+
+
+def _logits(model: ModelConfig, tokens: int) -> int:
+    """Return the number of logits in memory at once in the loss on `tokens` tokens."""
+    return min(tokens, LOSS_TOKENS, max(1, LOSS_LOGITS // model.vocab)) * model.vocab
 
 
 def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 2) -> int:
@@ -167,7 +172,7 @@ def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 
     """
     saved = tokens * _saved_values(model) * width
     passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values
-    logits = logits_kept * min(tokens, LOSS_TOKENS) * model.vocab * 4
+    logits = logits_kept * _logits(model, tokens) * 4
     weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up
     used = saved + passing + logits + weights
     return used + min(used // 2, MAX_HELD_BYTES)

@@ -27,7 +27,7 @@ from kernels.losses import (
 from trainer.config import TrainingConfig
 from trainer.data.corpus import CorpusReading
 from trainer.data.rows import Rows
-from trainer.models.llama.model import Decoder, hidden_states
+from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.reference import F32, ReferenceLog
 
 F64 = npt.NDArray[np.float64]
@@ -134,13 +134,12 @@ def log_probabilities(model: Decoder, rows: Rows) -> F32:
     return found
 
 
-def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return tokens (B, T + 1), counts and documents (B, T) on the model's device."""
+def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documents | None]:
+    """Return tokens (B, T + 1), counts (B, T) and documents on the model's device."""
     device = model.flat.device
     tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
-    counts, documents = (
-        None if each is None else torch.from_numpy(each).to(device) for each in (rows.counts_bt, rows.documents_bt)
-    )
+    counts = None if rows.counts_bt is None else torch.from_numpy(rows.counts_bt).to(device)
+    documents = None if rows.documents_bt is None else Documents.of(rows.documents_bt, device)
     return tokens, counts, documents
 
 

@@ -25,6 +25,7 @@ from torch.optim.adamw import adamw
 
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
+from trainer.device import is_gpu, release_memory
 from trainer.memory import micro_batch
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
@@ -254,7 +255,7 @@ class MicroBatches:
                 if part == 1:
                     raise
                 self._most = part // 2
-                torch.cuda.empty_cache()
+                release_memory()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -338,6 +339,6 @@ class InnerLoop:
     def _at_once(self, rows: Rows) -> int:
         """Return the units to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
         units = len(rows) // self.objective.unit_rows
-        if self.model.flat.device.type != "cpu":
+        if is_gpu(self.model.flat.device):
             return units
         return min(units, max(1, micro_batch(self.model.config, rows.length) // self.objective.unit_rows))

@@ -32,15 +32,16 @@ INITIAL = "initial.bf16"
 """Name of the file in which a trainer keeps the weights that a run of preferences began with."""
 
 
-def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
-    """Read the `count` parameters in `path`, in the precision that the device computes in: bf16 on a GPU, fp32 elsewhere.
+def read_reference(path: Path, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Read the parameters in `path`, as many as there are in `like`, and to its device, with this precision.
 
     Raises ValueError if the file has another size, and OSError if it cannot be read.
     """
     values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
+    count = len(like)
     if values.shape != (count,):
         raise ValueError(f"the reference weights have {values.size} parameters, and the model has {count}")
-    weights = torch.empty(count, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device)
+    weights = torch.empty(count, dtype=dtype, device=like.device)
     for start in range(0, count, BLOCK):
         block = torch.from_numpy(values[start : start + BLOCK].astype(np.int16))
         weights[start : start + BLOCK] = block.view(torch.bfloat16)

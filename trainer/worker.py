@@ -25,6 +25,7 @@ from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
+from trainer.device import default_dtype
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
@@ -110,13 +111,6 @@ def refuse_to_wait(missing: BlockMissing | None) -> bool:
     return False
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the torch device of this name; `auto` is CUDA if available, else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def _once_here(read: Callable[[], Rows], between: Between, *, may_stop: bool = False) -> Rows | None:
     """Return the rows once their blocks are here; None if the round should end before, and `may_stop`."""
     while True:
@@ -133,13 +127,21 @@ class Worker:
     layout: the chunks of a contribution; each is encoded separately.
     """
 
-    def __init__(self, config: TrainingConfig, device: torch.device, moments: MomentsFile | None = None) -> None:
-        """Make a worker.  moments: file of the optimiser's moments, or None.
+    def __init__(
+        self,
+        config: TrainingConfig,
+        device: torch.device,
+        moments: MomentsFile | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a worker.
 
+        moments: file of the optimiser's moments, or None.  dtype: precision of products; None for the device's default.
         Raises ValueError for data that cannot be read on this computer.
         """
         self.config, self._moments = config, moments
         self.model = Decoder(config.model, device)
+        self.model.compute_dtype = dtype or default_dtype(device)
         self._inner: InnerLoop | None = None
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
         self.tokenizer = tokenizer_of(config)
@@ -233,7 +235,7 @@ class Worker:
             raise ValueError("preferences are compared with the weights that the run began with, and those are not here")
         if not missing:
             return
-        model = self.model.over(read_reference(Path(path), self.parameters, self.model.flat.device))
+        model = self.model.over(read_reference(Path(path), self.model.flat, self.model.compute_dtype))
         count = max(1, REFERENCE_TOKENS // (2 * self.config.data.sequence_length))
         for start in range(0, len(missing), count):
             some = missing[start : start + count]

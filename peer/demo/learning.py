@@ -24,13 +24,13 @@ from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.sync.supplies import paths_of
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
+from trainer.device import pick_device
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.evaluation import load
 from trainer.models.llama.initial import initial_parameters
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import TargetedEnvironment
 from trainer.rl.rating import Rater, Sampling
-from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Comparison of a demo's first state with its last one, over the same problems.

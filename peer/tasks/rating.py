@@ -21,6 +21,7 @@ from peer.weights.tokenizer_files import check_readable
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
+from trainer.device import pick_device
 from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, SolveRates, read_tasks, told
 from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
@@ -30,7 +31,6 @@ from trainer.rl.config import RlConfig
 from trainer.rl.rating import Rater, Sampling
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
-from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Solve rates measured so far, in a file beside the result's file, so that an interrupted measurement can continue.

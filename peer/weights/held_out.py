@@ -29,6 +29,7 @@ from trainer.data.corpus import (
     RowKind,
     StoredCorpus,
 )
+from trainer.device import pick_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, SourceTotals
 from trainer.weights.folder import WeightsFolder
@@ -150,10 +151,8 @@ def _compare_tokenizers(model: Path, corpus: Path) -> None:
 
 def _decoder(weights: WeightsFolder, device: str) -> Decoder:
     """Return the model on its device, in fp32."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        flat, at = torch.empty(weights.config.parameters, device=device), 0
+        flat, at = torch.empty(weights.config.parameters, device=pick_device(device)), 0
     except RuntimeError as error:  # an unknown device, or one without the memory
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"the model cannot be put on the device {device!r}: {reason}; name another --device") from error

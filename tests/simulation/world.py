@@ -225,7 +225,7 @@ class World:
             return False
         members = [seat.peer for seat in self.seats[:founders]]
         if longest.rounds:
-            members = [member.peer for member in longest.commit_at(longest.rounds - 1).record.members]
+            members = [PeerId(member.peer) for member in longest.commit_at(longest.rounds - 1).record.members]
         running = [seat for seat in self.up() if seat.peer in members and seat.process and seat.process.runs]
         return len(running) >= quorum_size(len(members))
 

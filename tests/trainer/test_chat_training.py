@@ -22,7 +22,7 @@ from trainer.data.rows import Rows
 from trainer.evaluation import Evaluation
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.models.llama.model import Decoder, hidden_states
+from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.objective import LanguageModelObjective
 from trainer.optim import InnerLoop
 from trainer.worker import Task, Worker
@@ -110,7 +110,7 @@ def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None
     rows = worker.batch(range(COUNT))
     assert rows.counts_bt is not None and rows.documents_bt is not None
     tokens, counts = torch.from_numpy(rows.tokens_bt.astype(np.int64)), torch.from_numpy(rows.counts_bt)
-    hidden = hidden_states(worker.model, tokens[:, :-1], torch.from_numpy(rows.documents_bt))
+    hidden = hidden_states(worker.model, tokens[:, :-1], Documents.of(rows.documents_bt, small.CPU))
     hidden.retain_grad()
     language_model_loss(hidden, worker.model.output_weight, tokens[:, 1:], 2e-4, counts).backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None

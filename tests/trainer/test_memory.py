@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.losses import CHUNK_TOKENS
+from kernels.losses import CHUNK_LOGITS, CHUNK_TOKENS
 from tests.trainer import small
 from trainer import memory
 from trainer.config import TrainingConfig
@@ -49,7 +49,7 @@ def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
 
 
 def test_the_logits_in_memory_are_those_of_the_code_that_allocates() -> None:
-    assert memory.LOSS_TOKENS == CHUNK_TOKENS
+    assert (memory.LOSS_TOKENS, memory.LOSS_LOGITS) == (CHUNK_TOKENS, CHUNK_LOGITS)
 
 
 def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.device import is_gpu
 from trainer.generate.generator import (
     MOST_END_TOKENS,
     Completion,
@@ -292,7 +293,7 @@ class Engine:
         self._line = RequestQueue(config.vocab, length, config.parameters)
         self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
         self._proving, self._reply = ProofQueue(prove_all), reply
-        self._steps_at_once = self.steps_at_once or (GPU_STEPS if device.type == "cuda" else CPU_STEPS)
+        self._steps_at_once = self.steps_at_once or (GPU_STEPS if is_gpu(device) else CPU_STEPS)
         self._slots: list[_Sequence | None] = [None] * count
         self._loaded = False
         self.steps = self.row_steps = 0

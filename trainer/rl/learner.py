@@ -23,7 +23,7 @@ from kernels.layout import chunk_layout
 from kernels.losses import PolicyStatistics, PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
 from trainer.config import InnerConfig
 from trainer.evaluation import load
-from trainer.models.llama.model import Decoder, hidden_states
+from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.optim import AdamW, MicroBatches, warmed
 from trainer.reference import read_reference
 from trainer.rl.config import RlConfig
@@ -312,7 +312,7 @@ class Learner:
         batches = [_Batch(packed, self._log_probabilities(self.model, packed)) for packed in parts]
         if not self.config.kl_weight or reference is None:
             return batches
-        other = self.model.over(read_reference(reference, len(self.model.flat), self.model.flat.device))
+        other = self.model.over(read_reference(reference, self.model.flat, self.model.compute_dtype))
         return [replace(batch, reference_logp=self._log_probabilities(other, batch.packed)) for batch in batches]
 
     def _log_probabilities(self, model: Decoder, packed: Packed) -> Tensor:
@@ -375,11 +375,11 @@ def _spans(packed: Packed, part: int) -> list[slice]:
     return [slice(start, start + part) for start in range(0, packed.shape[0], part)]
 
 
-def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return tokens, documents, targets, mask and advantages as tensors on a device."""
-    arrays = (rows.tokens, rows.documents, rows.targets, rows.mask, rows.advantages)
-    tokens, documents, targets, mask, worth = (torch.from_numpy(array).to(device) for array in arrays)
-    return tokens, documents, targets, mask, worth
+def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Documents, Tensor, Tensor, Tensor]:
+    """Return tokens, documents, targets, mask and advantages on a device."""
+    arrays = (rows.tokens, rows.targets, rows.mask, rows.advantages)
+    tokens, targets, mask, worth = (torch.from_numpy(array).to(device) for array in arrays)
+    return tokens, Documents.of(rows.documents, device), targets, mask, worth
 
 
 def adamw_config(config: RlConfig) -> InnerConfig:

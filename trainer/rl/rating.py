@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.tokens import Tokenizer
+from trainer.device import default_dtype
 from trainer.environments.environment import Environment, read_turns
 from trainer.generate.engine import Engine, Reply, Request, complete
 from trainer.generate.generator import Slots
@@ -115,7 +116,7 @@ class Rater:
             yield place, Answer(problem.index, copy, turns, environment.score(problem, turns))
 
     def _engine(self, longest: int, reply: Reply | None) -> Engine:
-        sampling, dtype = self._sampling, torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        sampling, dtype = self._sampling, default_dtype(self._device)
         engine = Engine(
             self._config,
             self._device,

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, proof_sizes
 from trainer.data.tokens import Tokenizer
+from trainer.device import is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
 from trainer.models.llama.config import ModelConfig
@@ -405,7 +406,7 @@ class Verifier:
     def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
         """Group rollouts of similar length; each group holds as many as fit into a pass."""
         most = self._config.micro_batch_tokens
-        if self._model.flat.device.type == "cpu":
+        if not is_gpu(self._model.flat.device):
             most = min(most, CPU_TOKENS)
         indices = sorted(indices, key=lambda index: _length(rollouts[index]))
         batches: list[list[int]] = []

@@ -27,6 +27,7 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
+from trainer.device import is_gpu, matmul_speed, pick_device
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -40,7 +41,7 @@ from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, Between, OnProgress, RolloutTasks, RolloutWorker
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
-from trainer.worker import Done, Task, Worker, pick_device
+from trainer.worker import Done, Task, Worker
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Power limit: the trainer waits between steps to keep a GPU's average power below a number of watts.
@@ -103,7 +104,7 @@ class PowerPace:
 
 def meter_of(device: torch.device) -> Meter:
     """Return the energy meter of the GPU on which a trainer computes; for a CPU, return a meter that always returns None."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         return lambda: None
     try:
         import pynvml
@@ -331,7 +332,7 @@ class Service:
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        self._worker = Worker(config, device, moments=text) if message["trains"] else None
+        self._worker = Worker(config, device, text, matmul_speed(device).dtype) if message["trains"] else None
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = (
             RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None

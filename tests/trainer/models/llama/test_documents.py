@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.mixture import MixturePhase, RowMixture
@@ -15,7 +16,7 @@ from tests.trainer.data.corpora import Shape, opened, texts, write_corpus
 from tests.trainer.weights.models import CONFIGS, random_parameters
 from trainer.data.corpus import CorpusReading, DocumentLayout, MixedSource
 from trainer.models.llama.config import ModelConfig
-from trainer.models.llama.model import Decoder, document_spans
+from trainer.models.llama.model import Decoder, Documents, causal_attention
 
 ROWS = [[30, 1, 17], [48], [5, 43]]
 """Lengths of the documents in each row."""
@@ -27,18 +28,18 @@ def model_of(config: ModelConfig) -> Decoder:
     return model
 
 
-def packed(vocab: int) -> tuple[Tensor, Tensor]:
-    """Tokens and document ids (3, 48); ids begin at 0 in each row."""
+def packed(vocab: int) -> tuple[Tensor, Documents]:
+    """Tokens (3, 48) and documents; ids begin at 0 in each row."""
     tokens = torch.randint(vocab, (3, 48), generator=torch.Generator().manual_seed(0))
     ids = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in ROWS]
-    return tokens, torch.stack(ids)
+    return tokens, Documents.of(torch.stack(ids).numpy(), torch.device("cpu"))
 
 
 def test_positions_begin_again_with_each_document() -> None:
-    documents = torch.tensor([[4, 4, 4, -1, -1], [-1, 2, 4, 4, 2]])
-    positions, lengths = document_spans(documents)
-    assert positions.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 1, 0]]
-    assert lengths == [3, 2, 1, 1, 2, 1]
+    documents = Documents.of(np.array([[4, 4, 4, -1, -1], [-1, 2, 4, 4, 2]]), torch.device("cpu"))
+    assert documents.positions_bt.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 1, 0]]
+    assert documents.lengths == [3, 2, 1, 1, 2, 1]
+    assert documents.ends_n.tolist() == [0, 3, 5, 6, 7, 9, 10]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -68,7 +69,7 @@ def test_documents_in_a_masked_row_of_a_corpus_have_the_logits_that_they_have_al
     assert rows.documents_bt is not None
     tokens = torch.from_numpy(rows.tokens_bt[:, :-1].astype(np.int64))
     with torch.no_grad():
-        together = model(tokens, torch.from_numpy(rows.documents_bt)) @ model.output_weight.T
+        together = model(tokens, Documents.of(rows.documents_bt, torch.device("cpu"))) @ model.output_weight.T
         whole = model(tokens) @ model.output_weight.T
         for row in range(3):
             begins = [0, *(np.flatnonzero(rows.tokens_bt[row, :127] == 0) + 1).tolist(), 128]
@@ -92,3 +93,17 @@ def test_gradients_are_the_sum_of_those_of_each_document(name: str) -> None:
             (model(tokens[row : row + 1, span])[0] * target[row, span]).sum().backward()
     assert together.abs().max() > 1
     torch.testing.assert_close(together, model.gradient, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+def test_attention_within_documents_is_that_with_a_mask_of_all_pairs(heads: int) -> None:
+    """The mask has the square of a row's length, so only this test computes with it."""
+    ids = np.repeat(np.arange(3), [20, 1, 27])[None].repeat(2, 0)
+    query, key, value = (
+        torch.randn(2, 48, count, 8, generator=torch.Generator().manual_seed(number)).transpose(1, 2)
+        for number, count in enumerate((heads, 2, 2))
+    )
+    mask = torch.from_numpy(ids[:, :, None] == ids[:, None, :]).tril()[:, None]
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    found = causal_attention(query, key, value, Documents.of(ids, torch.device("cpu")))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
