@@ -84,9 +84,10 @@ class TokenizerConfig(SectionFields):
 
 @dataclass(frozen=True)
 class InnerConfig(SectionFields):
-    """Section on AdamW and its schedule.
+    """Section on the optimiser and its schedule.
 
-    warmup_steps: counted over the swarm (round * H + local step). cooldown: final share of the run.
+    warmup_steps: counted over the swarm (round * H + local step). cooldown: final share of the run. optimizer: "adamw" or
+    "muon".
     """
 
     lr: float
@@ -100,6 +101,7 @@ class InnerConfig(SectionFields):
     warmup_steps: int
     cooldown: float
     joiner_warmup_steps: int
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True)

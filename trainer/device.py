@@ -9,8 +9,11 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
+from typing import Any
 
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 BF16_GAIN = 1.2
 """Least speed of bf16 products, as a multiple of fp32's, at which a trainer computes in bf16: conversions cost time, too."""
@@ -42,6 +45,12 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on a device.  A GPU copies it while the host goes on."""
+    values = torch.from_numpy(array)
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def release_memory() -> None:

@@ -39,6 +39,8 @@ POLICY_LOGITS = 6
 """Values held per logit in the policy loss: the logit, the log-probability, the probability, gradients."""
 STATE_BYTES = 16
 """Bytes of a parameter, its gradient and Adam's two moments, each in fp32."""
+MUON_STATE_BYTES = 12
+"""The same for a matrix that Muon updates, which has one moment."""
 MAX_HELD_BYTES = 384 * MB
 """Limit on the memory that the allocator holds in pieces too small to use; the estimate is half of a step's need up to this
 limit."""
@@ -80,7 +82,7 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
             _verifying_bytes(model, rl, width),
             _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0,
         )
-        used = versions + _state_bytes(model) + max(learning, passes)
+        used = versions + STATE_BYTES * model.parameters + max(learning, passes)
         reading = _of_reading(config, device)
         used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
     if device == "cpu":
@@ -96,8 +98,8 @@ def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
     if unit == 2:
         needed = max(needed, _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), width))
     if device == "cpu":
-        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(model) + needed, 0)
-    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + _state_bytes(model) + needed)
+        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(config) + needed, 0)
+    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + _state_bytes(config) + needed)
 
 
 def micro_batch(model: ModelConfig, length: int) -> int:
@@ -105,8 +107,13 @@ def micro_batch(model: ModelConfig, length: int) -> int:
     return max(1, ACTIVATION_BYTES // (length * _saved_values(model) * 4))
 
 
-def _state_bytes(model: ModelConfig) -> int:
-    return STATE_BYTES * model.parameters
+def _state_bytes(config: TrainingConfig) -> int:
+    """Return the memory of parameters, gradients and moments; embeddings and output weights are AdamW's in any case."""
+    model = config.model
+    if config.inner.optimizer == "adamw":
+        return STATE_BYTES * model.parameters
+    ends = (1 if model.tied else 2) * model.vocab * model.dim
+    return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends)
 
 
 def _saved_values(model: ModelConfig) -> int:

@@ -27,6 +27,7 @@ from kernels.losses import (
 from trainer.config import TrainingConfig
 from trainer.data.corpus import CorpusReading
 from trainer.data.rows import Rows
+from trainer.device import on_device
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.reference import F32, ReferenceLog
 
@@ -42,6 +43,10 @@ class ObjectiveLoss(NamedTuple):
     mean: Tensor
     units_u: Tensor
     margins_u: Tensor | None = None
+
+    def detached(self) -> ObjectiveLoss:
+        """Return the loss without what its gradient needs."""
+        return ObjectiveLoss._make(None if each is None else each.detach() for each in self)
 
 
 class Objective(ABC):
@@ -112,7 +117,7 @@ class PreferenceObjective(Objective):
         assert rows.pairs_b is not None
         tokens, counts, documents = _tensors(rows, model)
         assert counts is not None
-        reference_b = torch.from_numpy(self.log.get(rows.pairs_b[::2].tolist()).reshape(-1)).to(tokens.device)
+        reference_b = on_device(self.log.get(rows.pairs_b[::2].tolist()).reshape(-1), tokens.device)
         hidden = hidden_states(model, tokens[:, :-1], documents)
         given = PreferenceTokens(tokens[:, 1:], counts, reference_b)
         mean, statistics = preference_loss(hidden, model.output_weight, given, self._terms)
@@ -137,8 +142,8 @@ def log_probabilities(model: Decoder, rows: Rows) -> F32:
 def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documents | None]:
     """Return tokens (B, T + 1), counts (B, T) and documents on the model's device."""
     device = model.flat.device
-    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
-    counts = None if rows.counts_bt is None else torch.from_numpy(rows.counts_bt).to(device)
+    tokens = on_device(rows.tokens_bt.astype(np.int64), device)
+    counts = None if rows.counts_bt is None else on_device(rows.counts_bt, device)
     documents = None if rows.documents_bt is None else Documents.of(rows.documents_bt, device)
     return tokens, counts, documents
 

@@ -25,7 +25,7 @@ from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
-from trainer.device import default_dtype
+from trainer.device import default_dtype, is_gpu
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
@@ -198,24 +198,35 @@ class Worker:
             self._compare(list(islice(leases, task.steps * count)), task.reference, between)
         self.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
-        steps, mean = 0, 0.0
+        steps, mean, rows, wanted = 0, 0.0, None, list(islice(numbers, count))
         for step in range(task.steps):
-            rows = _once_here(partial(self.batch, list(islice(numbers, count))), between, may_stop=steps > 0)
+            rows = rows or _once_here(partial(self.batch, wanted), between, may_stop=steps > 0)
             if rows is None:
                 break
             began = time.monotonic()
-            loss = self.inner.step(rows, self._place(task, step))
+            pending = self.inner.step(rows, self._place(task, step))
+            tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
+            rows = self._read_ahead(wanted) if step + 1 < task.steps else None
+            loss = pending.read()
             losses, computed = losses + loss.mean, computed + time.monotonic() - began
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
                 raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")
             for part in loss.parts:
                 totals.add(part)
-            tokens += rows.counted
             if after_step(steps, mean, tokens, tokens / max(1e-9, computed)):
                 break
         norm = encode_difference(theta, self.model.flat, self.layout, out)
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
+
+    def _read_ahead(self, numbers: Sequence[int]) -> Rows | None:
+        """Read the next step's rows while a GPU computes; None if a block is missing, and on a CPU, which is busy itself."""
+        if not is_gpu(self.model.flat.device):
+            return None
+        try:
+            return self.batch(numbers)
+        except BlockMissing:
+            return None
 
     def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
         """Compute the log-probabilities of preferences under the reference weights, where they are not known.

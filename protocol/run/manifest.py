@@ -73,10 +73,12 @@ Steps = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class InnerSection(Section):
-    """AdamW and its schedule: the rate warms up, stays, and comes down to zero at the run's total.
+    """The optimizer and its schedule: the rate warms up, and comes down towards the run's total.
 
     It follows the swarm's steps: round times `inner_steps` plus the local step.
     """
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"optimizer"})
 
     lr: Positive = 3e-3
     """Peak learning rate."""
@@ -92,14 +94,16 @@ class InnerSection(Section):
     """Limit of the gradient's global norm."""
     z_loss: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 2e-4
     """Weight of the max-z loss."""
-    schedule: Literal["wsd"] = "wsd"
-    """Shape of the learning rate: linear warm-up, constant, then 1 - sqrt to zero."""
+    schedule: Literal["wsd", "cosine"] = "wsd"
+    """Shape of the learning rate after the warm-up: constant, then 1 - sqrt to zero; or a cosine down to a tenth."""
     warmup_steps: Steps = 100
     """Steps over which the rate rises from zero."""
     cooldown: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.2
-    """Share of the run's total, at its end, in which the rate comes down to zero."""
+    """Share of the run's total, at its end, in which the rate of wsd comes down to zero."""
     joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
-    """Steps over which the rate rises for a joiner, whose Adam moments are empty."""
+    """Steps over which the rate rises for a joiner, whose moments are empty."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Rule of the updates; Muon's, of the layers' matrices only, takes AdamW's rates and half of its memory for moments."""
 
 
 class OuterSection(Section):

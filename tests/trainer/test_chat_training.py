@@ -131,7 +131,7 @@ def test_micro_batches_of_unequal_counts_give_the_gradient_of_the_whole(tmp_path
     assert rows.counts_bt is not None
     rows.counts_bt[0, 1:] &= np.arange(63) < 20  # fewer in one row than in the others
     whole, parts = (InnerLoop(small.model(), small.config().inner) for _ in range(2))
-    assert whole._accumulate(rows, 4).mean == pytest.approx(parts._accumulate(rows, 1).mean, rel=1e-5)
+    assert whole._accumulate(rows, 4).read().mean == pytest.approx(parts._accumulate(rows, 1).read().mean, rel=1e-5)
     torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)
 
 

@@ -18,7 +18,7 @@ from trainer.data.rows import Rows
 from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.optim import InnerLoop, Place, StepLoss
+from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss, Place
 from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
@@ -57,7 +57,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
     loop, parts = InnerLoop(Decoder(model, small.CPU), small.config().inner), []
     accumulate = loop._accumulate
 
-    def noted(rows: Rows, part: int) -> StepLoss:
+    def noted(rows: Rows, part: int) -> PendingLoss:
         parts.append(part)
         return accumulate(rows, part)
 
@@ -109,6 +109,15 @@ def test_preferences_need_room_for_pairs_and_for_a_copy_of_the_reference(device:
         return estimate.host + estimate.device
 
     deep = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
-    base = needed(deep, "preference") - memory._state_bytes(deep)
+    base = needed(deep, "preference") - memory._state_bytes(config(deep))
     assert base - (memory.CPU_PROCESS_BYTES if device == "cpu" else memory.CUDA_PROCESS_BYTES) > width * deep.parameters
     assert needed(SHAPE, "preference") >= needed(SHAPE, "text")
+
+
+def test_muon_keeps_one_moment_of_the_matrices_of_layers() -> None:
+    text = config(SHAPE)
+    muon = replace(text, inner=replace(text.inner, optimizer="muon"))
+    model = Decoder(SHAPE, small.CPU)
+    adamw_state, muon_state = AdamW(model, text.inner), Muon(model, muon.inner)
+    saved = 4 * (len(adamw_state.square) - len(muon_state.square))
+    assert memory._state_bytes(text) - memory._state_bytes(muon) == pytest.approx(saved, rel=0.01)

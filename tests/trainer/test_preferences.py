@@ -122,7 +122,7 @@ def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folde
     worker.load(small.theta())
     rows, found = worker.batch(range(8)), []
     for part in (8, 3, 1):
-        loss = worker.inner._accumulate(rows, part)
+        loss = worker.inner._accumulate(rows, part).read()
         found.append((loss.mean, worker.model.gradient.clone(), np.concatenate([each.margins for each in loss.parts])))
     for mean, gradient, margins in found[1:]:
         assert mean == pytest.approx(found[0][0], rel=1e-5)

@@ -22,6 +22,7 @@ from torch import Tensor
 from kernels.layout import chunk_layout
 from kernels.losses import PolicyStatistics, PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
 from trainer.config import InnerConfig
+from trainer.device import on_device
 from trainer.evaluation import load
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.optim import AdamW, MicroBatches, warmed
@@ -334,11 +335,15 @@ class Learner:
 
         def compute(part: int) -> Totals:
             self.model.gradient.zero_()
-            found = Totals()
+            counts, means = [], []
             for span in _spans(batch.packed, part):
                 loss, statistics, counted = self._loss(batch, span)
                 (loss * (counted / whole)).backward()  # type: ignore[no-untyped-call]
-                found.add(counted, [float(loss.detach()), *(float(value) for value in statistics)])
+                counts.append(counted)
+                means.append(torch.stack([loss.detach(), *statistics]))
+            found = Totals()
+            for counted, values in zip(counts, torch.stack(means).tolist(), strict=True):  # waits for the device once
+                found.add(counted, values)
             return found
 
         return self._micro_batches.run(self._rows_at_once(batch.packed), compute)
@@ -378,7 +383,7 @@ def _spans(packed: Packed, part: int) -> list[slice]:
 def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Documents, Tensor, Tensor, Tensor]:
     """Return tokens, documents, targets, mask and advantages on a device."""
     arrays = (rows.tokens, rows.targets, rows.mask, rows.advantages)
-    tokens, targets, mask, worth = (torch.from_numpy(array).to(device) for array in arrays)
+    tokens, targets, mask, worth = (on_device(array, device) for array in arrays)
     return tokens, Documents.of(rows.documents, device), targets, mask, worth
 
 

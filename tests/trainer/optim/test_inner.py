@@ -18,5 +18,5 @@ def _rows(count: int) -> Rows:
 def test_micro_batches_give_the_gradient_of_the_whole() -> None:
     whole, parts = InnerLoop(small.model(), INNER), InnerLoop(small.model(), INNER)
     rows = _rows(8)
-    assert whole._accumulate(rows, 8).mean == pytest.approx(parts._accumulate(rows, 3).mean, rel=1e-5)
+    assert whole._accumulate(rows, 8).read().mean == pytest.approx(parts._accumulate(rows, 3).read().mean, rel=1e-5)
     torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)

@@ -29,3 +29,8 @@ def test_rate_that_cools_down_all_the_time_begins_at_once() -> None:
 def test_joiners_warm_up_from_nothing() -> None:
     assert [warmed(step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert warmed(0, 0) == 1.0
+
+
+@pytest.mark.parametrize(("step", "share", "rate"), [(4, 0.0, 0.5), (99, 0.5, 0.55), (200, 1.0, 0.1)])
+def test_cosine_comes_down_to_a_tenth(step: int, share: float, rate: float) -> None:
+    assert scheduled_rate(replace(INNER, schedule="cosine"), Place(step, share)) == pytest.approx(rate)

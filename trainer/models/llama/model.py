@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.device import default_dtype
+from trainer.device import default_dtype, on_device
 from trainer.models.llama.config import ModelConfig, parameter_layout
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -48,9 +48,9 @@ class Documents:
         lengths = np.diff(ends)
         positions = np.arange(rows * length) - np.repeat(starts, lengths)
         return cls(
-            torch.from_numpy(positions.reshape(rows, length)).to(device),
+            on_device(positions.reshape(rows, length), device),
             lengths.tolist(),
-            torch.from_numpy(ends.astype(np.int32)).to(device),
+            on_device(ends.astype(np.int32), device),
         )
 
 
