@@ -61,6 +61,27 @@ def release_memory() -> None:
         torch.mps.empty_cache()
 
 
+class GpuMemory:
+    """Memory that some work takes on a GPU, in bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._before = device, 0
+
+    def begin(self) -> None:
+        """Begin to measure."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def used(self) -> int:
+        """Return the most that was allocated since `begin`, beyond what was allocated then."""
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+    def free(self) -> int:
+        """Return what could still have been allocated at that moment."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.max_memory_allocated(self._device)
+
+
 @dataclass(frozen=True)
 class MatmulSpeed:
     """Measured speed of products of square matrices, in FLOP/s.  bf16: 0 if the device cannot multiply in bf16."""

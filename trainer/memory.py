@@ -2,9 +2,10 @@
 
 This module imports only the standard library, so that the peer can use it without loading torch. On a CPU the estimate is
 exact enough to refuse a run (`python -m benchmarks.memory` compares it with real trainers), because this module also chooses
-the CPU's micro-batch. A larger micro-batch is no faster on a CPU. If it did not fit, the system would end the process,
-instead of raising an error on which the trainer could halve the micro-batch. On a GPU the micro-batch is halved until it
-fits, so the estimate is for a step with one sequence.
+the CPU's micro-batch, and the layers that the backward pass computes again. A larger micro-batch is no faster on a CPU. If
+it did not fit, the system would end the process, instead of raising an error on which the trainer could halve the
+micro-batch. On a GPU the trainer measures its first step and takes as much as fits (`trainer.optim`), so the estimate is for
+the least: a step with one sequence, of which all layers are computed again.
 
 Shared memory (theta and the contribution) belongs to the peer and is not counted.
 """
@@ -21,6 +22,10 @@ from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
+KEPT_BYTES = 4096 * MB
+"""Limit on the activations of one sequence on a CPU; layers beyond it are computed again, which takes a third longer."""
+COMPILER_BYTES = 144 * MB
+"""Memory of torch's compiler, which torch's function to compute layers again loads."""
 LOSS_TOKENS, LOSS_LOGITS = 4096, 1 << 27
 """Most tokens, and most logits, in memory at once in a loss (`kernels.losses.tokens_at_once`)."""
 CPU_PROCESS_BYTES = 290 * MB
@@ -77,7 +82,7 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
         used = versions + _verifying_bytes(model, rl, width)
     else:
         rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens
-        learning = _step_bytes(model, rows, width, POLICY_LOGITS)
+        learning = _step_bytes(model, rows, width, logits_kept=POLICY_LOGITS)
         passes = max(
             _verifying_bytes(model, rl, width),
             _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0,
@@ -93,8 +98,10 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
 def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
     model, length, width = config.model, config.data.sequence_length, 4 if device == "cpu" else 2
     unit = 2 if config.data.format == "preference" else 1
-    at_once = min(config.data.sequences_per_step, max(1, micro_batch(model, length) // unit)) if device == "cpu" else 1
-    needed = _step_bytes(model, at_once * unit * length, width)
+    plan = cpu_plan(model, length, unit) if device == "cpu" else StepPlan(1, model.layers)
+    needed = _step_bytes(model, min(config.data.sequences_per_step, plan.units) * unit * length, width, plan.recomputed)
+    needed += COMPILER_BYTES if plan.recomputed and device == "cpu" else 0
+    needed += 2 * model.parameters if width == 2 else 0  # the weights in bf16
     if unit == 2:
         needed = max(needed, _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), width))
     if device == "cpu":
@@ -102,9 +109,22 @@ def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
     return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + _state_bytes(config) + needed)
 
 
-def micro_batch(model: ModelConfig, length: int) -> int:
-    """Return the number of sequences of `length` tokens that a CPU computes at once; at least 1."""
-    return max(1, ACTIVATION_BYTES // (length * _saved_values(model) * 4))
+@dataclass(frozen=True)
+class StepPlan:
+    """Parts of a step.  units: sequences, or pairs, computed at once.  recomputed: layers that are computed again."""
+
+    units: int
+    recomputed: int
+
+
+def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1) -> StepPlan:
+    """Return how a CPU divides a step of units of `unit_rows` sequences of `length` tokens."""
+    unit = unit_rows * length * 4
+    units = ACTIVATION_BYTES // (unit * _saved_values(model))
+    if units:
+        return StepPlan(units, 0)
+    fitting = (count for count in range(model.layers) if unit * _saved_values(model, count) <= KEPT_BYTES)
+    return StepPlan(1, next(fitting, model.layers))
 
 
 def _state_bytes(config: TrainingConfig) -> int:
@@ -116,8 +136,10 @@ def _state_bytes(config: TrainingConfig) -> int:
     return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends)
 
 
-def _saved_values(model: ModelConfig) -> int:
+def _saved_values(model: ModelConfig, recomputed: int = 0) -> int:
     """Return the number of values per token that the forward pass keeps for the backward pass.
+
+    Of a layer that is computed again, only the input is kept, and the values of one such layer at a time.
 
     Each layer keeps these vectors:
 
@@ -131,7 +153,8 @@ def _saved_values(model: ModelConfig) -> int:
     """
     normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
     layer = 6 * model.dim + 2 * (model.query_width + model.kv_width) + normed + 4 * model.ffn + model.heads + 2
-    return model.layers * layer + 4 * model.dim
+    kept = model.layers - recomputed + (1 if recomputed else 0)
+    return kept * layer + recomputed * model.dim + 4 * model.dim
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
@@ -170,14 +193,13 @@ def _logits(model: ModelConfig, tokens: int) -> int:
     return min(tokens, LOSS_TOKENS, max(1, LOSS_LOGITS // model.vocab)) * model.vocab
 
 
-def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 2) -> int:
+def _step_bytes(model: ModelConfig, tokens: int, width: int, recomputed: int = 0, logits_kept: int = 2) -> int:
     """Return the peak memory of a forward and backward pass besides parameters and gradients.
 
-    width: bytes of an activation.
-
-    logits_kept: number of values held per logit in one chunk of the loss.
+    width: bytes of an activation.  recomputed: layers that are computed again.  logits_kept: number of values held per logit
+    in one chunk of the loss.
     """
-    saved = tokens * _saved_values(model) * width
+    saved = tokens * _saved_values(model, recomputed) * width
     passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values
     logits = logits_kept * _logits(model, tokens) * 4
     weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up

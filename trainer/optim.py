@@ -26,8 +26,8 @@ from torch.optim.adamw import adamw
 
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
-from trainer.device import is_gpu, release_memory
-from trainer.memory import micro_batch
+from trainer.device import GpuMemory, is_gpu, release_memory
+from trainer.memory import cpu_plan
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, UnitLosses
@@ -328,26 +328,48 @@ def _on_host(values: Tensor) -> F32:
 Result = TypeVar("Result")
 
 
-class MicroBatches:
-    """Finder of the largest micro-batch that fits this device."""
+FILLED = 0.9
+"""Share of the free memory that the largest micro-batch may take, as far as it was measured."""
 
-    def __init__(self) -> None:
+
+class MicroBatches:
+    """Finder of the largest micro-batch that fits this device.
+
+    model: its layers are computed again if one unit does not fit otherwise; None for work without gradients.  memory: of a
+    GPU, of which the first unit is measured; None to begin with all units.
+    """
+
+    def __init__(self, model: Decoder | None = None, memory: GpuMemory | None = None) -> None:
+        self._model, self._memory = model, memory
         self._most = 1 << 30
 
-    def run(self, rows: int, compute: Callable[[int], Result]) -> Result:
-        """Call `compute` with `rows`, or with the most rows that fit; halve it if memory runs out, and remember.
+    def run(self, units: int, compute: Callable[[int], Result]) -> Result:
+        """Call `compute` with `units`, or with the most units that fit; halve it if memory runs out, and remember.
 
-        After halving, `compute` starts from the beginning. Raises OutOfMemoryError if one row does not fit.
+        After halving, `compute` starts from the beginning. Raises OutOfMemoryError if one unit does not fit, even if all
+        layers are computed again.
         """
         while True:
-            part = min(rows, self._most)
+            part = 1 if self._memory is not None else min(units, self._most)
             try:
-                return compute(part)
+                return self._measured(compute) if self._memory is not None else compute(part)
             except torch.OutOfMemoryError:
-                if part == 1:
+                if part > 1:
+                    self._most = part // 2
+                elif self._model is not None and self._model.recomputed < self._model.config.layers:
+                    self._model.recomputed = self._model.config.layers
+                else:
                     raise
-                self._most = part // 2
                 release_memory()
+
+    def _measured(self, compute: Callable[[int], Result]) -> Result:
+        """Compute one unit at a time, and find from its memory how many fit at once."""
+        assert self._memory is not None
+        self._memory.begin()
+        result = compute(1)
+        self._most = 1 + int(FILLED * self._memory.free() / max(1, self._memory.used()))
+        self._memory = None
+        return result
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -424,7 +446,8 @@ class InnerLoop:
         self.config = config
         self.objective = objective or LanguageModelObjective()
         self.optimiser = OPTIMISERS[config.optimizer](model, config)
-        self._micro_batches = MicroBatches()
+        on_gpu = is_gpu(model.flat.device)
+        self._micro_batches = MicroBatches(model, GpuMemory(model.flat.device) if on_gpu else None)
         self._joined_at = 0
 
     def step(self, rows: Rows, place: Place) -> PendingLoss:
@@ -454,4 +477,6 @@ class InnerLoop:
         units = len(rows) // self.objective.unit_rows
         if is_gpu(self.model.flat.device):
             return units
-        return min(units, max(1, micro_batch(self.model.config, rows.length) // self.objective.unit_rows))
+        plan = cpu_plan(self.model.config, rows.length, self.objective.unit_rows)
+        self.model.recomputed = plan.recomputed
+        return min(units, plan.units)

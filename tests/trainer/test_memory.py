@@ -15,7 +15,7 @@ from tests.trainer import small
 from trainer import memory
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.memory import micro_batch, trainer_memory
+from trainer.memory import StepPlan, cpu_plan, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss, Place
@@ -29,10 +29,8 @@ def config(model: ModelConfig = SHAPE, length: int = 64, rows: int = 4) -> Train
     return replace(base, model=model, data=replace(base.data, sequence_length=length, sequences_per_step=rows))
 
 
-@pytest.mark.parametrize("change", [{}, {"ffn": 320}, {"dim": 128}, {"layers": 7}, {"kv_heads": 4}])
-def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
-    shape = ModelConfig.from_mapping({**vars(SHAPE), **change})
-    model = Decoder(shape, small.CPU)
+def values_kept(model: Decoder) -> float:
+    """Values of each token that autograd keeps, of 4 rows of 64 tokens."""
     kept: dict[int, int] = {}
     alive = []
 
@@ -45,7 +43,31 @@ def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(torch.zeros(4, 64, dtype=torch.int64))
-    assert sum(kept.values()) / (4 * 4 * 64) == pytest.approx(memory._saved_values(shape), rel=0.05)
+    return sum(kept.values()) / (4 * 4 * 64)
+
+
+@pytest.mark.parametrize("change", [{}, {"ffn": 320}, {"dim": 128}, {"layers": 7}, {"kv_heads": 4}])
+def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
+    shape = ModelConfig.from_mapping({**vars(SHAPE), **change})
+    assert values_kept(Decoder(shape, small.CPU)) == pytest.approx(memory._saved_values(shape), rel=0.05)
+
+
+@pytest.mark.parametrize("recomputed", [1, 2, 3])
+def test_a_layer_that_is_computed_again_keeps_only_its_input(recomputed: int) -> None:
+    model = Decoder(SHAPE, small.CPU)
+    whole, model.recomputed = values_kept(model), recomputed
+    of_a_layer = memory._saved_values(SHAPE, 1) - memory._saved_values(SHAPE, 2)
+    assert whole - values_kept(model) == pytest.approx(recomputed * of_a_layer, rel=0.05)
+
+
+def test_a_cpu_computes_layers_again_only_if_one_sequence_needs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * 64 * memory._saved_values(SHAPE)
+    monkeypatch.setattr(memory, "ACTIVATION_BYTES", one - 1)
+    plans = []
+    for limit in (one, one - 1, 0):
+        monkeypatch.setattr(memory, "KEPT_BYTES", limit)
+        plans.append(cpu_plan(SHAPE, 64))
+    assert plans == [StepPlan(1, 0), StepPlan(1, 2), StepPlan(1, 3)], "with one, the values of one layer come on top"
 
 
 def test_the_logits_in_memory_are_those_of_the_code_that_allocates() -> None:
@@ -71,7 +93,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
 
 
 def test_more_sequences_than_are_computed_at_once_take_no_more_memory() -> None:
-    planned = micro_batch(SHAPE, 64)
+    planned = cpu_plan(SHAPE, 64).units
     assert trainer_memory(config(rows=planned), "cpu") == trainer_memory(config(rows=100 * planned), "cpu")
     assert trainer_memory(config(rows=planned // 2), "cpu").host < trainer_memory(config(rows=planned), "cpu").host
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.device import default_dtype, on_device
 from trainer.models.llama.config import ModelConfig, parameter_layout
@@ -200,8 +201,11 @@ class Decoder(nn.Module):
 
     flat: the parameters (n), fp32; in a model without gradients, in the precision of its matrix products. Sums and norms are
     always fp32. gradient: the gradients, fp32 (n); empty in a model without gradients. compute_dtype: precision of the
-    products of `hidden_states`.
+    products of `hidden_states`. recomputed: number of layers, from the first, of which the forward pass keeps only the input
+    for the backward pass, which computes the rest again.
     """
+
+    recomputed = 0
 
     def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
         """Make a decoder. flat: existing parameters, for a model without gradients; None for zeros with gradients."""
@@ -255,8 +259,12 @@ class Decoder(nn.Module):
         if documents is not None:
             cos, sin = (each[documents.positions_bt].unsqueeze(1) for each in (cos, sin))
         context = Context(cos, sin, past, documents)
-        for layer in self.model.layers:
-            hidden_btd = layer(hidden_btd, context)
+        recomputed = self.recomputed if torch.is_grad_enabled() else 0
+        for number, layer in enumerate(self.model.layers):
+            if number < recomputed:
+                hidden_btd = checkpoint(layer, hidden_btd, context, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden_btd = layer(hidden_btd, context)
         normed: Tensor = self.model.norm(hidden_btd)
         return normed
 

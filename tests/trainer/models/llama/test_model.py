@@ -1,8 +1,11 @@
 """The decoder looks only back, and lives in one flat vector."""
 
+import numpy as np
+import pytest
 import torch
 
 from tests.trainer import small
+from trainer.models.llama.model import Documents
 
 
 def test_a_token_does_not_change_what_comes_before_it() -> None:
@@ -34,3 +37,15 @@ def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
         assert parameter.grad is not None
         assert parameter.grad.data_ptr() == model.gradient[span].data_ptr()
     assert model.gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("recomputed", [1, 2, 99])
+def test_gradients_are_the_same_bits_if_layers_are_computed_again(recomputed: int) -> None:
+    tokens, found = torch.arange(24).view(2, 12), []
+    documents = Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)
+    for count in (0, recomputed):
+        model = small.model()
+        model.recomputed = count
+        model(tokens, documents).square().sum().backward()
+        found.append(model.gradient)
+    assert torch.equal(*found) and found[0].abs().max() > 0
