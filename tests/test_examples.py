@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from peer.cli import main
 from peer.joining.run_source import create_run
+from protocol.run.run_file import sketch_run_file
+from tests.protocol.peers import ME
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN2, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
@@ -20,9 +23,9 @@ from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-MODEL, TOKENIZER = "Qwen2.5-0.5B-Instruct", "SmolLM2-135M"
+MODEL, TOKENIZERS = "Qwen2.5-0.5B-Instruct", ("TinyLlama_v1.1", "INTELLECT-1")
 """Folders that examples begin with; tiny ones stand in for them."""
-DOCUMENTS = 40
+DOCUMENTS = 1000
 """Documents of a data set of Hugging Face, for which others stand in."""
 
 
@@ -35,9 +38,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / MODEL).mkdir()
     write_folder(folder / MODEL, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=None)
     make_tokenizer(folder / MODEL / "tokenizer.json")
-    (folder / TOKENIZER).mkdir()
-    make_tokenizer(folder / TOKENIZER / "tokenizer.json")
-    for name in (MODEL, TOKENIZER):
+    for name in TOKENIZERS:
+        (folder / name).mkdir()
+        make_tokenizer(folder / name / "tokenizer.json")
+    for name in (MODEL, *TOKENIZERS):
         (folder / name / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
     return folder
 
@@ -73,3 +77,21 @@ def test_the_list_of_examples_has_all() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.glob("*.toml"):
         assert f"[{path.name}]({path.name})" in listed
+
+
+SIZES = {"llama-150m": 150e6, "llama-1b": 1e9, "llama-8b": 8e9, "intellect-1": 10e9}
+"""Named sizes; the smaller two are counted without embedding and output weights."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_named_size_says_what_it_needs_before_its_data_is_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = EXAMPLES / f"{name}.toml"
+    assert main(["run", "show", str(path), "--data-dir", str(tmp_path)]) == 0
+    said = dict(line[2:].split(None, 1) for line in capsys.readouterr().out.splitlines()[:4])
+    model = sketch_run_file(path, ME.peer_id).model
+    ends = 2 * model.vocab * model.dim if SIZES[name] < 8e9 else 0
+    assert int(said["model"].split()[0]) - ends == pytest.approx(SIZES[name], rel=0.15)
+    assert "of each of 8 of 80 GB" in said["GPUs"] and "too much" not in said["GPUs"]
+    assert ("fits no single one" in said["GPUs"]) == (SIZES[name] >= 8e9)

@@ -95,6 +95,20 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
     return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + used)
 
 
+def sharded_bytes(config: TrainingConfig, ranks: int) -> int:
+    """Return the memory of each of several GPUs that share one trainer, computing one sequence each, all layers again.
+
+    Each has its share of the state, and whole: the tensors outside the layers (in bf16, with their gradients in fp32, which
+    the loss also sums up), and two layers.  The formula was not compared with GPUs.
+    """
+    model, length = config.model, config.data.sequence_length
+    ends = (1 if model.tied else 2) * model.vocab * model.dim + model.dim
+    layer = (model.parameters - ends) // model.layers
+    whole = 8 * ends + 4 * model.vocab * model.dim + 14 * layer
+    activations = length * (_saved_values(model, model.layers) * 2 + 16 * (model.dim + model.ffn))
+    return CUDA_CONTEXT_BYTES + _state_bytes(config) // ranks + whole + activations + 2 * _logits(model, length) * 4
+
+
 def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
     model, length, width = config.model, config.data.sequence_length, 4 if device == "cpu" else 2
     unit = 2 if config.data.format == "preference" else 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.joining.purpose import Speed
     from protocol.run.invitation import Anchor, Invitation
-    from protocol.run.manifest import SignedManifest
+    from protocol.run.manifest import RunManifest, SignedManifest
     from protocol.wire.hashes import Hash
     from protocol.wire.identity import Identity, PeerId
 
@@ -111,7 +111,7 @@ def run_create(args: argparse.Namespace) -> int:
     from peer.joining.purpose import purpose_lines, unusual_data
     from peer.joining.run_source import create_run
     from peer.paths import data_dir
-    from peer.resources.computer import memory_line
+    from peer.resources.needs import need_lines
     from protocol.run.manifest import Admission
     from protocol.wire.identity import PeerId
 
@@ -125,8 +125,7 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"run         {signed.run.hex()}")
     print(f"name        {manifest.name}")
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
-    print(f"memory      {memory_line(manifest)}")
-    for subject, said in purpose_lines(manifest):
+    for subject, said in [*need_lines(manifest), *purpose_lines(manifest)]:
         print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
@@ -145,12 +144,17 @@ def run_create(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and the invitation's additions as comments."""
     from peer.joining.lobby import ask_for_manifest
-    from peer.joining.run_source import find_run, stored_manifest
+    from peer.joining.run_source import find_run, stored_manifest, unbuilt
     from peer.paths import data_dir
     from protocol.run.invitation import Invitation
     from protocol.wire.hashes import Hash
 
     data = data_dir(args.data_dir)
+    if (sketch := unbuilt(args.what, data)) is not None:
+        _print_needs(sketch)
+        print(f"# The data is not read yet: `peer run create {args.what}` builds its corpora, and says the rest.")
+        print(Path(args.what).read_text(encoding="utf-8"), end="")
+        return ExitCode.OK
     found = find_run(args.what, data)
     if not isinstance(found, Invitation):
         _print_manifest(found, data)
@@ -347,23 +351,28 @@ def _invitation(
 
 
 def _print_manifest(signed: SignedManifest, data: Path) -> None:
-    from peer.formatting import amount
     from peer.joining.purpose import purpose_lines
-    from peer.resources.computer import memory_line
     from protocol.run.run_file import dump
 
     manifest = signed.manifest
     speed, extended = _as_it_runs(signed.run, data)
-    print(
-        f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "
-        f"{manifest.chunks} chunks a round."
-    )
-    print(f"# Memory: {memory_line(manifest)}.")
+    print(f"# Run {signed.run.hex()}")
+    _print_needs(manifest)
     for subject, said in purpose_lines(manifest, speed):
         print(f"# {subject:<10}{said}")
     if extended:
         print(f"# {extended}")
     print(dump(manifest), end="")
+
+
+def _print_needs(manifest: RunManifest) -> None:
+    from peer.formatting import amount
+    from peer.resources.needs import need_lines
+
+    model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
+    round = f"{amount(manifest.tokens_per_round)} tokens of each member in a round"
+    for subject, said in [("model", f"{model}; {round}"), *need_lines(manifest)]:
+        print(f"# {subject:<10}{said}")
 
 
 def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, str]:

@@ -18,6 +18,7 @@ import psutil
 
 from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
+from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from peer.keyfile import load_or_create_identity
@@ -26,7 +27,7 @@ from peer.settings.values import USUAL_PORT
 from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
-from protocol.run.run_file import RunFileError, load_run_file
+from protocol.run.run_file import RunFileError, load_run_file, sections_of, sketch_run_file
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
@@ -118,6 +119,20 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
     if problem is not None:
         raise RunFileError(f"{path.name}: {problem}")
     return sign(identity, manifest), start
+
+
+def unbuilt(word: str, data: Path) -> RunManifest | None:
+    """Return the run of a run file whose corpora must be built first, without them; None for anything else.
+
+    Building takes hours for a large corpus, and who only asks what a run needs must not wait for it.
+    """
+    path = Path(word)
+    if path.suffix != ".toml" or not path.is_file():
+        return None
+    sections = sections_of(path)
+    if not names_corpora(sections.get("data")) or "from" in sections.get("model", {}):
+        return None
+    return sketch_run_file(path, load_or_create_identity(data).peer_id)
 
 
 def start_of(path: Path, data: Path) -> Brought | None:

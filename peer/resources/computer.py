@@ -119,17 +119,6 @@ def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int |
     return None
 
 
-def memory_line(manifest: RunManifest) -> str:
-    """Describe the memory that each role needs, for a person who looks at a run."""
-    need = memory_need(manifest)
-    others = [(Role.ROLLOUT, "a rollout peer"), (Role.VALIDATOR, "a validator")] if manifest.rl is not None else []
-    more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]
-    return (
-        f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
-        f"the trainer), {', '.join(more)}"
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Limit on the files and sockets that this process may have open.
 

@@ -217,13 +217,32 @@ def load_run_file(path: Path, organiser: PeerId, start: Start | None = None) -> 
 
 def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: Start | None = None) -> RunManifest:
     """Do the same as `load_run_file`, from the text of a file called `name`."""
+    return _manifest(_fields(text, name), organiser, name, start)
+
+
+def sketch_run_file(path: Path, organiser: PeerId) -> RunManifest:
+    """Return the run of a file without what it brings along: no corpora, tokenizer or tasks.
+
+    Its model, rows and rounds are those of the file, so its sizes are.  Raises `RunFileError`.
+    """
+    fields = _fields(_text(path), path.name)
+    data = fields.get("data")
+    rows = {key: data[key] for key in ("sequence_length", "sequences_per_step") if key in data} if data else {}
+    kept = {key: value for key, value in fields.items() if key not in ("data", "tokenizer", "rl")}
+    return _manifest({**kept, "data": rows}, organiser, path.name, None)
+
+
+def _fields(text: str, name: str) -> dict[str, Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DOTS:
             raise RunFileError(f"{name}: line {number} has more than {MAX_DOTS} dots; write it shorter")
     try:
-        fields = parse_toml(text)
+        return parse_toml(text)
     except ValueError as error:
         raise RunFileError(f"{name}: not valid TOML: {_shown(str(error), MAX_SAID)}; correct that place") from error
+
+
+def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start | None) -> RunManifest:
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
             f"{name}: organiser is somebody else than this peer ({organiser}); join that run with its organiser's "

@@ -98,7 +98,7 @@ class Past(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a layer's attention needs besides hidden states: rotations, and the tokens' past or documents, if any.
+    """Inputs of a layer's attention besides the hidden states: rotations, and the tokens' past or documents, if any.
 
     cos, sin: fp32, (T, width of a head) or (B, 1, T, width of a head).
     """

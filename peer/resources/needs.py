@@ -1,0 +1,58 @@
+"""Needs of a run, for people who decide whether to take part: memory by kind of computer, and bytes and time of a round."""
+
+from __future__ import annotations
+
+from kernels.layout import chunk_layout, payload_bytes
+from peer.formatting import duration, size
+from peer.resources.computer import memory_need
+from protocol.run.manifest import RunManifest
+from protocol.wire.presence import Role
+from trainer.config import TrainingConfig
+from trainer.memory import sharded_bytes
+
+GPU_SIZES = (12, 24, 80)
+"""Memory of usual GPUs, in GB."""
+NODE_GPUS, NODE_GPU_SIZE = 8, 80
+LINES = (10, 50, 200, 1000)
+"""Speeds of usual lines in each direction, in Mbit/s."""
+MEMBERS = 8
+"""Members of the round whose exchange is described; with many more, a member sends at most an eighth more."""
+FULL = 0.9
+"""Share of a GPU's memory that a trainer can use."""
+
+
+def need_lines(manifest: RunManifest) -> list[tuple[str, str]]:
+    """Return what a run needs: (subject, statement)."""
+    return [("memory", _memory(manifest)), ("GPUs", _gpus(manifest)), ("a round", _round(manifest))]
+
+
+def _memory(manifest: RunManifest) -> str:
+    """Describe the memory that each role needs without a GPU."""
+    need = memory_need(manifest)
+    others = [(Role.ROLLOUT, "a rollout peer"), (Role.VALIDATOR, "a validator")] if manifest.rl is not None else []
+    more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]
+    return (
+        f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
+        f"the trainer), {', '.join(more)}"
+    )
+
+
+def _gpus(manifest: RunManifest) -> str:
+    """Describe the GPUs on which the run can train, and the computer's memory beside them."""
+    need = memory_need(manifest, device="cuda")
+    fitting = [f"{each} GB" for each in GPU_SIZES if need.gpu <= FULL * each * 1e9]
+    one = f"fits one of {', '.join(fitting)}" if fitting else f"fits no single one of {GPU_SIZES[-1]} GB"
+    each = sharded_bytes(TrainingConfig.from_sections(manifest.trainer_sections()), NODE_GPUS)
+    fits = "" if each <= FULL * NODE_GPU_SIZE * 1e9 else ", which is too much"
+    return (
+        f"at least {size(need.gpu)} of a GPU's memory ({one}), or {size(each)} of each of {NODE_GPUS} of {NODE_GPU_SIZE} GB"
+        f"{fits}; and {size(need.host)} of the computer's"
+    )
+
+
+def _round(manifest: RunManifest) -> str:
+    """Describe the bytes that a member of a round sends and receives, and the time that they take."""
+    payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+    sent = 2 * (MEMBERS - 1) / MEMBERS * payload
+    times = [f"{duration(8 * sent / (line * 1e6))} at {line} Mbit/s" for line in LINES]
+    return f"{size(sent)} up and as much down for each of {MEMBERS} members: {', '.join(times)}"
