@@ -1,6 +1,9 @@
 """The file-system operations of a store, in one place so that tests can make each of them fail.
 
 `durable=False` skips the fsyncs, for tests that do not test the disk.
+
+Large files are mapped, and read and written in order: `in_turn` lets go of the memory of each part after its use, so a file
+of any size takes little of this process's memory.
 """
 
 from __future__ import annotations
@@ -8,10 +11,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from protocol.wire.hashes import HASH_BYTES, chunk_hash
 
@@ -26,6 +31,52 @@ class StoreFull(StoreFailed):
 
 class NoRoom(OSError):
     """A write beyond the space we may use; the text is a sentence with the remedy."""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Mapped files.  The pages of a shared mapping belong to the file: a process that lets go of them loses nothing, and finds
+# them again in the system's cache or on the disk.  Pages that it keeps count as its memory.
+
+
+class FileMapping(mmap.mmap):
+    """Shared mapping of a file; `let_go` applies to its bytes."""
+
+
+def let_go(view: memoryview) -> None:
+    """Release this process's memory of a part of a mapped file; the bytes stay in the file, and later uses find them there.
+
+    Does nothing for bytes that are not in a `FileMapping`.
+    """
+    mapping = view.obj
+    if not isinstance(mapping, FileMapping) or not view.nbytes:
+        return
+    start = _address(view) - _address(memoryview(mapping))
+    aligned = start - start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, aligned, start + view.nbytes - aligned)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def in_turn(view: memoryview, spans: Iterable[slice]) -> Iterator[memoryview]:
+    """Yield the parts of `view`, and let go of each when the next is asked for."""
+    for span in spans:
+        part = view[span]
+        yield part
+        let_go(part)
+
+
+def pieces_of(view: memoryview, size: int) -> Iterator[memoryview]:
+    """Yield `view` in order, in pieces of `size` bytes, as `in_turn` does; the last piece may be shorter."""
+    return in_turn(view, (slice(at, at + size) for at in range(0, len(view), size)))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+WRITE_BYTES = 8 << 20
+"""Bytes that are written at a time."""
 
 
 class Disk:
@@ -60,12 +111,12 @@ class Disk:
                 self.rename(temporary, path)
                 return
             except OSError as error:
-                self._clear(temporary)
+                self.clear(temporary)
                 if not (relieved and self._makes_room(error, memoryview(data).nbytes)):
                     raise _sentence(error, path) from error
 
-    def _clear(self, path: Path) -> None:
-        """Remove what a failed operation left, if the disk allows it: a disk that became read-only does not."""
+    def clear(self, path: Path) -> None:
+        """Remove a file that nothing needs, if the disk allows it: a disk that became read-only does not."""
         with suppress(OSError):
             self.remove(path)
 
@@ -87,7 +138,8 @@ class Disk:
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         """Write into a new file; nothing is durable before `sync`."""
-        file.write(data)
+        for piece in pieces_of(memoryview(data), WRITE_BYTES):
+            file.write(piece)
         file.flush()
 
     def sync(self, file: BinaryIO) -> None:
@@ -95,7 +147,7 @@ class Disk:
         if self.durable:
             os.fsync(file.fileno())
 
-    def allocate(self, path: Path, size: int) -> mmap.mmap:
+    def allocate(self, path: Path, size: int) -> FileMapping:
         """Return a writable mapping of a new file of `size` bytes.
 
         The file's blocks are allocated, so a full disk raises an error now instead of SIGBUS later.
@@ -104,18 +156,18 @@ class Disk:
             try:
                 with open(path, "w+b") as file:
                     self.reserve(file, size)
-                    return mmap.mmap(file.fileno(), size)
+                    return FileMapping(file.fileno(), size)
             except OSError as error:
-                self._clear(path)
+                self.clear(path)
                 if not self._makes_room(error, size):
                     raise _sentence(error, path) from error
 
-    def resume(self, path: Path, size: int) -> mmap.mmap:
+    def resume(self, path: Path, size: int) -> FileMapping:
         """Return a writable mapping of an existing file of `size` bytes; allocate the blocks that a copied file may lack."""
         try:
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
-                return mmap.mmap(file.fileno(), size)
+                return FileMapping(file.fileno(), size)
         except OSError as error:
             raise _sentence(error, path) from error
 
@@ -159,6 +211,34 @@ class Disk:
                 os.close(descriptor)
 
 
+class ScratchFolder:
+    """Files in place of memory, in `folder`, which is emptied when this object is made.  Blocking.
+
+    The files need not outlive this process, so they are never synced; the system writes them when it needs their memory.
+    """
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+        disk.make_folder(folder)
+        clear_folder(disk, folder)
+
+    def make(self, name: str, size: int) -> tuple[int, FileMapping]:
+        """Return a descriptor and a mapping of a new file of zeros.  Raises `StoreFull`."""
+        path = self._folder / name
+        mapping = self._disk.allocate(path, size)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), mapping
+
+    def remove(self, name: str) -> None:
+        """Remove a file; mappings of it keep its bytes until they are gone."""
+        self._disk.clear(self._folder / name)
+
+
+def clear_folder(disk: Disk, folder: Path) -> None:
+    """Remove the files in a folder, as far as the disk allows."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        disk.clear(path)
+
+
 def _is_for_room(error: OSError) -> bool:
     return isinstance(error, NoRoom) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -177,7 +257,7 @@ def map_file(path: Path) -> memoryview | None:
     """Return a file's bytes, read-only; None if it is missing or empty."""
     try:
         with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(FileMapping(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
         return None
 

@@ -17,6 +17,7 @@ from heapq import heapify, heapreplace
 from math import inf
 
 from kernels.layout import Layout
+from protocol.disk import in_turn
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan
@@ -27,7 +28,7 @@ LARGEST = 4.0
 
 def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
     """Return the hash of each chunk of a contribution; the root of the tree over these hashes is the commitment in READY."""
-    return [chunk_hash(data[span.encoded]) for span in layout]
+    return [chunk_hash(part) for part in in_turn(data, (span.encoded for span in layout))]
 
 
 def assign_owners(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from kernels.layout import Layout
+from protocol.disk import let_go
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, tree_proofs
 from protocol.wire.identity import PeerId
@@ -60,6 +61,7 @@ class AverageBuffer:
     def put(self, chunk: int, average: memoryview, statement: Envelope) -> None:
         """Copy an average to its place."""
         self._buffer[self._layout[chunk].encoded] = average
+        let_go(self[chunk])
         self.statements[chunk] = statement
 
     def has(self, chunk: int) -> bool:

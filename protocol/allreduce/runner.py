@@ -43,6 +43,7 @@ from protocol.allreduce.machine import (
     SendResult,
     SignedEarly,
 )
+from protocol.disk import let_go
 from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
 from protocol.offload import Offload
 from protocol.transport.interface import (
@@ -219,6 +220,7 @@ class Sender:
             try:
                 await self._network.push(item.to, header, data, timeout_s=PUSH_TIMEOUT_S)
                 self.up_bytes += len(header) + len(data)
+                let_go(data)
                 return True
             except Refused:
                 refusals += 1
@@ -273,6 +275,7 @@ class Averager:
         mean = self._pool.take(span.size)
         name = await self._offload(average, self._rule, parts, weights, span.count, mean)
         entry = entry_of(name, effect.members, len(machine.members))
+        let_go(self._own[chunk])
         self._parts.drop(chunk)
         if chunk in machine.entries or self._results.released:
             return None

@@ -31,6 +31,7 @@ from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash
 from protocol.chain.electorate import quorum_size
 from protocol.chain.replica import Replica
+from protocol.disk import let_go
 from protocol.events.events import AuditDone
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
@@ -185,6 +186,8 @@ class Auditor:
             span = self._layout[chunk]
             assert own is not None and result is not None
             ratios[chunk] = _size(result[span.encoded], span.count) / max(_size(own[span.encoded], span.count), 1e-30)
+            let_go(result[span.encoded])
+            let_go(own[span.encoded])
         return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
 
     # -- choice of chunks ---------------------------------------------------------------------------------------------

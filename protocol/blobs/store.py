@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
-from protocol.disk import Disk, map_file, read_guarded, size_of, write_guarded
+from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
 K = TypeVar("K", bound=Hashable)
@@ -57,8 +57,8 @@ class Part(Generic[K]):
         """Return the chunks whose bytes do not match their hashes.  Reads the whole file, unless it is new."""
         if self.is_new:
             return [*range(len(leaves))]
-        view = self.view
-        return [chunk for chunk, leaf in enumerate(leaves) if chunk_hash(view[spans[chunk]]) != leaf]
+        parts = in_turn(self.view, (spans[chunk] for chunk in range(len(leaves))))
+        return [chunk for chunk, (leaf, part) in enumerate(zip(leaves, parts, strict=True)) if chunk_hash(part) != leaf]
 
 
 class BlobFolder(ABC, Generic[K]):
@@ -245,6 +245,7 @@ class BlobFolder(ABC, Generic[K]):
                     for chunk in wanted.pop(leaf):
                         if len(data) == spans[chunk].stop - spans[chunk].start:  # a liar's root may name other sizes
                             part.view[spans[chunk]] = data
+                            let_go(part.view[spans[chunk]])
                             copied.add(chunk)
         return [chunk for chunk in missing if chunk not in copied]
 
@@ -266,6 +267,7 @@ class BlobFolder(ABC, Generic[K]):
         try:
             for piece in pieces:
                 part.view[at : at + len(piece)] = piece
+                let_go(part.view[at : at + len(piece)])
                 at += len(piece)
             self.publish(part, leaves)
         finally:
@@ -402,7 +404,7 @@ class BlobStore(BlobFolder[Hash]):
 
 def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
     """Return the hashes of the chunks of some bytes."""
-    return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
+    return [chunk_hash(piece) for piece in pieces_of(memoryview(data), chunk_bytes)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

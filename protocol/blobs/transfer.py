@@ -43,7 +43,7 @@ from protocol.blobs.download import (
     Wrong,
 )
 from protocol.blobs.offers import OpenOffer
-from protocol.disk import StoreFailed
+from protocol.disk import StoreFailed, let_go
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Session
 from protocol.wire.canonical import Malformed
@@ -82,6 +82,7 @@ class BufferPlaces:
     async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
         """Write a chunk as `ChunkPlaces.write` describes; never waits."""
         self._buffer[self._blob.span(chunk)] = data
+        let_go(self._buffer[self._blob.span(chunk)])
 
     def read(self, chunk: int) -> bytes | None:
         """Return a chunk as `ChunkPlaces.read` describes."""

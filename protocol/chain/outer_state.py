@@ -1,11 +1,14 @@
 """The outer state: parameters and momentum, fp32, bit-identical on every peer of the run.
 
-The state fills one anonymous shared region, first theta, then momentum: the trainer process reads theta in place, and the
-region's bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of `checkpoint_chunk_bytes`,
-so a
+The state fills one shared region, first theta, then momentum: the trainer process reads theta in place, and the region's
+bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of `checkpoint_chunk_bytes`, so a
 record that names the digest certifies the checkpoint.
 
-All functions block while they process the whole memory; call them in worker threads, one caller at a time.
+The region lies in memory, or in a file if memory is short.  Either way it is lost with the process, and a later process
+makes it anew from the checkpoint and the results on disk.  All functions go through the region in order, a piece at a time,
+and let go of the memory of each piece of a file.
+
+All functions block while they process the whole region; call them in worker threads, one caller at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy.typing as npt
 from kernels.layout import chunk_layout
 from kernels.outer_step import OuterStep, apply_result
 from protocol.chain.records import Chain
+from protocol.disk import ScratchFolder, in_turn, let_go, pieces_of
 from protocol.run.manifest import BF16_BYTES, RunManifest
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
@@ -65,34 +69,33 @@ def certified_digest(manifest: RunManifest, chain: Chain, rounds: int) -> Hash |
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Anonymous memory that two processes on one computer share.
+# Memory that two processes on one computer share.
 #
-# The memory has no name in any file system, so it is freed however the processes end: `memfd_create` if it exists, else an
-# unlinked temporary file.  The owner decides which process may write which part, and when.
+# Anonymous memory has no name in any file system, so it is freed however the processes end: `memfd_create` if it exists,
+# else an unlinked temporary file.  The pages of a file in a scratch folder can be taken back by the system; the file is
+# removed at the latest when the folder is opened again.  The owner decides which process may write which part, and when.
 
 
 class SharedRegion:
-    """Zeroed shared memory of `size` bytes.
+    """Zeroed bytes that processes share, `size` of them, in memory or in a file of `scratch`.  Raises `StoreFailed`.
 
     fd: file descriptor to pass to another process at its start (not inherited by default).
-    view: the memory, writable, as bytes.
+    view: the bytes, writable.
     """
 
-    def __init__(self, size: int, name: str = "manyhands") -> None:
+    def __init__(self, size: int, name: str = "manyhands", scratch: ScratchFolder | None = None) -> None:
         assert size > 0, "a region has at least one byte"
-        self.size = size
-        self.fd = _anonymous_file(name)
-        try:
-            os.ftruncate(self.fd, size)
-            self._map = mmap.mmap(self.fd, size)
-        except OSError:
-            os.close(self.fd)
-            raise
+        self.size, self._scratch, self._name = size, scratch, name
+        self._map: mmap.mmap
+        if scratch is not None:
+            self.fd, self._map = scratch.make(name, size)
+        else:
+            self.fd, self._map = _anonymous_memory(name, size)
         self.view = memoryview(self._map)
         self._closed = False
 
     def close(self) -> None:
-        """Free the memory.  Arrays over it keep it mapped until they are gone."""
+        """Free the bytes.  Arrays over them keep them mapped until they are gone."""
         if self._closed:
             return
         self._closed = True
@@ -102,6 +105,18 @@ class SharedRegion:
             self._map.close()
         except BufferError:
             pass  # a numpy array still uses the mapping, which is freed together with the array
+        if self._scratch is not None:
+            self._scratch.remove(self._name)
+
+
+def _anonymous_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
+    fd = _anonymous_file(name)
+    try:
+        os.ftruncate(fd, size)
+        return fd, mmap.mmap(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def _anonymous_file(name: str) -> int:
@@ -125,15 +140,24 @@ def bf16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
     return np.where(is_nan, np.uint32(0x7FC0), rounded).astype(np.dtype("<u2"))
 
 
-class OuterState:
-    """Parameters (theta) and momentum of a run after `rounds` rounds."""
+def bf16_pieces(theta: memoryview, piece_bytes: int) -> Iterator[bytes]:
+    """Return parameters, fp32 in memory or in a mapped file, as little-endian bf16, in pieces of `piece_bytes`."""
+    pieces = pieces_of(theta, piece_bytes // BF16_BYTES * BYTES_PER_VALUE)
+    return (bf16(np.frombuffer(piece, np.uint32)).tobytes() for piece in pieces)
 
-    def __init__(self, manifest: RunManifest) -> None:
+
+class OuterState:
+    """Parameters (theta) and momentum of a run after `rounds` rounds.
+
+    scratch: the folder of the file that holds them; None to hold them in memory.  Raises `StoreFailed`.
+    """
+
+    def __init__(self, manifest: RunManifest, scratch: ScratchFolder | None = None) -> None:
         self.rounds = 0
         self.size_bytes = manifest.state_bytes
         self._piece = manifest.checkpoint_chunk_bytes
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        self.region = SharedRegion(self.size_bytes)
+        self.region = SharedRegion(self.size_bytes, "state", scratch)
         values = np.frombuffer(self.region.view, dtype=np.float32)
         self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
         self._torn = False
@@ -153,31 +177,34 @@ class OuterState:
     def reset(self) -> None:
         """Set the state to zeros and `rounds` to 0, as before the initial parameters are written."""
         if not self._blank:
-            self._theta.fill(0)
-            self._momentum.fill(0)
+            zeros = bytes(self._piece)
+            for piece in pieces_of(self.view, self._piece):
+                piece[:] = zeros[: len(piece)]
         self.rounds, self._torn, self._blank = 0, False, False
 
     def load(self, checkpoint: memoryview, rounds: int) -> None:
         """Load a checkpoint of exactly `size_bytes` bytes, the state after `rounds` rounds."""
         assert len(checkpoint) == self.size_bytes
         self._torn, self._blank = True, False
-        self.region.view[:] = checkpoint
+        for mine, piece in zip(pieces_of(self.view, self._piece), pieces_of(checkpoint, self._piece), strict=True):
+            mine[:] = piece
         self.rounds, self._torn = rounds, False
 
     def apply(self, result: memoryview, step: OuterStep) -> None:
         """Apply the outer step with a round's result (codec bytes of all chunks)."""
         assert not self._torn, "a half-applied state is loaded anew, never gone on with"
         self._torn, self._blank = True, False
-        for span in self._layout:
-            values = slice(span.start, span.start + span.count)
-            apply_result(self._theta[values], self._momentum[values], result[span.encoded], step.rate, step.momentum)
+        parts = in_turn(result, (span.encoded for span in self._layout))
+        for span, part in zip(self._layout, parts, strict=True):
+            apply_result(self._theta[span.values], self._momentum[span.values], part, step.rate, step.momentum)
+            for first in (span.start, self._theta.size + span.start):
+                let_go(self.view[BYTES_PER_VALUE * first : BYTES_PER_VALUE * (first + span.count)])
         self.rounds, self._torn = self.rounds + 1, False
 
     def leaves(self) -> list[Hash]:
         """Return the hashes of the checkpoint's pieces."""
         assert not self._torn
-        view = self.region.view
-        return [chunk_hash(view[at : at + self._piece]) for at in range(0, self.size_bytes, self._piece)]
+        return [chunk_hash(piece) for piece in pieces_of(self.view, self._piece)]
 
     def digest(self) -> Hash:
         """Return the root of the state's pieces, which peers compare and records name."""
@@ -186,8 +213,7 @@ class OuterState:
     def weights(self) -> Iterator[bytes]:
         """Return the parameters in bf16, rounded to nearest even, little endian, in pieces of the digest's piece size."""
         assert not self._torn
-        count, bits = self._piece // BF16_BYTES, self._theta.view(np.uint32)
-        return (bf16(bits[at : at + count]).tobytes() for at in range(0, bits.size, count))
+        return bf16_pieces(self.theta, self._piece)
 
     def weights_root(self) -> Hash:
         """Return the root of the tree over the pieces of `weights`."""

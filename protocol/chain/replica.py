@@ -17,6 +17,7 @@ from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import Store
+from protocol.disk import in_turn
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.transport.handlers import answers
@@ -72,9 +73,10 @@ class Replica:
         """Return a stored result if its chunks match `index`, else demote it and return None.  Blocking."""
         name, results = ResultName.of(record), self.store.results
         view = results.view(name, payload_bytes(self.layout))
-        if view is None or all(
-            chunk_hash(view[span.encoded]) == entry.hash for span, entry in zip(self.layout, index, strict=True)
-        ):
+        if view is None:
+            return None
+        parts = in_turn(view, (span.encoded for span in self.layout))
+        if all(chunk_hash(part) == entry.hash for part, entry in zip(parts, index, strict=True)):
             return view
         results.demote(name)
         return None

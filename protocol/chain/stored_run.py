@@ -23,7 +23,7 @@ from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records
-from protocol.disk import Disk, map_file
+from protocol.disk import Disk, let_go, map_file
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
@@ -93,6 +93,7 @@ class StoredState:
                         "with `peer join`, then export"
                     )
                 apply_result(chunk, moving, encoded, step.outer.rate, step.outer.momentum)
+                let_go(encoded)
             yield chunk
 
 

@@ -23,6 +23,7 @@ from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile, ResultName
+from protocol.disk import in_turn
 from protocol.membership.liveness import Membership
 from protocol.node.contributor import Work
 from protocol.offload import Offload
@@ -268,8 +269,8 @@ class ResultObtainer:
 
 
 def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
-    for span in spans:
-        into[span] = held[span]
+    for part, copy in zip(in_turn(held, spans), in_turn(into, spans), strict=True):
+        copy[:] = part
 
 
 class AuditedResults:

@@ -7,17 +7,18 @@ follow from its seed has no such checkpoint, and takes only trainers of its firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import trio
 
-from protocol.chain.outer_state import bf16
+from protocol.chain.outer_state import BYTES_PER_VALUE, bf16_pieces
 from protocol.chain.records import genesis_tip
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
+from protocol.disk import let_go
 from protocol.offload import Offload
+from protocol.run.manifest import BF16_BYTES
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Session
 
@@ -50,11 +51,11 @@ class InitialWeights:
         return self._path
 
     def _is_here(self) -> bool:
-        return self._path.is_file() and self._path.stat().st_size == 2 * self._replica.manifest.parameters
+        return self._path.is_file() and self._path.stat().st_size == BF16_BYTES * self._replica.manifest.parameters
 
     def _write_state(self) -> None:
         """Write the weights from our state before the first round.  Blocking."""
-        self._replica.store.disk.write_file(self._path, b"".join(self._replica.state.weights()))
+        self._write(self._replica.state.weights())
 
     async def _fetch(self) -> bool:
         """Fetch the checkpoint after 0 rounds, and write the weights from it; return False if no peer has it."""
@@ -70,5 +71,16 @@ class InitialWeights:
         name = CheckpointName(0, genesis_tip(self._session.run))
         view = self._replica.store.checkpoints.view(name)
         if view is not None:
-            bits = np.frombuffer(view, np.dtype("<u4"), self._replica.manifest.parameters)
-            self._replica.store.disk.write_file(self._path, bf16(bits).tobytes())
+            manifest = self._replica.manifest
+            self._write(bf16_pieces(view[: BYTES_PER_VALUE * manifest.parameters], manifest.checkpoint_chunk_bytes))
+
+    def _write(self, pieces: Iterable[bytes]) -> None:
+        disk, at = self._replica.store.disk, 0
+        temporary = self._path.with_name(f".{self._path.name}.new")
+        mapping = disk.allocate(temporary, BF16_BYTES * self._replica.manifest.parameters)
+        for piece in pieces:
+            part = memoryview(mapping)[at : at + len(piece)]
+            part[:] = piece
+            let_go(part)
+            at += len(piece)
+        disk.publish(temporary, mapping, self._path)

@@ -15,6 +15,7 @@ from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import ProvenLie, TwoStatements
 from protocol.chain.replica import Replica
+from protocol.disk import let_go
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
 from protocol.node.contributor import Contributor, Work
@@ -236,7 +237,9 @@ class RoundHandlers:
         if part is None:
             raise Refused("that contribution is not here")
         proof, piece = part
-        return PartReply(proof=proof, data=bytes(piece[question.offset : question.offset + question.length])).encode()
+        data = bytes(piece[question.offset : question.offset + question.length])
+        let_go(piece)
+        return PartReply(proof=proof, data=data).encode()
 
     @answers("exchange", ExchangeAsk)
     async def answer_exchange(self, peer: PeerId, ask: ExchangeAsk) -> bytes:

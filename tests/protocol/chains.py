@@ -16,6 +16,7 @@ from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultName
 from protocol.chain.store import Store
+from protocol.disk import ScratchFolder
 from protocol.run.manifest import Founders, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity
@@ -41,9 +42,9 @@ async def initialise(theta: memoryview) -> None:
     np.frombuffer(theta, np.float32)[:] = 0.5
 
 
-def a_replica(signed: SignedManifest, folder: Path) -> Replica:
+def a_replica(signed: SignedManifest, folder: Path, scratch: ScratchFolder | None = None) -> Replica:
     """With nothing in it but the beginning."""
-    replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
+    replica = Replica.open(signed, Store(folder), OuterState(signed.manifest, scratch))
     np.frombuffer(replica.state.theta, np.float32)[:] = 0.5
     return replica
 

@@ -2,7 +2,8 @@
 
 A crash point is (what is being done, before or after it, in which role).  In a small swarm, the first peer that comes to the
 point dies there and comes back some seconds later with its disk as it was; in a pair, the next peer that comes to the second
-point, be it the same or another, dies too.  Everybody must end on one tip and one state, with a further round committed.
+point, be it the same or another, dies too.  Every other peer keeps its state in a file in place of memory.  Everybody must
+end on one tip and one state, with a further round committed.
 
     python -m tests.simulation.crash_points            # all single deaths, before and after each effect
     python -m tests.simulation.crash_points --pairs    # and all ordered pairs of deaths after an effect
@@ -209,7 +210,7 @@ def die_at(points: Sequence[Point], seed: int = 1) -> tuple[Finished, list[Point
     async def scenario(world: World) -> None:
         *founders, joiner = world.seats
         for seat in world.seats:
-            seat.step_s = 1.0
+            seat.step_s, seat.state_on_disk = 1.0, seat.number % 2 == 0
         founders[-1].step_s = 4.5 if slow else 1.0
         for seat in founders:
             world.start(seat)

@@ -41,6 +41,7 @@ class Seat:
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
     is_copy: bool = False
+    state_on_disk: bool = False
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""

@@ -19,7 +19,7 @@ from protocol.chain.electorate import quorum_size
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
-from protocol.disk import StoreFailed
+from protocol.disk import ScratchFolder, StoreFailed
 from protocol.events.events import PROGRESS, Event, PhaseChanged
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
@@ -165,7 +165,8 @@ class World:
             wall_clock=lambda: self.now() + seat.clock_ahead_s,
             boot_clock=self.now,
         )
-        state = OuterState(self.signed.manifest)
+        scratch = ScratchFolder(store.disk, seat.folder / "scratch") if seat.state_on_disk else None
+        state = OuterState(self.signed.manifest, scratch)
         network = MemoryNetwork(self.wire, seat.peer)
         session = Session(seat.identity, self.signed.run, network, partial(self._on_event, seat, process))
         node = Node(session, Replica.open(self.signed, store, state), seat.trainer, settings, offload=seat.offload)

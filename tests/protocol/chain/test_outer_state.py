@@ -1,13 +1,29 @@
-"""The outer state goes back to zeros from wherever it is."""
+"""The outer state in memory and in a file: the same bytes, and zeros after a reset."""
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
 from protocol.chain.outer_state import OuterState
+from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName
+from protocol.disk import Disk, ScratchFolder, StoreFull
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
 from tests.simulation.world import simulated_run
 
 
-def test_a_new_state_and_one_that_was_written_are_zeros_after_a_reset() -> None:
-    state = OuterState(simulated_run().manifest)
+@pytest.fixture(params=["memory", "file"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> OuterState:
+    return OuterState(
+        simulated_run().manifest, ScratchFolder(Disk(), tmp_path / "scratch") if request.param == "file" else None
+    )
+
+
+def test_a_new_state_and_one_that_was_written_are_zeros_after_a_reset(state: OuterState) -> None:
     zeros = bytes(state.size_bytes)
     state.reset()
     assert state.view == zeros
@@ -20,9 +36,69 @@ def test_a_new_state_and_one_that_was_written_are_zeros_after_a_reset() -> None:
     state.close()
 
 
-def test_a_state_that_was_loaded_first_is_zeros_after_a_reset() -> None:
-    state = OuterState(simulated_run().manifest)
+def test_a_state_that_was_loaded_first_is_zeros_after_a_reset(state: OuterState) -> None:
     state.load(memoryview(bytes([7]) * state.size_bytes), 3)
     state.reset()
     assert state.view == bytes(state.size_bytes)
     state.close()
+
+
+def replicas(folder: Path) -> tuple[Replica, Replica]:
+    """One with its state in memory, and one with its state in a file."""
+    signed = a_run(*FIVE)
+    scratch = ScratchFolder(Disk(), folder / "scratch")
+    return a_replica(signed, folder / "one"), a_replica(signed, folder / "other", scratch)
+
+
+def test_a_state_in_a_file_has_the_bytes_and_the_digest_of_one_in_memory_round_after_round(tmp_path: Path) -> None:
+    one, other = replicas(tmp_path)
+    for rounds in range(1, 6):
+        for replica in (one, other):
+            grow(replica, 1, FIVE)
+        assert (one.state.rounds, one.state.digest()) == (rounds, other.state.digest())
+        assert one.state.leaves() == other.state.leaves() and one.state.weights_root() == other.state.weights_root()
+    assert one.state.view == other.state.view
+    assert np.frombuffer(other.state.theta, np.float32).any()
+
+
+def test_the_checkpoint_of_a_state_in_a_file_loads_in_both_places(tmp_path: Path) -> None:
+    one, other = replicas(tmp_path)
+    grow(other, 3, FIVE)
+    digest, name = other.state.digest(), CheckpointName(3, other.history.tip)
+    checkpoints = other.store.checkpoints
+    checkpoints.write(name, other.state.leaves(), other.state.view)
+    grow(other, 1, FIVE)
+    assert other.state.digest() != digest
+    view = checkpoints.view(name)
+    assert view is not None
+    for replica in (one, other):
+        replica.state.load(view, 3)
+        assert (replica.state.rounds, replica.state.digest()) == (3, digest)
+
+
+def test_the_file_of_a_killed_process_is_gone_when_the_folder_is_opened_and_that_of_a_closed_state_at_once(
+    tmp_path: Path,
+) -> None:
+    manifest, folder = simulated_run().manifest, tmp_path / "scratch"
+    left = OuterState(manifest, ScratchFolder(Disk(), folder))
+    left.view[0] = 1
+    assert [path.name for path in folder.iterdir()] == ["state"]
+    scratch = ScratchFolder(Disk(), folder)
+    assert not [*folder.iterdir()]
+    state = OuterState(manifest, scratch)
+    assert state.view == bytes(state.size_bytes)
+    state.close()
+    assert not [*folder.iterdir()]
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    scratch = ScratchFolder(disk, tmp_path / "scratch")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(disk, "reserve", full)
+    with pytest.raises(StoreFull, match="make room there"):
+        OuterState(simulated_run().manifest, scratch)
+    assert not [*(tmp_path / "scratch").iterdir()]
