@@ -42,7 +42,8 @@ from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import Place
-from trainer.worker import NotFinite, Task, Worker
+from trainer.parameters import NotFinite
+from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
 

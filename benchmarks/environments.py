@@ -27,6 +27,7 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW
+from trainer.parameters import WholeParameters
 
 MODEL = ModelConfig.from_mapping(
     {
@@ -113,7 +114,7 @@ def learn(name: str, marks: Sequence[int]) -> tuple[list[float], float]:
     values = np.empty(MODEL.parameters, dtype=np.float32)
     initial_parameters(MODEL, 1, values)
     model.flat.copy_(torch.from_numpy(values))
-    optimiser = AdamW(model, INNER)
+    optimiser = AdamW(WholeParameters(model), INNER)
     rates, done = [], 0
     for mark in marks:
         train(model, optimiser, environment, range(done, mark))

@@ -27,6 +27,7 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import InnerLoop, Place
+from trainer.parameters import WholeParameters
 
 SHARED: dict[str, Any] = {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
 MODELS = {
@@ -64,7 +65,7 @@ class Subject:
         values = torch.empty(shape.parameters)
         initial_parameters(shape, 0, values.numpy())
         self.model.flat.copy_(values)
-        self.loop = InnerLoop(self.model, INNER)
+        self.loop = InnerLoop(WholeParameters(self.model), INNER)
 
     def reading(self, place: str, layout: DocumentLayout) -> CorpusReading:
         folder = opened(self.corpus, self.places[place])

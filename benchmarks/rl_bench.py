@@ -22,6 +22,7 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW
+from trainer.parameters import WholeParameters
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.learner import Learner, Learnt, LearnTask, adamw_config
@@ -221,7 +222,7 @@ def judge(model: Decoder, task: Task, settings: Settings) -> float:
 def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
     """The parameters after supervised steps on examples that are not in the pool, until `warm_reward` is reached."""
     model = decoder(settings.model, seed)
-    optimiser = AdamW(model, adamw_config(RlConfig(clip_norm=1.0)))
+    optimiser = AdamW(WholeParameters(model), adamw_config(RlConfig(clip_norm=1.0)))
     for step in range(WARM_STEPS):
         if step % WARM_LOOK == 0 and judge(model, task, settings) >= settings.warm_reward:
             return model.flat.clone()

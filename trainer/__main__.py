@@ -1,7 +1,7 @@
 """Entry point of the trainer process: `python -m trainer --fd N --theta-fd M --contribution-fd K`.
 
 The peer starts it with three inherited file descriptors: a socket for commands, shared memory with the swarm's
-parameters, and shared memory for the contribution.
+parameters, and shared memory for the contribution. A trainer of several ranks starts the others itself, with `--rank`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="socket for commands")
     parser.add_argument("--theta-fd", type=int, required=True, help="shared memory with the parameters")
     parser.add_argument("--contribution-fd", type=int, required=True, help="shared memory for the contribution")
+    parser.add_argument("--rank", action="store_true", help="be a rank that another trainer process has started")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal also reaches us, but the peer decides
+    if arguments.rank:
+        from trainer.rank_work import serve
+
+        return serve(arguments.fd, arguments.theta_fd, arguments.contribution_fd)
     os.nice(NICENESS)
     _offer_to_be_killed_first()
     connection = socket.socket(fileno=arguments.fd)

@@ -1,27 +1,21 @@
 """Held-out loss of the swarm's parameters, overall and by source, measured a few windows at a time.
 
-An evaluation reads the parameters from the memory that the peer shares. For a device with its own memory, they are copied
-over the gradients, which hold nothing between two training steps. So an evaluation needs no memory besides the activations
-of a few windows, and does not change the local parameters. `trainer.service` decides when to measure a few more windows, and
-when to interrupt.
+An evaluation reads the parameters from the memory that the peer shares. For a device with its own memory, they take the
+place of the gradients, which hold nothing between two training steps. So an evaluation needs no memory besides the
+activations of a few windows, and does not change the local parameters. `trainer.service` decides when to measure a few more
+windows, and when to interrupt.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from trainer.config import TrainingConfig
 from trainer.data.corpus import CorpusReading
-from trainer.models.llama.model import Decoder
 from trainer.objective import Objective, SourceTotals
-
-F32 = npt.NDArray[np.float32]
+from trainer.parameters import F32
+from trainer.rank_work import RankWork
 
 SHARE_OF_A_ROUND = 8
 """Number of tokens on which a member trains in a round for each held-out token of an evaluation. An evaluation takes 4 % of
@@ -36,7 +30,6 @@ BATCH_TOKENS = 1 << 10
 """Number of tokens in a batch. An evaluation can be interrupted between two batches."""
 MOST_LOADS = 4
 """Maximum number of times that an evaluation may copy the parameters to a device with its own memory."""
-LOAD_BLOCK = 1 << 20
 
 
 def evaluation_tokens(config: TrainingConfig) -> int:
@@ -47,18 +40,6 @@ def evaluation_tokens(config: TrainingConfig) -> int:
     return min(MOST_TOKENS, max(LEAST_TOKENS, config.inner_steps * config.tokens_per_step // SHARE_OF_A_ROUND))
 
 
-def load(theta: F32, into: torch.Tensor) -> None:
-    """Copy the parameters to `into`, on any device, block by block."""
-    assert theta.shape == into.shape
-    for start in range(0, len(theta), LOAD_BLOCK):
-        into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
-
-
-def reads_where_it_lies(device: torch.device) -> bool:
-    """Return True if this device works on the memory that peer and trainer share."""
-    return device.type == "cpu"
-
-
 @dataclass(frozen=True)
 class EvaluationPlan:
     """Held-out windows to measure.
@@ -67,7 +48,6 @@ class EvaluationPlan:
     """
 
     reading: CorpusReading
-    objective: Objective
     windows: tuple[int, ...]
     shares: tuple[int, ...]
     batch: int
@@ -86,7 +66,7 @@ class EvaluationPlan:
         for share, split in zip(shares, splits, strict=True):
             count = min(len(split), max(min(FEW_WINDOWS, most), round(most * share / whole)))
             windows += [split[number * len(split) // count] for number in range(count)]
-        return cls(reading, objective, tuple(windows), shares, max(1, BATCH_TOKENS // size))
+        return cls(reading, tuple(windows), shares, max(1, BATCH_TOKENS // size))
 
 
 class Evaluation:
@@ -95,12 +75,10 @@ class Evaluation:
     done, total: numbers of windows.
     """
 
-    def __init__(self, model: Decoder, plan: EvaluationPlan, theta: F32) -> None:
+    def __init__(self, work: RankWork, plan: EvaluationPlan, theta: F32) -> None:
         self.total, self.done = len(plan.windows), 0
         self._plan, self._totals = plan, SourceTotals(plan.reading.names)
-        self._model, self._theta = model, theta
-        self._in_place = reads_where_it_lies(model.flat.device)
-        self._view = model.over(_as_tensor(theta) if self._in_place else model.gradient)
+        self._work, self._theta = work, theta
 
     @property
     def loss(self) -> float:
@@ -119,10 +97,9 @@ class Evaluation:
     def share(self, opportunities: int) -> int:
         """Return the number of windows to measure now; `opportunities` calls, including this one, should cover all."""
         left = self.total - self.done
-        least = self._plan.batch if self._in_place else -(-self.total // MOST_LOADS)
+        least = self._plan.batch if self._work.parameters.shows_in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))
 
-    @torch.no_grad()
     def advance(self, windows: int, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Measure `windows` more windows.
 
@@ -130,23 +107,15 @@ class Evaluation:
         was measured before then counts.
         """
         stop = min(self.total, self.done + windows)
-        if not self._in_place:
-            load(self._theta, self._model.gradient)
+        self._work.show(self._theta)
         try:
             while self.done < stop:
                 batch = self._plan.windows[self.done : min(stop, self.done + self._plan.batch)]
                 rows = self._plan.reading.rows(batch, held_out=True)
-                objective = self._plan.objective
-                self._totals.add(objective.measured(rows, objective.loss(self._view, rows, 0.0)))
+                for losses in self._work.measure(rows):
+                    self._totals.add(losses)
                 self.done += len(batch)
                 if interrupted():
                     return
         finally:
-            if not self._in_place:
-                self._model.gradient.zero_()
-
-
-def _as_tensor(theta: F32) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor
-        return torch.from_numpy(theta)
+            self._work.hide()

@@ -137,8 +137,13 @@ def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1) -> StepPlan:
     units = ACTIVATION_BYTES // (unit * _saved_values(model))
     if units:
         return StepPlan(units, 0)
-    fitting = (count for count in range(model.layers) if unit * _saved_values(model, count) <= KEPT_BYTES)
-    return StepPlan(1, next(fitting, model.layers))
+    return StepPlan(1, recomputed_layers(model, unit_rows * length, KEPT_BYTES))
+
+
+def recomputed_layers(model: ModelConfig, tokens: int, most: int) -> int:
+    """Return the fewest layers to compute again so that the activations of `tokens` tokens take at most `most` bytes."""
+    fitting = (count for count in range(model.layers) if tokens * 4 * _saved_values(model, count) <= most)
+    return next(fitting, model.layers)
 
 
 def _state_bytes(config: TrainingConfig) -> int:

@@ -28,7 +28,7 @@ from trainer.config import TrainingConfig
 from trainer.data.corpus import CorpusReading
 from trainer.data.rows import Rows
 from trainer.device import on_device
-from trainer.models.llama.model import Decoder, Documents, hidden_states
+from trainer.models.llama.model import Decoder, Documents, through_head
 from trainer.reference import F32, ReferenceLog
 
 F64 = npt.NDArray[np.float64]
@@ -95,8 +95,8 @@ class LanguageModelObjective(Objective):
     def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
         """Return the loss as `Objective.loss` does; the mean is with `z_loss` times the max-z loss."""
         tokens, counts, documents = _tensors(rows, model)
-        hidden = hidden_states(model, tokens[:, :-1], documents)
-        mean, nats_bt = language_model_losses(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
+        head = lambda hidden, weight: language_model_losses(hidden, weight, tokens[:, 1:], z_loss, counts)  # noqa: E731
+        mean, nats_bt = through_head(model, tokens[:, :-1], documents, head)
         return ObjectiveLoss(mean, nats_bt.sum(dim=1))
 
     def weights_u(self, rows: Rows) -> F64:
@@ -118,9 +118,9 @@ class PreferenceObjective(Objective):
         tokens, counts, documents = _tensors(rows, model)
         assert counts is not None
         reference_b = on_device(self.log.get(rows.pairs_b[::2].tolist()).reshape(-1), tokens.device)
-        hidden = hidden_states(model, tokens[:, :-1], documents)
         given = PreferenceTokens(tokens[:, 1:], counts, reference_b)
-        mean, statistics = preference_loss(hidden, model.output_weight, given, self._terms)
+        head = lambda hidden, weight: preference_loss(hidden, weight, given, self._terms)  # noqa: E731
+        mean, statistics = through_head(model, tokens[:, :-1], documents, head)
         return ObjectiveLoss(mean, statistics.losses, statistics.margins)
 
     def weights_u(self, rows: Rows) -> F64:
@@ -133,15 +133,15 @@ def log_probabilities(model: Decoder, rows: Rows) -> F32:
     """Return the log-probabilities (P, 2) of pairs: of the counted tokens of the chosen and of the rejected row."""
     tokens, counts, documents = _tensors(rows, model)
     assert counts is not None
-    hidden = hidden_states(model, tokens[:, :-1], documents)
-    logp_b = row_log_probabilities(hidden, model.output_weight, tokens[:, 1:], counts)
+    head = lambda hidden, weight: row_log_probabilities(hidden, weight, tokens[:, 1:], counts)  # noqa: E731
+    logp_b = through_head(model, tokens[:, :-1], documents, head)
     found: F32 = logp_b.float().cpu().numpy().reshape(-1, 2)
     return found
 
 
 def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documents | None]:
     """Return tokens (B, T + 1), counts (B, T) and documents on the model's device."""
-    device = model.flat.device
+    device = model.device
     tokens = on_device(rows.tokens_bt.astype(np.int64), device)
     counts = None if rows.counts_bt is None else on_device(rows.counts_bt, device)
     documents = None if rows.documents_bt is None else Documents.of(rows.documents_bt, device)

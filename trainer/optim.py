@@ -6,13 +6,14 @@ windows, and `trainer.worker` encodes the difference.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,50 +22,75 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from torch.optim.adamw import adamw
 
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import GpuMemory, is_gpu, release_memory
-from trainer.memory import cpu_plan
+from trainer.memory import cpu_plan, recomputed_layers
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, UnitLosses
+from trainer.parameters import LocalParameters, TensorShard
+from trainer.ranks import Ranks, SoleRank
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Update of the local parameters, after clipping to a maximum global norm.
 #
 # The moments stay in this process across rounds, are kept in a file between two processes (`MomentsFile`), and are never
-# sent. Each is one flat vector, like parameters and gradients.
+# sent. Each is one flat vector of the values for the parameters that lie here.
+
+
+@dataclass(frozen=True)
+class MomentSpan:
+    """Moments that lie here.  start: place of the first in the vector of all ranks.  values: (n,), a view."""
+
+    start: int
+    values: Tensor
 
 
 class Optimiser(ABC):
-    """Rule that updates the parameters.
+    """Rule that updates the parameters that lie here.
 
     steps: number of updates so far. mean: fp32 (n), mean of the gradient. square: fp32, mean of its square, for the
-    parameters that AdamW updates, in the order of the layout.
+    parameters that AdamW updates, in the order of the layout. parameters: the parameters, gradients among them.
     """
 
     mean: Tensor
     square: Tensor
 
-    def __init__(self, model: Decoder, config: InnerConfig) -> None:
+    def __init__(self, parameters: LocalParameters, config: InnerConfig) -> None:
         self.steps = 0
-        self._model, self._config = model, config
+        self.parameters, self._config = parameters, config
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip the model's gradient to the global norm, update the parameters, and zero the gradient."""
+        """Clip the gradient to the global norm, update the parameters, and zero the gradient."""
         self.steps += 1
-        clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
+        self.parameters.clip_gradient(self._config.clip_norm)
         self._update(rate)
-        self._model.gradient.zero_()
+        self.parameters.zero_gradient()
 
     @abstractmethod
     def _update(self, rate: float) -> None:
-        """Update the parameters and the moments by the model's gradient."""
+        """Update the parameters and the moments by the gradient."""
+
+    def squares(self) -> Sequence[TensorShard]:
+        """Return the shards to which the values of `square` belong, in order."""
+        return self.parameters.shards
+
+    def spans(self) -> dict[str, list[MomentSpan]]:
+        """Return the moments that lie here, by the name of their vector."""
+        return {
+            "mean": _spans(self.mean, self.parameters.shards),
+            "square": _spans(self.square, self.squares()),
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Return the lengths of the vectors of all ranks, by name."""
+        shards = {"mean": self.parameters.shards, "square": self.squares()}
+        return {name: sum(shard.place.count for shard in some) for name, some in shards.items()}
 
     def resume(self, steps: int) -> None:
         """Continue after `steps` updates; the moments are already in `mean` and `square`."""
@@ -77,9 +103,24 @@ class Optimiser(ABC):
         self.resume(0)
 
 
+def _views(vector: Tensor, shards: Sequence[TensorShard]) -> list[Tensor]:
+    """Return views of a vector, one for each shard, in its shape."""
+    parts = torch.split(vector, [shard.count for shard in shards])
+    return [part.view(shard.values.shape) for part, shard in zip(parts, shards, strict=True)]
+
+
+def _spans(vector: Tensor, shards: Sequence[TensorShard]) -> list[MomentSpan]:
+    """Return the values of a vector, of which each shard has its part, with their places in the vector of all ranks."""
+    spans, begin = [], 0
+    for shard, values in zip(shards, _views(vector, shards), strict=True):
+        spans.append(MomentSpan(begin + shard.start - shard.place.offset, values.view(-1)))
+        begin += shard.place.count
+    return spans
+
+
 @dataclass
 class _Group:
-    """Tensors with the same weight decay: views of the flat vectors, and the number of steps for each tensor."""
+    """Tensors with the same weight decay: views of vectors, and the number of steps for each tensor."""
 
     weight_decay: float
     parameters: list[Tensor] = field(default_factory=list)
@@ -98,26 +139,30 @@ class AdamW(Optimiser):
 
     def __init__(
         self,
-        model: Decoder,
+        parameters: LocalParameters,
         config: InnerConfig,
-        places: Sequence[ParameterPlace] | None = None,
-        mean: Tensor | None = None,
+        shards: Sequence[TensorShard] | None = None,
+        means: Sequence[Tensor] | None = None,
     ) -> None:
-        """Make an optimiser.  places: the tensors to update; None for all.  mean: memory for the mean; None for its own."""
-        super().__init__(model, config)
-        places = model.layout if places is None else places
-        self.mean = torch.zeros_like(model.flat) if mean is None else mean
-        self.square = torch.zeros(sum(place.count for place in places), device=model.flat.device)
+        """Make an optimiser.  shards: what to update; None for all.  means: memory for their means; None for its own."""
+        super().__init__(parameters, config)
+        self._shards = parameters.shards if shards is None else shards
+        count, device = sum(shard.count for shard in self._shards), parameters.device
+        self.mean = torch.zeros(count if means is None else 0, device=device)
+        self.square = torch.zeros(count, device=device)
+        means = _views(self.mean, self._shards) if means is None else means
         self._groups = {True: _Group(config.weight_decay), False: _Group(0.0)}
-        at = 0
-        for place in places:
-            group, span = self._groups[_decays(place)], slice(place.offset, place.offset + place.count)
-            group.parameters.append(model.flat[span].view(place.shape))
-            group.gradients.append(model.gradient[span].view(place.shape))
-            group.means.append(self.mean[span].view(place.shape))
-            group.squares.append(self.square[at : at + place.count].view(place.shape))
-            group.steps.append(torch.zeros((), device=model.flat.device))
-            at += place.count
+        for shard, mean, square in zip(self._shards, means, _views(self.square, self._shards), strict=True):
+            group = self._groups[_decays(shard.place)]
+            group.parameters.append(shard.values)
+            group.gradients.append(shard.gradient)
+            group.means.append(mean)
+            group.squares.append(square)
+            group.steps.append(torch.zeros((), device=device))
+
+    def squares(self) -> Sequence[TensorShard]:
+        """Return the shards that it updates."""
+        return self._shards
 
     def _update(self, rate: float) -> None:
         config = self._config
@@ -162,24 +207,36 @@ class Muon(Optimiser):
     2025) needs about half of AdamW's memory for moments, and reaches lower losses.
     """
 
-    def __init__(self, model: Decoder, config: InnerConfig) -> None:
-        super().__init__(model, config)
-        self.mean = torch.zeros_like(model.flat)
-        self._matrices = [place for place in model.layout if _is_hidden_matrix(place)]
-        others = [place for place in model.layout if not _is_hidden_matrix(place)]
-        self._others = AdamW(model, config, others, self.mean)
+    def __init__(self, parameters: LocalParameters, config: InnerConfig) -> None:
+        super().__init__(parameters, config)
+        shards = parameters.shards
+        self.mean = torch.zeros(sum(shard.count for shard in shards), device=parameters.device)
+        both = [*zip(shards, _views(self.mean, shards), strict=True)]
+        self._matrices = [each for each in both if _is_hidden_matrix(each[0].place)]
+        others = [each for each in both if not _is_hidden_matrix(each[0].place)]
+        self._others = AdamW(parameters, config, [shard for shard, _ in others], [mean for _, mean in others])
         self.square = self._others.square
+
+    def squares(self) -> Sequence[TensorShard]:
+        """Return the shards that AdamW updates."""
+        return self._others.squares()
 
     def _update(self, rate: float) -> None:
         self._others._update(rate)
-        model, decay = self._model, self._config.weight_decay
-        for place in self._matrices:
-            span = slice(place.offset, place.offset + place.count)
-            parameter, gradient, mean = (v[span].view(place.shape) for v in (model.flat, model.gradient, self.mean))
-            mean.lerp_(gradient, 1 - MUON_MOMENTUM)
-            direction = orthogonal(gradient.lerp(mean, MUON_MOMENTUM).to(model.compute_dtype))
-            size = RMS_OF_ADAMW * math.sqrt(max(place.shape))
-            parameter.mul_(1 - rate * decay).add_(direction, alpha=-rate * size)
+        at_once = self.parameters.ranks
+        for start in range(0, len(self._matrices), at_once):
+            self._update_some(self._matrices[start : start + at_once], rate)
+
+    def _update_some(self, matrices: Sequence[tuple[TensorShard, Tensor]], rate: float) -> None:
+        """Update as many matrices as ranks, or fewer, each with its mean."""
+        directions = []
+        for shard, mean in matrices:
+            mean.lerp_(shard.gradient, 1 - MUON_MOMENTUM)
+            directions.append(shard.gradient.lerp(mean, MUON_MOMENTUM).to(self.parameters.model.compute_dtype))
+        shards = [shard for shard, _ in matrices]
+        for shard, direction in zip(shards, self.parameters.of_whole(orthogonal, directions, shards), strict=True):
+            size = RMS_OF_ADAMW * math.sqrt(max(shard.place.shape))
+            shard.values.mul_(1 - rate * self._config.weight_decay).add_(direction, alpha=-rate * size)
 
     def resume(self, steps: int) -> None:
         """Continue after `steps` updates; the moments are already in `mean` and `square`."""
@@ -237,27 +294,32 @@ class MomentsFile:
         """Number of updates that the moments in the file contain, if known."""
 
     def restore(self, optimiser: Optimiser) -> bool:
-        """Load the moments from the file; return True if the optimiser continues with them.
+        """Load the moments from the file; return True if the optimiser continues with them, at all ranks or at none.
 
         A damaged or unsuitable file is not changed, and is named in the log, because missing moments must not stop training.
         """
-        if not self.path.exists():
-            return False
-        try:
-            self._read(optimiser)
-        except (FolderError, OSError, ValueError) as error:
-            optimiser.forget()
-            print(f"the moments of an earlier start are not used: {error}", file=sys.stderr)
+        flaw = f"{self.path} is not here"
+        if exists := self.path.exists():
+            try:
+                self._read(optimiser)
+                flaw = ""
+            except (FolderError, OSError, ValueError) as error:
+                flaw = str(error)
+        if not optimiser.parameters.least(int(not flaw)):
+            if exists:
+                optimiser.forget()
+                print(f"the moments of an earlier start are not used: {flaw or 'another rank refuses'}", file=sys.stderr)
             return False
         self._stored = optimiser.steps
         return True
 
-    def store(self, optimiser: Optimiser) -> None:
+    def store(self, optimiser: Optimiser, ranks: Ranks | None = None) -> None:
         """Write the moments atomically; do nothing if recent writing took more than its share (`SHARE`) of the time.
 
-        A write error, such as a full disk, is logged, and the trainer continues; a restart then needs a warm-up.
+        ranks: each writes its own, by `write`; None for one.  A write error, such as a full disk, is logged, and the trainer
+        continues; a restart then needs a warm-up.
         """
-        begun = time.monotonic()
+        begun, ranks = time.monotonic(), ranks or SoleRank()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
             return
         temporary = ""
@@ -265,9 +327,11 @@ class MomentsFile:
             descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(header_of(_places(optimiser), ExportFormat.FP32))
-                for block in _blocks(optimiser):
-                    file.write(written(block, ExportFormat.FP32))
                 file.flush()
+                ranks.tell("write_moments", temporary)
+                flaws = [flaw for flaw in ranks.collect(self.write(optimiser, temporary)) if flaw]
+                if flaws:
+                    raise OSError(0, flaws[0])
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
             self._stored = optimiser.steps
@@ -278,19 +342,36 @@ class MomentsFile:
         ended = time.monotonic()
         self._due_at = ended + (ended - begun) / SHARE
 
+    def write(self, optimiser: Optimiser, path: str) -> str:
+        """Write the moments that lie here into a file with a header; return a sentence if that fails, otherwise nothing."""
+        places = _places(optimiser)
+        body, spans = len(header_of(places, ExportFormat.FP32)), optimiser.spans()
+        spans["steps"] = [MomentSpan(0, torch.tensor([float(optimiser.steps)]))]
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                for place in places:
+                    for span in spans[place.name]:
+                        file.seek(body + 4 * (place.offset + span.start))
+                        for at in range(0, len(span.values), BLOCK):
+                            _write_all(file, written(_on_host(span.values[at : at + BLOCK]), ExportFormat.FP32))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
     def _read(self, optimiser: Optimiser) -> None:
         stored = tensors_in(self.path)
         for place in _places(optimiser):
             if place.name not in stored or stored[place.name].shape != place.shape:
                 raise ValueError(f"{self.path} is of another model")
         with torch.no_grad():
-            for name, vector in (("mean", optimiser.mean), ("square", optimiser.square)):
-                at = 0
-                for block in stored[name].values():
-                    if not np.isfinite(block).all() or (name == "square" and block.min(initial=0.0) < 0):
-                        raise ValueError(f"{self.path} is damaged")
-                    vector[at : at + len(block)] = torch.from_numpy(block)
-                    at += len(block)
+            for name, spans in optimiser.spans().items():
+                for span in spans:
+                    at = 0
+                    for block in stored[name].values(span.start, len(span.values)):
+                        if not np.isfinite(block).all() or (name == "square" and block.min(initial=0.0) < 0):
+                            raise ValueError(f"{self.path} is damaged")
+                        span.values[at : at + len(block)] = torch.from_numpy(block)
+                        at += len(block)
         [steps] = np.concatenate(list(stored["steps"].values())).tolist()
         if not (math.isfinite(steps) and steps >= 1):
             raise ValueError(f"{self.path} is damaged")
@@ -299,26 +380,23 @@ class MomentsFile:
 
 def _places(optimiser: Optimiser) -> list[ParameterPlace]:
     """Return the tensors of a file, in order."""
-    means, squares = len(optimiser.mean), len(optimiser.square)
-    return [
-        ParameterPlace("mean", (means,), 0),
-        ParameterPlace("square", (squares,), means),
-        ParameterPlace("steps", (1,), means + squares),
-    ]
+    places, at = [], 0
+    for name, count in (*optimiser.sizes().items(), ("steps", 1)):
+        places.append(ParameterPlace(name, (count,), at))
+        at += count
+    return places
 
 
-def _blocks(optimiser: Optimiser) -> Iterator[F32]:
-    """Yield the values of a file in order, one block at a time, on the host."""
-    for vector in (optimiser.mean, optimiser.square, torch.tensor([float(optimiser.steps)])):
-        yield from (_on_host(vector[at : at + BLOCK]) for at in range(0, len(vector), BLOCK))
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """Write all of `data`, which an unbuffered file may take in parts."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _on_host(values: Tensor) -> F32:
     block: F32 = values.detach().cpu().numpy()
     return block
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -336,11 +414,17 @@ class MicroBatches:
     """Finder of the largest micro-batch that fits this device.
 
     model: its layers are computed again if one unit does not fit otherwise; None for work without gradients.  memory: of a
-    GPU, of which the first unit is measured; None to begin with all units.
+    GPU, of which the first unit is measured; None to begin with all units.  parameters: those of several ranks, whose sizes
+    are equal and cannot be changed after an error, because the other ranks wait; None for one process.
     """
 
-    def __init__(self, model: Decoder | None = None, memory: GpuMemory | None = None) -> None:
-        self._model, self._memory = model, memory
+    def __init__(
+        self,
+        model: Decoder | None = None,
+        memory: GpuMemory | None = None,
+        parameters: LocalParameters | None = None,
+    ) -> None:
+        self._model, self._memory, self._parameters = model, memory, parameters
         self._most = 1 << 30
 
     def run(self, units: int, compute: Callable[[int], Result]) -> Result:
@@ -354,6 +438,8 @@ class MicroBatches:
             try:
                 return self._measured(compute) if self._memory is not None else compute(part)
             except torch.OutOfMemoryError:
+                if self._parameters is not None:
+                    raise
                 if part > 1:
                     self._most = part // 2
                 elif self._model is not None and self._model.recomputed < self._model.config.layers:
@@ -368,6 +454,8 @@ class MicroBatches:
         self._memory.begin()
         result = compute(1)
         self._most = 1 + int(FILLED * self._memory.free() / max(1, self._memory.used()))
+        if self._parameters is not None:
+            self._most = self._parameters.least(self._most)
         self._memory = None
         return result
 
@@ -424,30 +512,46 @@ class StepLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class PendingLoss:
-    """Loss of a step that a GPU may still be computing.  found: rows, their loss, and its weight, for each micro-batch."""
+    """Loss of a step that a GPU may still be computing.
+
+    found: rows of this rank, their loss, and its weight in the whole mean, for each micro-batch.
+    """
 
     objective: Objective
+    ranks: Ranks
     found: tuple[tuple[Rows, ObjectiveLoss, float], ...]
 
     def read(self) -> StepLoss:
-        """Return the loss; wait for the device."""
-        mean = torch.stack([loss.mean * weight for _, loss, weight in self.found]).sum()
-        return StepLoss(float(mean), tuple(self.objective.measured(rows, loss) for rows, loss, _ in self.found))
+        """Return the loss of all ranks' rows, at the first rank; wait for the device."""
+        mean = float(torch.stack([loss.mean * weight for _, loss, weight in self.found]).sum()) if self.found else 0.0
+        own = StepLoss(mean, tuple(self.objective.measured(rows, loss) for rows, loss, _ in self.found))
+        all_ranks = self.ranks.collect(own)
+        return StepLoss(sum(loss.mean for loss in all_ranks), tuple(part for loss in all_ranks for part in loss.parts))
 
 
 class InnerLoop:
     """Inner loop of a model: its optimiser, and the micro-batch size that fits this device.
 
-    objective: the loss on rows; None for the language model's.
+    objective: the loss on rows; None for the language model's.  ranks: the processes that share the model, each of which
+    calls the same methods; None for one.
     """
 
-    def __init__(self, model: Decoder, config: InnerConfig, objective: Objective | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        parameters: LocalParameters,
+        config: InnerConfig,
+        objective: Objective | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.model, self._parameters = parameters.model, parameters
         self.config = config
         self.objective = objective or LanguageModelObjective()
-        self.optimiser = OPTIMISERS[config.optimizer](model, config)
-        on_gpu = is_gpu(model.flat.device)
-        self._micro_batches = MicroBatches(model, GpuMemory(model.flat.device) if on_gpu else None)
+        self.optimiser = OPTIMISERS[config.optimizer](parameters, config)
+        self._ranks = ranks or SoleRank()
+        self._memory = GpuMemory(self.model.device) if is_gpu(self.model.device) else None
+        together = parameters if self._ranks.count > 1 else None
+        self._micro_batches = MicroBatches(self.model, self._memory, together)
+        self._is_planned = False
         self._joined_at = 0
 
     def step(self, rows: Rows, place: Place) -> PendingLoss:
@@ -460,23 +564,31 @@ class InnerLoop:
         return loss
 
     def _accumulate(self, rows: Rows, part: int) -> PendingLoss:
-        """Write the gradient of the rows' mean loss into the model, `part` units at a time."""
-        self.model.gradient.zero_()
-        parts, size = [], part * self.objective.unit_rows
+        """Write the gradient of the rows' mean loss into the model, `part` units at a time at each rank."""
+        self._parameters.zero_gradient()
+        parts, unit = [], self.objective.unit_rows
         whole = max(1.0, float(self.objective.weights_u(rows).sum()))
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
+        for span in self._ranks.spans(len(rows) // unit, part):
+            some = rows[span.start * unit : span.stop * unit] if span else rows[:unit]
             found = self.objective.loss(self.model, some, self.config.z_loss)
-            weight = float(self.objective.weights_u(some).sum()) / whole
+            weight = float(self.objective.weights_u(some).sum()) / whole if span else 0.0
             (found.mean * weight).backward()  # type: ignore[no-untyped-call]
-            parts.append((some, found.detached(), weight))
-        return PendingLoss(self.objective, tuple(parts))
+            if span:
+                parts.append((some, found.detached(), weight))
+        return PendingLoss(self.objective, self._ranks, tuple(parts))
 
     def _at_once(self, rows: Rows) -> int:
         """Return the units to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
-        units = len(rows) // self.objective.unit_rows
-        if is_gpu(self.model.flat.device):
+        units = -(-len(rows) // self.objective.unit_rows // self._ranks.count)
+        if self._memory is not None:
+            if self._ranks.count > 1 and not self._is_planned:
+                self._plan_recomputation(self.objective.unit_rows * rows.length, self._memory)
             return units
         plan = cpu_plan(self.model.config, rows.length, self.objective.unit_rows)
         self.model.recomputed = plan.recomputed
         return min(units, plan.units)
+
+    def _plan_recomputation(self, tokens: int, memory: GpuMemory) -> None:
+        """Have as many layers computed again as the activations of a unit need, because no rank may run out of memory."""
+        needed = recomputed_layers(self.model.config, tokens, memory.free() // 2)
+        self.model.recomputed, self._is_planned = -self._parameters.least(-needed), True

@@ -15,48 +15,24 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from kernels import codec
-from kernels.layout import Layout, chunk_layout, payload_bytes
+from kernels.layout import Layout
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
 from trainer.device import default_dtype, is_gpu
-from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
+from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
+from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities, objective_of
 from trainer.optim import InnerLoop, MomentsFile, Place
+from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
+from trainer.rank_work import RankWork
+from trainer.ranks import LeadingRank, SoleRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, read_reference, write_reference
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Result of a round's training, on text or on rollouts: the encoded difference, or an error if it is unusable.
-
-
-F32 = npt.NDArray[np.float32]
-
-
-class NotFinite(Exception):
-    """Error for a loss that is not finite; the parameters of this round are unusable."""
-
-
-def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
-    """Encode theta minus the local `parameters` into `out`, chunk by chunk; return the norm of the difference."""
-    assert len(out) == payload_bytes(layout)
-    squares = 0.0
-    for span in layout:
-        difference = theta[span.values] - parameters[span.values].cpu().numpy()
-        squares += float(np.sum(np.square(difference, dtype=np.float64)))
-        codec.encode(difference, out[span.encoded])
-    return math.sqrt(squares)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,10 +98,7 @@ def _once_here(read: Callable[[], Rows], between: Between, *, may_stop: bool = F
 
 
 class Worker:
-    """Model, data and optimiser of one run on one device.
-
-    layout: the chunks of a contribution; each is encoded separately.
-    """
+    """Data, objective and work of one run: of this process and, if it is rank 0 of several, of the other ranks."""
 
     def __init__(
         self,
@@ -133,44 +106,49 @@ class Worker:
         device: torch.device,
         moments: MomentsFile | None = None,
         dtype: torch.dtype | None = None,
+        ranks: LeadingRank | None = None,
     ) -> None:
         """Make a worker.
 
         moments: file of the optimiser's moments, or None.  dtype: precision of products; None for the device's default.
+        ranks: processes that share the model, on devices like this one; None for this process alone.
         Raises ValueError for data that cannot be read on this computer.
         """
-        self.config, self._moments = config, moments
-        self.model = Decoder(config.model, device)
-        self.model.compute_dtype = dtype or default_dtype(device)
-        self._inner: InnerLoop | None = None
-        self.layout = chunk_layout(self.parameters, config.chunk_parameters)
+        self.config = config
         self.tokenizer = tokenizer_of(config)
         self.reading = reading_of(config)
         self.objective = objective_of(config, self.reading, moments.path.parent if moments is not None else None)
+        parameters = _parameters(config.model, device, dtype or default_dtype(device), shared=ranks is not None)
+        self.work = RankWork(config, parameters, self.objective, ranks or SoleRank(), moments)
         self._initial = moments.path.with_name(INITIAL) if moments is not None else None
+
+    @property
+    def model(self) -> Decoder:
+        """Model that the worker trains."""
+        return self.work.parameters.model
+
+    @property
+    def layout(self) -> Layout:
+        """Chunks of a contribution."""
+        return self.work.layout
 
     @property
     def inner(self) -> InnerLoop:
         """Inner loop that trains on the run's data, created at the first use."""
-        if self._inner is None:
-            self._inner = InnerLoop(self.model, self.config.inner, self.objective)
-            if self._moments is not None:
-                self._moments.restore(self._inner.optimiser)
-        return self._inner
+        return self.work.inner
 
     def store_moments(self) -> None:
         """Write the moments to their file, for a later process."""
-        if self._moments is not None and self._inner is not None:
-            self._moments.store(self._inner.optimiser)
+        self.work.store_moments()
 
     def end_reading(self) -> None:
         """Drop the inner loop, because another optimiser needs its memory."""
-        self._inner = None
+        self.work.end_reading()
 
     @property
     def parameters(self) -> int:
         """Number of parameters in the flat vector."""
-        return len(self.model.flat)
+        return self.config.model.parameters
 
     def compute(
         self,
@@ -204,7 +182,7 @@ class Worker:
             if rows is None:
                 break
             began = time.monotonic()
-            pending = self.inner.step(rows, self._place(task, step))
+            pending = self.work.step(rows, self._place(task, step))
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
             rows = self._read_ahead(wanted) if step + 1 < task.steps else None
             loss = pending.read()
@@ -216,12 +194,12 @@ class Worker:
                 totals.add(part)
             if after_step(steps, mean, tokens, tokens / max(1e-9, computed)):
                 break
-        norm = encode_difference(theta, self.model.flat, self.layout, out)
+        norm = self.work.encode_difference(theta, out)
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
 
     def _read_ahead(self, numbers: Sequence[int]) -> Rows | None:
         """Read the next step's rows while a GPU computes; None if a block is missing, and on a CPU, which is busy itself."""
-        if not is_gpu(self.model.flat.device):
+        if not is_gpu(self.model.device):
             return None
         try:
             return self.batch(numbers)
@@ -270,7 +248,7 @@ class Worker:
         length = self.config.data.sequence_length
         plan = EvaluationPlan.of(self.reading, self.objective, length, tokens, row)
         self._compare(plan.windows, reference, refuse_to_wait, held_out=True)
-        return Evaluation(self.model, plan, theta)
+        return Evaluation(self.work, plan, theta)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
         """Return the held-out loss of `theta`, nats per token."""
@@ -284,4 +262,14 @@ class Worker:
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""
-        load(theta, self.model.flat)
+        self.work.load(theta)
+
+
+def _parameters(config: ModelConfig, device: torch.device, dtype: torch.dtype, *, shared: bool) -> LocalParameters:
+    if shared:
+        from trainer.sharding import sharded_parameters  # loads torch's FSDP
+
+        return sharded_parameters(config, device, dtype)
+    model = Decoder(config, device)
+    model.compute_dtype = dtype
+    return WholeParameters(model)

@@ -26,8 +26,8 @@ from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.device import pick_device
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.evaluation import load
 from trainer.models.llama.initial import initial_parameters
+from trainer.parameters import load
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import TargetedEnvironment
 from trainer.rl.rating import Rater, Sampling

@@ -25,6 +25,7 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.objective import LanguageModelObjective
 from trainer.optim import InnerLoop
+from trainer.parameters import WholeParameters
 from trainer.worker import Task, Worker
 
 LENGTH = 64
@@ -130,7 +131,7 @@ def test_micro_batches_of_unequal_counts_give_the_gradient_of_the_whole(tmp_path
     rows = Worker(config(tmp_path), small.CPU).batch(range(COUNT))
     assert rows.counts_bt is not None
     rows.counts_bt[0, 1:] &= np.arange(63) < 20  # fewer in one row than in the others
-    whole, parts = (InnerLoop(small.model(), small.config().inner) for _ in range(2))
+    whole, parts = (InnerLoop(WholeParameters(small.model()), small.config().inner) for _ in range(2))
     assert whole._accumulate(rows, 4).read().mean == pytest.approx(parts._accumulate(rows, 1).read().mean, rel=1e-5)
     torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)
 

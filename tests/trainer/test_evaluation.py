@@ -8,7 +8,7 @@ import torch
 
 from kernels.layout import payload_bytes
 from tests.trainer import small
-from trainer import evaluation
+from trainer import evaluation, parameters
 from trainer.evaluation import LEAST_TOKENS, MOST_TOKENS, Evaluation, evaluation_tokens
 from trainer.worker import Task, Worker
 
@@ -46,7 +46,8 @@ def test_a_device_with_memory_of_its_own_measures_the_same_in_the_room_of_the_gr
 ) -> None:
     worker = small.worker()
     whole = _whole(worker)
-    monkeypatch.setattr(evaluation, "reads_where_it_lies", lambda device: False)
+    monkeypatch.setattr(parameters, "reads_where_it_lies", lambda device: False)
+    worker = small.worker()
     pieces = _evaluation(worker)
     assert pieces.share(1000) == 8, "it does not bring the parameters over more than four times"
     while pieces.done < pieces.total:
@@ -57,9 +58,9 @@ def test_a_device_with_memory_of_its_own_measures_the_same_in_the_room_of_the_gr
 
 def test_it_copies_no_parameters() -> None:
     theta = small.theta()
-    pieces = small.worker().evaluation(theta)
-    assert pieces._view.flat.data_ptr() == theta.ctypes.data
-    assert pieces._view.gradient.numel() == 0 and not any(p.requires_grad for p in pieces._view.parameters())
+    shown = small.worker().work.parameters.show(theta)
+    assert shown.flat.data_ptr() == theta.ctypes.data
+    assert shown.gradient.numel() == 0 and not any(p.requires_grad for p in shown.parameters())
 
 
 def test_training_beside_it_is_what_it_is_without() -> None:

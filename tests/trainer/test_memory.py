@@ -19,6 +19,7 @@ from trainer.memory import StepPlan, cpu_plan, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss, Place
+from trainer.parameters import WholeParameters
 from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
@@ -76,7 +77,7 @@ def test_the_logits_in_memory_are_those_of_the_code_that_allocates() -> None:
 
 def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelConfig.from_mapping(small.MODEL)
-    loop, parts = InnerLoop(Decoder(model, small.CPU), small.config().inner), []
+    loop, parts = InnerLoop(WholeParameters(Decoder(model, small.CPU)), small.config().inner), []
     accumulate = loop._accumulate
 
     def noted(rows: Rows, part: int) -> PendingLoss:
@@ -139,7 +140,7 @@ def test_preferences_need_room_for_pairs_and_for_a_copy_of_the_reference(device:
 def test_muon_keeps_one_moment_of_the_matrices_of_layers() -> None:
     text = config(SHAPE)
     muon = replace(text, inner=replace(text.inner, optimizer="muon"))
-    model = Decoder(SHAPE, small.CPU)
-    adamw_state, muon_state = AdamW(model, text.inner), Muon(model, muon.inner)
+    parameters = WholeParameters(Decoder(SHAPE, small.CPU))
+    adamw_state, muon_state = AdamW(parameters, text.inner), Muon(parameters, muon.inner)
     saved = 4 * (len(adamw_state.square) - len(muon_state.square))
     assert memory._state_bytes(text) - memory._state_bytes(muon) == pytest.approx(saved, rel=0.01)

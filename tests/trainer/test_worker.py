@@ -15,7 +15,8 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, Stream, write_corpus
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.worker import Done, NotFinite, Task, Worker
+from trainer.parameters import NotFinite
+from trainer.worker import Done, Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)
 

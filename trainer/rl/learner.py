@@ -23,14 +23,13 @@ from kernels.layout import chunk_layout
 from kernels.losses import PolicyStatistics, PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
 from trainer.config import InnerConfig
 from trainer.device import on_device
-from trainer.evaluation import load
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.optim import AdamW, MicroBatches, warmed
+from trainer.parameters import NotFinite, WholeParameters, encode_difference, load
 from trainer.reference import read_reference
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.rollout import Rollout
-from trainer.worker import NotFinite, encode_difference
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Packing of sequences of different lengths into rows of one length, for the learner. No sequence is dropped or cut.
@@ -244,7 +243,7 @@ class Learner:
         """Make a learner that changes the parameters of `model`."""
         self.config = config
         self.model = model
-        self.optimiser = AdamW(self.model, adamw_config(config))
+        self.optimiser = AdamW(WholeParameters(self.model), adamw_config(config))
         self.layout = chunk_layout(len(self.model.flat), chunk_parameters)
         self._micro_batches = MicroBatches()
 

@@ -22,13 +22,13 @@ from kernels.toploc import prove_all
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
-from trainer.evaluation import load
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Engine, Request, complete
 from trainer.generate.generator import Generator, Slots
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
+from trainer.parameters import load
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, Scored, TargetedEnvironment, grouped, scored
 from trainer.rl.learner import check_lengths

@@ -108,13 +108,19 @@ class StoredTensor:
     start: int
     stop: int
 
-    def values(self) -> Iterator[F32]:
-        """Yield the tensor's numbers in fp32, row after row, in blocks of at most `READ_BYTES` of the file."""
+    def values(self, first: int = 0, count: int | None = None) -> Iterator[F32]:
+        """Yield the tensor's numbers in fp32, row after row, in blocks of at most `READ_BYTES` of the file.
+
+        first, count: of the numbers to read; None for all that follow.
+        """
+        begin = self.start + first * WIDTHS[self.form]
+        stop = self.stop if count is None else begin + count * WIDTHS[self.form]
+        assert self.start <= begin <= stop <= self.stop
         with self.path.open("rb") as file:
-            file.seek(self.start)
-            for at in range(self.start, self.stop, READ_BYTES):
-                raw = file.read(min(READ_BYTES, self.stop - at))
-                if len(raw) != min(READ_BYTES, self.stop - at):
+            file.seek(begin)
+            for at in range(begin, stop, READ_BYTES):
+                raw = file.read(min(READ_BYTES, stop - at))
+                if len(raw) != min(READ_BYTES, stop - at):
                     raise FolderError(f"{self.path} became shorter while it was read; copy it again")
                 yield read(raw, self.form)
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.trainer import small
 from trainer.optim import AdamW
+from trainer.parameters import WholeParameters
 
 INNER = small.config().inner
 
@@ -17,7 +18,7 @@ INNER = small.config().inner
 def test_update_is_torch_adamw_without_decay_on_norms_and_embeddings() -> None:
     config = replace(INNER, clip_norm=1e9, weight_decay=0.5)
     ours, theirs = small.model(), small.model()
-    optimiser = AdamW(ours, config)
+    optimiser = AdamW(WholeParameters(ours), config)
     decayed = [p for name, p in theirs.tensors.items() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in theirs.tensors.items() if p.dim() == 1 or "embed" in name]
     groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
@@ -33,7 +34,7 @@ def test_update_is_torch_adamw_without_decay_on_norms_and_embeddings() -> None:
 
 def test_large_gradients_are_clipped_to_the_global_norm() -> None:
     model = small.model()
-    optimiser = AdamW(model, replace(INNER, clip_norm=1.0))
+    optimiser = AdamW(WholeParameters(model), replace(INNER, clip_norm=1.0))
     model.gradient.fill_(100.0)
     optimiser.step(0.0)
     mean = optimiser.mean / (1 - INNER.beta1)
@@ -42,7 +43,7 @@ def test_large_gradients_are_clipped_to_the_global_norm() -> None:
 
 def test_moments_and_parameters_are_updated_where_they_lie() -> None:
     model = small.model()
-    optimiser = AdamW(model, INNER)
+    optimiser = AdamW(WholeParameters(model), INNER)
     before = model.flat.clone()
     for step in range(2):
         model.gradient.fill_(1.0)
@@ -54,6 +55,7 @@ def test_moments_and_parameters_are_updated_where_they_lie() -> None:
 def test_an_update_loads_no_compiler() -> None:
     code = (
         "import sys; from tests.trainer import small; from trainer.optim import AdamW;"
-        "AdamW(small.model(), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+        "from trainer.parameters import WholeParameters;"
+        "AdamW(WholeParameters(small.model()), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,6 +7,7 @@ import torch
 from tests.trainer import small
 from trainer.data.rows import Rows
 from trainer.optim import InnerLoop
+from trainer.parameters import WholeParameters
 
 INNER = small.config().inner
 
@@ -16,7 +17,7 @@ def _rows(count: int) -> Rows:
 
 
 def test_micro_batches_give_the_gradient_of_the_whole() -> None:
-    whole, parts = InnerLoop(small.model(), INNER), InnerLoop(small.model(), INNER)
+    whole, parts = InnerLoop(WholeParameters(small.model()), INNER), InnerLoop(WholeParameters(small.model()), INNER)
     rows = _rows(8)
     assert whole._accumulate(rows, 8).read().mean == pytest.approx(parts._accumulate(rows, 3).read().mean, rel=1e-5)
     torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)

@@ -10,6 +10,7 @@ import pytest
 from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.optim import TEXT, InnerLoop, MomentsFile
+from trainer.parameters import WholeParameters
 from trainer.worker import Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)
@@ -102,7 +103,7 @@ def test_moments_that_take_long_to_write_are_written_more_rarely(tmp_path: Path,
         now[0] += 3.0
 
     monkeypatch.setattr("os.fsync", slow)
-    loop, file, written = InnerLoop(small.model(), small.config().inner), MomentsFile(tmp_path / TEXT), []
+    loop, file, written = InnerLoop(WholeParameters(small.model()), small.config().inner), MomentsFile(tmp_path / TEXT), []
     for _ in range(20):
         loop.optimiser.steps += 1
         before, now[0] = now[0], now[0] + 17.0

@@ -12,6 +12,7 @@ import torch
 from tests.trainer import small
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, MomentsFile, Muon, orthogonal
+from trainer.parameters import WholeParameters
 
 INNER = replace(small.config().inner, clip_norm=1e9, weight_decay=0.5, optimizer="muon")
 
@@ -27,7 +28,7 @@ def is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
 
 def test_hidden_matrices_are_updated_as_by_torchs_muon() -> None:
     ours, theirs = small.model(), small.model()
-    optimiser = Muon(ours, INNER)
+    optimiser = Muon(WholeParameters(ours), INNER)
     matrices = [p for name, p in theirs.tensors.items() if is_hidden_matrix(name, p)]
     oracle = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     for step in range(3):
@@ -43,7 +44,7 @@ def test_hidden_matrices_are_updated_as_by_torchs_muon() -> None:
 
 def test_other_parameters_are_updated_as_by_adamw() -> None:
     muon, adamw = small.model(), small.model()
-    one, other = Muon(muon, INNER), AdamW(adamw, INNER)
+    one, other = Muon(WholeParameters(muon), INNER), AdamW(WholeParameters(adamw), INNER)
     for step in range(3):
         for model, optimiser in ((muon, one), (adamw, other)):
             gradients(model, step)
@@ -62,15 +63,19 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
 
 def test_moments_survive_in_their_file(tmp_path: Path) -> None:
     stopped, steady = small.model(), small.model()
-    first, whole, file = Muon(stopped, INNER), Muon(steady, INNER), MomentsFile(tmp_path / "moments.safetensors")
+    first, whole, file = (
+        Muon(WholeParameters(stopped), INNER),
+        Muon(WholeParameters(steady), INNER),
+        MomentsFile(tmp_path / "moments.safetensors"),
+    )
     for optimiser, model in ((first, stopped), (whole, steady)):
         gradients(model, 0)
         optimiser.step(0.01)
     file.store(first)
-    second = Muon(stopped, INNER)
+    second = Muon(WholeParameters(stopped), INNER)
     assert MomentsFile(file.path).restore(second) and second.steps == 1
     for optimiser, model in ((second, stopped), (whole, steady)):
         gradients(model, 1)
         optimiser.step(0.01)
     assert torch.equal(stopped.flat, steady.flat)
-    assert not MomentsFile(file.path).restore(AdamW(small.model(), INNER)), "AdamW has more moments"
+    assert not MomentsFile(file.path).restore(AdamW(WholeParameters(small.model()), INNER)), "AdamW has more moments"

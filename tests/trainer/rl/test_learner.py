@@ -17,11 +17,11 @@ from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
+from trainer.parameters import NotFinite
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, grouped, scored
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.rl.rollout import Rollout
-from trainer.worker import NotFinite
 
 MODEL = ModelConfig.from_mapping(small.MODEL)
 CONFIG = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, clip_norm=1.0)

@@ -9,8 +9,9 @@ taking the difference are each one vector operation. `trainer.models.llama.initi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -196,13 +197,18 @@ class _Body(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
 
+Result = TypeVar("Result")
+Head = Callable[[Tensor, Tensor], Result]
+"""Function of hidden states (B, T, dim) and output weights (vocab, dim)."""
+
+
 class Decoder(nn.Module):
     """Decoder from tokens (B, T) to normalised hidden states (B, T, dim).
 
     flat: the parameters (n), fp32; in a model without gradients, in the precision of its matrix products. Sums and norms are
     always fp32. gradient: the gradients, fp32 (n); empty in a model without gradients. compute_dtype: precision of the
     products of `hidden_states`. recomputed: number of layers, from the first, of which the forward pass keeps only the input
-    for the backward pass, which computes the rest again.
+    for the backward pass, which computes the rest again. device: device on which it computes.
     """
 
     recomputed = 0
@@ -210,7 +216,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
         """Make a decoder. flat: existing parameters, for a model without gradients; None for zeros with gradients."""
         super().__init__()
-        self.config = config
+        self.config, self.device = config, device
         self.layout = parameter_layout(config)
         self.compute_dtype = default_dtype(device)
         count = self.layout[-1].offset + self.layout[-1].count
@@ -226,13 +232,11 @@ class Decoder(nn.Module):
         assert [(place.name, place.shape) for place in self.layout] == [
             (name, tuple(parameter.shape)) for name, parameter in self.named_parameters()
         ]
-        self.tensors: dict[str, nn.Parameter] = {}
         for place in self.layout:
             span = slice(place.offset, place.offset + place.count)
             parameter = nn.Parameter(self.flat[span].view(place.shape), requires_grad=trains)
             if trains:
                 parameter.grad = self.gradient[span].view(place.shape)
-            self.tensors[place.name] = parameter
             owner, _, name = place.name.rpartition(".")
             setattr(owners[owner], name, parameter)
 
@@ -243,12 +247,23 @@ class Decoder(nn.Module):
         return model
 
     @property
+    def tensors(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, in the order of the layout."""
+        return dict(self.named_parameters())
+
+    @property
     def output_weight(self) -> Tensor:
         """Output weights, (vocab, dim)."""
-        return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
+        return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
 
-    def forward(self, tokens_bt: Tensor, documents: Documents | None = None, past: Past | None = None) -> Tensor:
-        """Return normalised hidden states (B, T, dim), fp32, of tokens (B, T).
+    def forward(
+        self,
+        tokens_bt: Tensor,
+        documents: Documents | None = None,
+        past: Past | None = None,
+        head: Head[Any] | None = None,
+    ) -> Any:
+        """Return normalised hidden states (B, T, dim), fp32, of tokens (B, T); or the result of `head`, if any, on them.
 
         documents: for rows of several documents; each has the same hidden states as alone. past: keys and values before the
         tokens, if any; the tokens are then part of one document.
@@ -265,8 +280,8 @@ class Decoder(nn.Module):
                 hidden_btd = checkpoint(layer, hidden_btd, context, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden_btd = layer(hidden_btd, context)
-        normed: Tensor = self.model.norm(hidden_btd)
-        return normed
+        normed_btd: Tensor = self.model.norm(hidden_btd)
+        return normed_btd if head is None else head(normed_btd, self.output_weight)
 
 
 def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask: Tensor) -> Tensor:
@@ -310,11 +325,23 @@ def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # Hidden states in the precision in which a model trains.
 
 
-def hidden_states(model: Decoder, tokens_bt: Tensor, documents: Documents | None = None) -> Tensor:
-    """Return hidden states (B, T, dim) of tokens on the model's device, in the model's `compute_dtype`.
+def through_head(model: Decoder, tokens_bt: Tensor, documents: Documents | None, head: Head[Result]) -> Result:
+    """Return the result of `head` on the hidden states (B, T, dim) of tokens on the model's device.
 
-    The products are in that precision; sums between layers, norms and rotations are fp32.
+    The hidden states are in the model's `compute_dtype`, as are its products; sums between layers, norms and rotations are
+    fp32. The head is computed within the model's forward pass: only there are the output weights whole if ranks share them.
     """
-    with torch.autocast(tokens_bt.device.type, dtype=torch.bfloat16, enabled=model.compute_dtype == torch.bfloat16):
-        hidden: Tensor = model(tokens_bt, documents)
-    return hidden.to(model.compute_dtype)
+    kind, lower = tokens_bt.device.type, model.compute_dtype == torch.bfloat16
+
+    def outside(hidden_btd: Tensor, weight_vd: Tensor) -> Result:
+        with torch.autocast(kind, enabled=False):
+            return head(hidden_btd.to(model.compute_dtype), weight_vd)
+
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=lower):
+        result: Result = model(tokens_bt, documents, None, outside)
+    return result
+
+
+def hidden_states(model: Decoder, tokens_bt: Tensor, documents: Documents | None = None) -> Tensor:
+    """Return hidden states (B, T, dim) as they are for a head."""
+    return through_head(model, tokens_bt, documents, lambda hidden_btd, _: hidden_btd)

@@ -1,0 +1,69 @@
+"""Trainers of several ranks for tests: this process is rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.chain.outer_state import SharedRegion
+from trainer.config import TrainingConfig
+from trainer.optim import TEXT, MomentsFile
+from trainer.ranks import LeadingRank, RankOrder, SharedFiles
+from trainer.worker import Done, Task, Worker
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Team:
+    """A worker, and the memory that its ranks share."""
+
+    worker: Worker
+    theta: np.ndarray
+    out: memoryview
+
+    def compute(self, task: Task, theta: np.ndarray) -> tuple[Done, bytes, list[float]]:
+        """What a round's work gives, its contribution, and the mean loss after each step."""
+        self.theta[:] = theta
+        losses: list[float] = []
+
+        def after_step(steps: int, loss: float, tokens: int, rate: float) -> bool:
+            losses.append(loss)
+            return False
+
+        done = self.worker.compute(task, self.theta, self.out, after_step)
+        return done, bytes(self.out), losses
+
+
+def unexpected(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+@contextmanager
+def team(
+    config: TrainingConfig, ranks: int, folder: Path | None = None, dtype: torch.dtype = torch.float32
+) -> Iterator[Team]:
+    """A trainer of some ranks; one rank is an ordinary process.  folder: of the moments."""
+    moments = folder / TEXT if folder is not None else None
+    file = MomentsFile(moments) if moments is not None else None
+    size = payload_bytes(chunk_layout(config.model.parameters, config.chunk_parameters))
+    regions = SharedRegion(4 * config.model.parameters), SharedRegion(size)
+    theta = np.frombuffer(regions[0].view, np.float32)
+    leader = None
+    try:
+        if ranks > 1:
+            order = RankOrder(0, config, ("cpu",) * ranks, dtype, moments, 0)
+            leader = LeadingRank(order, SharedFiles(regions[0].fd, regions[1].fd), unexpected)
+        yield Team(Worker(config, CPU, file, dtype, leader), theta, regions[1].view)
+    finally:
+        if leader is not None:
+            leader.close()
+        for region in regions:
+            with suppress(BufferError):
+                region.close()

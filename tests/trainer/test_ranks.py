@@ -1,0 +1,144 @@
+"""Several ranks that share a model train as one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import codec
+from kernels.layout import chunk_layout
+from tests.tiers import first_fast
+from tests.trainer import small
+from tests.trainer.team import Team, team
+from trainer.config import TrainingConfig
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.optim import TEXT
+from trainer.worker import Task
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tied": False},
+    "qwen2": {"tied": True, "qkv_bias": True},
+    "qwen3": {"tied": False, "qk_norm": True, "head_dim": 6},
+}
+ROUND = Task(0, [[0, 20]], 4, 0)
+
+
+def config(family: str = "llama", rows: int = 5, **inner: Any) -> TrainingConfig:
+    """A run whose tensors have numbers of rows that no number of ranks divides."""
+    model = small.MODEL | {"vocab": 259, "ffn": 25, "layers": 2} | FAMILIES[family]
+    data = small.SECTIONS["data"] | {"sequences_per_step": rows}
+    return small.config(model=model, data=data, inner=small.SECTIONS["inner"] | inner)
+
+
+def theta(model: ModelConfig) -> np.ndarray:
+    values = np.empty(model.parameters, np.float32)
+    initial_parameters(model, 7, values)
+    return values
+
+
+def decoded(run: TrainingConfig, data: bytes) -> np.ndarray:
+    values = np.empty(run.model.parameters, np.float32)
+    for span in chunk_layout(run.model.parameters, run.chunk_parameters):
+        codec.decode(memoryview(data)[span.encoded], span.count, values[span.values])
+    return values
+
+
+def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
+    """The quantum of each parameter."""
+    values = np.empty(run.model.parameters, np.float32)
+    for span in chunk_layout(run.model.parameters, run.chunk_parameters):
+        values[span.values] = np.repeat(codec.parts(memoryview(data)[span.encoded], span.count)[0], codec.BLOCK)[
+            : span.count
+        ]
+    return values
+
+
+CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("llama", "adamw", 2), ("qwen3", "adamw", 2), ("qwen3", "muon", 3)]
+
+
+@pytest.mark.parametrize(("family", "optimizer", "ranks"), first_fast(CASES))
+def test_ranks_train_and_contribute_as_one_process(family: str, optimizer: str, ranks: int) -> None:
+    run = config(family, optimizer=optimizer)
+    begin = theta(run.model)
+    with team(run, 1) as one, team(run, ranks) as several:
+        done, data, losses = one.compute(ROUND, begin)
+        shared_done, shared_data, shared_losses = several.compute(ROUND, begin)
+        held_out = [each.worker.evaluate(each.theta, 400) for each in (one, several)]
+    assert shared_losses == pytest.approx(losses, rel=1e-6)
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-6)
+    assert (shared_done.steps, shared_done.tokens) == (done.steps, done.tokens)
+    assert [each.tokens for each in shared_done.losses] == [each.tokens for each in done.losses]
+    assert shared_done.norm == pytest.approx(done.norm, rel=1e-4)
+    apart = np.abs(decoded(run, shared_data) - decoded(run, data))
+    assert (apart <= 1.01 * quanta(run, data)).all()
+
+
+@pytest.mark.parametrize(("family", "ranks"), first_fast([("llama", 3), ("qwen3", 2), ("qwen2", 3)]))
+def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family: str, ranks: int) -> None:
+    run = config(family)
+    begin, end = theta(run.model), theta(run.model) * np.float32(1.01)
+
+    def encoded(by: Team) -> tuple[bytes, float]:
+        by.theta[:] = end
+        by.worker.load(by.theta)
+        by.theta[:] = begin
+        norm = by.worker.work.encode_difference(by.theta, by.out)
+        return bytes(by.out), norm
+
+    with team(run, 1) as one, team(run, ranks) as several:
+        (data, norm), (shared_data, shared_norm) = encoded(one), encoded(several)
+    assert shared_data == data and shared_norm == pytest.approx(norm, rel=1e-12)
+
+
+def test_more_ranks_than_rows_leave_some_without_work() -> None:
+    run = config(rows=1)
+    task = Task(0, [[0, 2]], 2, 0)
+    with team(run, 1) as one, team(run, 2) as several:
+        assert several.compute(task, theta(run.model))[2] == pytest.approx(one.compute(task, theta(run.model))[2], rel=1e-6)
+
+
+def test_evaluation_between_steps_leaves_no_trace_in_the_training_of_ranks() -> None:
+    run = config()
+    with team(run, 2) as several:
+        plain = several.compute(ROUND, theta(run.model))[1]
+    with team(run, 2) as several:
+        pieces = several.worker.evaluation(several.theta, 400)
+
+        def after_step(*_: object) -> bool:
+            pieces.advance(4)
+            return False
+
+        several.theta[:] = theta(run.model)
+        several.worker.compute(ROUND, several.theta, several.out, after_step)
+        assert bytes(several.out) == plain
+
+
+def test_moments_serve_any_number_of_ranks(tmp_path: Path) -> None:
+    run, begin = config("qwen2", optimizer="muon"), theta(config("qwen2").model)
+    second, third = Task(1, [[20, 40]], 4, 4), Task(2, [[40, 60]], 4, 8)
+    with team(run, 1) as steady:
+        expected = [steady.compute(task, begin)[2] for task in (ROUND, second, third)]
+    found = []
+    for ranks, task in ((1, ROUND), (2, second), (1, third)):
+        with team(run, ranks, tmp_path) as by:
+            found.append(by.compute(task, begin)[2])
+            by.worker.store_moments()
+    for losses, others in zip(found, expected, strict=True):
+        assert losses == pytest.approx(others, rel=1e-5)
+
+
+def test_damaged_moments_are_refused_by_all_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, begin = config(), theta(config().model)
+    with team(run, 1, tmp_path) as one:
+        fresh = one.compute(ROUND, begin)[2]
+        one.worker.store_moments()
+    raw = bytearray((tmp_path / TEXT).read_bytes())
+    raw[-8:-4] = np.float32(-1).tobytes()  # the last square, which only the last rank reads
+    (tmp_path / TEXT).write_bytes(raw)
+    with team(run, 2, tmp_path) as several:
+        assert several.compute(ROUND, begin)[2] == pytest.approx(fresh, rel=1e-6)
+    assert "another rank refuses" in capfd.readouterr().err

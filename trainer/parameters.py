@@ -1,0 +1,203 @@
+"""Parameters that lie in this process, and their bridge to the flat vector that peers exchange.
+
+A trainer is one process, or several that share one model; each of these is a rank and has some rows of each tensor. This
+module has the interface that the rest of the trainer uses for both, and the implementation for one process, whose parameters
+are the flat vector itself. `trainer.sharding` has the implementation for several ranks. All ranks call the same methods in
+the same order.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from kernels import codec
+from kernels.layout import Layout, payload_bytes
+from trainer.models.llama.config import ParameterPlace
+from trainer.models.llama.model import Decoder
+
+F32 = npt.NDArray[np.float32]
+
+LOAD_BLOCK = 1 << 20
+"""Count of values copied from or to the flat vector at a time."""
+
+
+class NotFinite(Exception):
+    """Error for a loss or a parameter that is not finite; the parameters of this round are unusable."""
+
+
+@dataclass(frozen=True)
+class TensorShard:
+    """Rows of a tensor that lie in this process, as views; there may be none.
+
+    place: of the whole tensor.  start: place of the rows' first value in the flat vector.  gradient: of `values`.
+    """
+
+    place: ParameterPlace
+    start: int
+    values: Tensor
+    gradient: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return self.values.numel()
+
+
+OfMatrix = Callable[[Tensor], Tensor]
+"""Function of a whole matrix, whose result has its shape."""
+
+
+class LocalParameters(ABC):
+    """Parameters of `model` that lie in this process.
+
+    shards: one for each tensor, in order.  ranks: number of processes that share the model.  shows_in_place: True if `show`
+    copies nothing.
+    """
+
+    ranks = 1
+    shows_in_place = False
+
+    def __init__(self, model: Decoder, shards: Sequence[TensorShard]) -> None:
+        self.model, self.shards = model, tuple(shards)
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the shards lie."""
+        return self.shards[0].values.device
+
+    @abstractmethod
+    def load(self, theta: F32) -> None:
+        """Set the parameters to `theta`, the whole vector."""
+
+    @abstractmethod
+    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+        """Encode theta minus the parameters into `out`, which the ranks share; return the norm of the difference.
+
+        `out` is complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
+        """
+
+    @abstractmethod
+    def show(self, theta: F32) -> Decoder:
+        """Return a model with the parameters `theta`, to be used without gradients and not in a step; then call `hide`.
+
+        Needs no memory: what lies on the device takes the place of the gradient, which is zero between two steps.
+        """
+
+    @abstractmethod
+    def hide(self) -> None:
+        """Undo `show`: the parameters are as before, and the gradient is zero."""
+
+    @abstractmethod
+    def zero_gradient(self) -> None:
+        """Set the gradient to zero."""
+
+    @abstractmethod
+    def clip_gradient(self, most: float) -> None:
+        """Scale the gradient so that its norm over all ranks is at most `most`."""
+
+    @abstractmethod
+    def of_whole(
+        self, compute: Callable[[Tensor], Tensor], parts: Sequence[Tensor], matrices: Sequence[TensorShard]
+    ) -> list[Tensor]:
+        """Apply `compute` to whole matrices, at most as many as ranks; return the local rows of the results.
+
+        parts: the local rows of the matrices.  matrices: the shards to which they belong.
+        """
+
+    @abstractmethod
+    def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers."""
+
+
+class WholeParameters(LocalParameters):
+    """All parameters of a model, in one process: its flat vector."""
+
+    def __init__(self, model: Decoder) -> None:
+        shards = []
+        for place in model.layout:
+            span = slice(place.offset, place.offset + place.count)
+            values, gradient = (vector[span].view(place.shape) for vector in (model.flat, model.gradient))
+            shards.append(TensorShard(place, place.offset, values, gradient))
+        super().__init__(model, shards)
+        self.shows_in_place = reads_where_it_lies(model.device)
+        self._shown: tuple[F32, Decoder] | None = None
+
+    def load(self, theta: F32) -> None:
+        """Set the parameters to `theta`."""
+        load(theta, self.model.flat)
+
+    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+        """Encode as `LocalParameters.encode_difference` does."""
+        return encode_difference(theta, self.model.flat, layout, out)
+
+    def show(self, theta: F32) -> Decoder:
+        """Return a model over the memory in which theta lies, on a CPU; on another device, over a copy."""
+        if self._shown is None or self._shown[0] is not theta:
+            self._shown = theta, self.model.over(_as_tensor(theta) if self.shows_in_place else self.model.gradient)
+        if not self.shows_in_place:
+            load(theta, self.model.gradient)
+        return self._shown[1]
+
+    def hide(self) -> None:
+        """Undo `show`."""
+        if not self.shows_in_place:
+            self.model.gradient.zero_()
+
+    def zero_gradient(self) -> None:
+        """Set the gradient to zero."""
+        self.model.gradient.zero_()
+
+    def clip_gradient(self, most: float) -> None:
+        """Clip as `LocalParameters.clip_gradient` does."""
+        clip_grad_norm_(self.model.parameters(), most)
+
+    def of_whole(
+        self, compute: Callable[[Tensor], Tensor], parts: Sequence[Tensor], matrices: Sequence[TensorShard]
+    ) -> list[Tensor]:
+        """Apply `compute` to one matrix."""
+        return [compute(each) for each in parts]
+
+    def least(self, number: int) -> int:
+        """Return `number`."""
+        return number
+
+
+def reads_where_it_lies(device: torch.device) -> bool:
+    """Return True if this device works on the memory that peer and trainer share."""
+    return device.type == "cpu"
+
+
+def load(theta: F32, into: Tensor) -> None:
+    """Copy the parameters to `into`, on any device, block by block."""
+    assert theta.shape == into.shape
+    for start in range(0, len(theta), LOAD_BLOCK):
+        into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
+
+
+def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
+    """Encode theta minus the local `parameters` into `out`, chunk by chunk; return the norm of the difference."""
+    assert len(out) == payload_bytes(layout)
+    squares = 0.0
+    for span in layout:
+        difference = theta[span.values] - parameters[span.values].cpu().numpy()
+        squares += float(np.sum(np.square(difference, dtype=np.float64)))
+        if not math.isfinite(squares):
+            raise NotFinite("a parameter is not finite")
+        codec.encode(difference, out[span.encoded])
+    return math.sqrt(squares)
+
+
+def _as_tensor(theta: F32) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor
+        return torch.from_numpy(theta)

@@ -1,0 +1,212 @@
+"""Ranks: the processes of a trainer that share one model.
+
+Rank 0 is the process that the peer has started, and alone talks to it. It starts the others, tells them each operation
+before it begins the same operation itself, and collects their results. Operations are whole steps, so that nothing is
+decided within one. The messages go through a socket for each rank; gloo and NCCL carry only parameters and gradients
+(`trainer.sharding`).
+
+The ranks end together. A rank ends when its socket closes, whatever it is doing, and rank 0 ends when another rank ends: its
+own part of the model is worth nothing then, and some libraries wait for ever for a rank that is gone. The peer then starts
+the trainer again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from trainer.config import TrainingConfig
+
+Result = TypeVar("Result")
+
+SETTLE_S = 2.0
+"""Seconds in which a rank with an error waits for the end, or the report, of the rank that has met it first."""
+
+
+class Ranks(ABC):
+    """Ranks of a trainer, as one of them sees them.  number: of this rank, from 0.  count: of ranks."""
+
+    number = 0
+    count = 1
+
+    @abstractmethod
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Tell the other ranks to begin an operation, at rank 0; do nothing at others."""
+
+    @abstractmethod
+    def collect(self, own: Result) -> list[Result]:
+        """Return the results of all ranks in order, at rank 0; send `own`, and return nothing, at others."""
+
+    def spans(self, units: int, most: int) -> Iterator[range]:
+        """Yield the units that this rank computes, at most `most` at a time; as often at each rank, and perhaps none."""
+        each = -(-units // self.count)
+        begin, end = (min(units, number * each) for number in (self.number, self.number + 1))
+        for at in range(begin, begin + each, most):
+            yield range(min(end, at), min(end, at + most))
+
+
+class SoleRank(Ranks):
+    """The one rank of a trainer of one process."""
+
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Do nothing."""
+
+    def collect(self, own: Result) -> list[Result]:
+        """Return `own`."""
+        return [own]
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """First message to a rank.
+
+    devices: names of all ranks' devices.  dtype: precision of products.  moments: file of the optimiser's moments; None to
+    keep none.  port: of the store on 127.0.0.1 at which the ranks meet.
+    """
+
+    number: int
+    config: TrainingConfig
+    devices: tuple[str, ...]
+    dtype: torch.dtype
+    moments: Path | None
+    port: int
+
+
+class FollowingRank(Ranks):
+    """Rank other than rank 0, as it sees itself."""
+
+    def __init__(self, order: RankOrder, connection: Connection) -> None:
+        self.number, self.count = order.number, len(order.devices)
+        self._connection = connection
+
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Do nothing."""
+
+    def collect(self, own: Result) -> list[Result]:
+        """Send `own` to rank 0."""
+        self._connection.send(own)
+        return []
+
+
+@dataclass(frozen=True)
+class SharedFiles:
+    """File descriptors of the memory that peer and ranks share."""
+
+    theta: int
+    contribution: int
+
+
+class LeadingRank(Ranks):
+    """Rank 0, with the processes of the others."""
+
+    def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str], None]) -> None:
+        """Start the other ranks, and meet them.
+
+        order: for rank 0; its port is chosen here.  on_end: called in a thread, with a sentence, when another rank ends.
+        """
+        from torch._C._distributed_c10d import TCPStore
+
+        from trainer.sharding import join_group
+
+        self.count = len(order.devices)
+        self._on_end, self._closing = on_end, False
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        store = TCPStore("127.0.0.1", port, self.count, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self._connections: list[Connection] = []
+        self._watchers: list[threading.Thread] = []
+        for number in range(1, self.count):
+            connection, process = _started(files)
+            self._connections.append(connection)
+            self._watchers.append(threading.Thread(target=self._watch, args=(number, process), daemon=True))
+            self._watchers[-1].start()
+            connection.send(RankOrder(number, order.config, order.devices, order.dtype, order.moments, port))
+        join_group(0, self.count, store, torch.device(order.devices[0]))
+
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Tell the other ranks to begin an operation, with as many threads as this rank."""
+        for connection in self._connections:
+            connection.send((operation, torch.get_num_threads(), arguments))
+
+    def collect(self, own: Result) -> list[Result]:
+        """Return the results of all ranks in order."""
+        return [own, *(connection.recv() for connection in self._connections)]
+
+    def settle(self) -> None:
+        """Wait a moment for the end of another rank, which explains an error of this one better than the error itself."""
+        for watcher in self._watchers:
+            watcher.join(SETTLE_S / len(self._watchers))
+
+    def close(self) -> None:
+        """End the other ranks."""
+        from trainer.sharding import leave_group
+
+        self._closing = True
+        for connection in self._connections:
+            connection.close()
+        for watcher in self._watchers:
+            watcher.join()
+        leave_group()
+
+    def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if not self._closing:
+            ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+            self._on_end(f"rank {number} of the trainer {ended}")
+
+
+def _started(files: SharedFiles) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Start a rank; return the connection to it, and its process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        fds = (theirs.fileno(), files.theta, files.contribution)
+        options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
+        command = [sys.executable, "-m", "trainer", "--rank", *options]
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    return Connection(ours.detach()), process
+
+
+OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
+"""Options of a trainer process, each with a file descriptor: its socket, theta and contribution."""
+
+
+Operation = tuple[str, int, Sequence[Any]]
+"""Name of an operation, number of threads, and arguments."""
+
+
+class OperationInbox:
+    """Messages of rank 0, which a thread reads, so that its end ends this process at once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: list[Any] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, name="operations", daemon=True).start()
+
+    def next(self) -> Any:
+        """Wait for the next message and return it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages)
+            return self._messages.pop(0)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._connection.recv()
+                with self._changed:
+                    self._messages.append(message)
+                    self._changed.notify_all()
+        finally:
+            os._exit(0)

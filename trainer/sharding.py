@@ -1,0 +1,226 @@
+"""Parameters that several ranks share: FSDP2 gives each some rows of each tensor, and gathers a layer while it is used.
+
+Tensors that are sharded by rows are contiguous parts of the flat vector. So a rank reads its parts of theta and encodes the
+whole blocks in them where they belong; only blocks in which parts of several ranks meet, a few for each tensor and rank, are
+added up over all ranks. The contribution has the bytes that one process would write.
+
+The module is imported only by trainers of several ranks, because torch's FSDP needs 80 MB.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from kernels import codec
+from kernels.codec import BLOCK, PIECE
+from kernels.layout import ChunkSpan, Layout, payload_bytes
+from trainer.device import is_gpu
+from trainer.models.llama.config import ModelConfig, ParameterPlace
+from trainer.models.llama.model import Decoder
+from trainer.parameters import F32, LOAD_BLOCK, LocalParameters, NotFinite, OfMatrix, TensorShard
+
+
+def join_group(number: int, count: int, store: Store, device: torch.device) -> None:
+    """Join the trainer's ranks, all on this computer: gloo for CPUs, NCCL for GPUs.  Waits until all have joined."""
+    names = {name for _, name in socket.if_nameindex()}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if "lo" in names else "lo0"  # else it listens at the address of the host's name
+    gpu = is_gpu(device)
+    if gpu:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, device_id=device if gpu else None)
+
+
+def leave_group() -> None:
+    """Leave the trainer's ranks."""
+    dist.destroy_process_group()
+
+
+def sharded_parameters(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ShardedParameters:
+    """Return this rank's part of a model whose values are undefined until `load`; the whole model is nowhere.
+
+    dtype: precision of products.  Call `join_group` first.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model = Decoder(config, device, torch.empty(config.parameters, device="meta"))
+    model.compute_dtype = dtype
+    model.requires_grad_()
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:  # by default each layer would also round its inputs
+        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    for module in (*model.model.layers, model):
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)  # a sum: the loss of a rank is its share of the mean over all rows
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other sum with a factor
+    model.to_empty(device=device)
+    return ShardedParameters(model, mesh)
+
+
+class ShardedParameters(LocalParameters):
+    """A rank's rows of each tensor of a model."""
+
+    def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
+        self.ranks, self._rank = mesh.size(), mesh.get_local_rank()
+        parameters = list(model.parameters())
+        count = sum(_local(parameter).numel() for parameter in parameters)
+        self._gradient = torch.zeros(count, device=_local(parameters[0]).device)
+        shards, at = [], 0
+        for place, parameter in zip(model.layout, parameters, strict=True):
+            values, rows = _local(parameter), shard_rows(place.shape[0], self._rank, self.ranks)
+            assert values.shape == (len(rows), *place.shape[1:]), f"{place.name} is sharded in another way"
+            gradient = self._gradient[at : at + values.numel()].view(values.shape)
+            # FSDP2 adds to a gradient where it lies, so that the shards stay views
+            parameter.grad = DTensor.from_local(gradient, mesh, [Shard(0)], shape=parameter.shape, stride=parameter.stride())
+            shards.append(TensorShard(place, place.offset + rows.start * _width(place), values, gradient))
+            at += values.numel()
+        super().__init__(model, shards)
+
+    def load(self, theta: F32) -> None:
+        """Set the parameters to this rank's parts of `theta`."""
+        assert theta.shape == (self.model.config.parameters,)
+        self._gather_nothing()
+        for shard in self.shards:
+            for start, stop, values in _within(shard, 0, len(theta)):
+                values.copy_(torch.from_numpy(theta[start:stop].copy()))
+
+    def show(self, theta: F32) -> Decoder:
+        """Return the model with the parameters `theta`; its own take the place of the gradient."""
+        self._gather_nothing()
+        for shard in self.shards:
+            shard.gradient.copy_(shard.values)
+        self.load(theta)
+        return self.model
+
+    def hide(self) -> None:
+        """Undo `show`."""
+        self._gather_nothing()
+        for shard in self.shards:
+            shard.values.copy_(shard.gradient)
+        self.zero_gradient()
+
+    def zero_gradient(self) -> None:
+        """Set the gradient to zero."""
+        self._gradient.zero_()
+
+    def clip_gradient(self, most: float) -> None:
+        """Clip as `LocalParameters.clip_gradient` does."""
+        square = torch.stack([shard.gradient.norm() for shard in self.shards]).double().square().sum()
+        dist.all_reduce(square)
+        factor = (most / (square.sqrt() + 1e-6)).clamp(max=1.0)
+        self._gradient.mul_(factor.float())
+
+    def of_whole(self, compute: OfMatrix, parts: Sequence[Tensor], matrices: Sequence[TensorShard]) -> list[Tensor]:
+        """Make the i-th matrix whole at rank i, compute there, and send the rows back: one exchange in each direction."""
+        sent = [part.numel() for part in parts] + [0] * (self.ranks - len(parts))
+        mine = matrices[self._rank].place if self._rank < len(matrices) else None
+        got = [len(shard_rows(mine.shape[0], each, self.ranks)) * mine.shape[1] if mine else 0 for each in range(self.ranks)]
+        matrix = parts[0].new_empty(sum(got))
+        dist.all_to_all_single(matrix, torch.cat([part.flatten() for part in parts]), got, sent)
+        if mine:
+            matrix = compute(matrix.view(mine.shape)).contiguous()
+        back = parts[0].new_empty(sum(sent))
+        dist.all_to_all_single(back, matrix.flatten(), sent, got)
+        return [rows.view(part.shape) for rows, part in zip(torch.split(back, sent[: len(parts)]), parts, strict=True)]
+
+    def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers."""
+        found = torch.tensor(number)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+        """Encode as `LocalParameters.encode_difference` does."""
+        assert len(out) == payload_bytes(layout)
+        self._gather_nothing()
+        cut, squares = _cut_blocks(self.model.layout, self.ranks, layout), 0.0
+        slots = {block: slot for slot, (block, _) in enumerate(cut)}
+        edges = np.zeros((len(cut), BLOCK), np.float32)
+        for chunk in layout:
+            for shard in self.shards:
+                for start, stop, values in _within(shard, chunk.start, chunk.start + chunk.count):
+                    difference = theta[start:stop] - values.cpu().numpy()
+                    squares += float(np.sum(np.square(difference, dtype=np.float64)))
+                    first = min(stop, -(-start // BLOCK) * BLOCK)
+                    last = stop if stop == chunk.values.stop else max(first, stop // BLOCK * BLOCK)
+                    for begin, end in ((start, first), (last, stop)):
+                        if begin < end:
+                            edge = edges[slots[begin // BLOCK], begin % BLOCK :]
+                            edge[: end - begin] = difference[begin - start : end - start]
+                    if math.isfinite(squares):
+                        _write(difference[first - start : last - start], first, chunk, out)
+        total = torch.tensor(squares, dtype=torch.float64)
+        dist.all_reduce(torch.from_numpy(edges))
+        dist.all_reduce(total)
+        if not math.isfinite(total):
+            raise NotFinite("a parameter is not finite")
+        for slot in range(self._rank, len(cut), self.ranks):
+            block, chunk = cut[slot]
+            _write(edges[slot][: chunk.values.stop - block * BLOCK], block * BLOCK, chunk, out)
+        self.least(0)  # all have written
+        return math.sqrt(total)
+
+    def _gather_nothing(self) -> None:
+        """Free the root's gathered parameters, which FSDP2 keeps after a forward pass alone."""
+        assert isinstance(self.model, FSDPModule)
+        self.model.reshard()
+
+
+def shard_rows(rows: int, rank: int, ranks: int) -> range:
+    """Return the rows that FSDP2 gives a rank: as many as others but at the end; the last ranks may have none."""
+    each = -(-rows // ranks)
+    return range(min(rows, rank * each), min(rows, (rank + 1) * each))
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    tensor = parameter.detach()
+    assert isinstance(tensor, DTensor)
+    found: Tensor = tensor.to_local()
+    return found
+
+
+def _width(place: ParameterPlace) -> int:
+    """Return the number of values of a row."""
+    return place.count // place.shape[0]
+
+
+def _within(shard: TensorShard, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the parts of a shard in a span of the flat vector, each with its start and stop, a block at a time."""
+    begin, end, values = max(shard.start, start), min(shard.start + shard.count, stop), shard.values.view(-1)
+    while begin < end:
+        until = min(end, (begin // LOAD_BLOCK + 1) * LOAD_BLOCK)
+        yield begin, until, values[begin - shard.start : until - shard.start]
+        begin = until
+
+
+def _cut_blocks(places: Sequence[ParameterPlace], ranks: int, layout: Layout) -> list[tuple[int, ChunkSpan]]:
+    """Return the blocks in which shards of any ranks meet, with their chunks; the same at each rank."""
+    begins, found = [chunk.start for chunk in layout], {}
+    for place in places:
+        for rank in range(ranks):
+            start = place.offset + shard_rows(place.shape[0], rank, ranks).start * _width(place)
+            chunk = layout[max(0, bisect_right(begins, start) - 1)]
+            if start % BLOCK and chunk.start < start < chunk.values.stop:
+                found[start // BLOCK] = chunk
+    return sorted(found.items(), key=lambda item: item[0])
+
+
+def _write(values: F32, start: int, chunk: ChunkSpan, out: memoryview) -> None:
+    """Encode values that begin with a block at `start` of the flat vector."""
+    scales, codes = codec.parts(out[chunk.encoded], chunk.count)
+    scratch = np.empty(min(PIECE, len(values)), np.float32)
+    for done in range(0, len(values), PIECE):
+        some, at = values[done : done + PIECE], start - chunk.start + done
+        codec.encode_piece(some, scratch, scales[at // BLOCK :][: codec.blocks_of(len(some))], codes[at : at + len(some)])
