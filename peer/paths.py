@@ -22,6 +22,8 @@ from peer.errors import ExitCode, PeerError
 
 CORPORA, BLOCKS = "corpora", "blocks"
 """Folders in a run's folder: links to the corpora that this computer has, and blocks of the others."""
+SCRATCH = "scratch"
+"""Folder in a run's folder with the files that a peer uses in place of memory while it runs."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -52,9 +52,12 @@ def full_disk(error: BaseException) -> Rest | None:
 
 
 class Away:
-    """Decision on the time to join again.  state: returns the run's folder, and the bytes of a state (0 while unknown)."""
+    """Decision on the time to join again.
 
-    def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int]]) -> None:
+    state: returns the run's folder, the bytes of a state (0 while unknown), and those of the files in place of memory.
+    """
+
+    def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int, int]]) -> None:
         self._quota, self._room, self._state = quota, room, state
         self._changed = trio.Event()
         self._short_stays = 0
@@ -88,8 +91,10 @@ class Away:
         rest = await self._quota.rest()
         if rest is not None:
             return rest
-        folder, state_bytes = self._state()
-        problem = await trio.to_thread.run_sync(self._room.problem, folder, state_bytes) if state_bytes else ""
+        folder, state_bytes, scratch_bytes = self._state()
+        if not state_bytes:
+            return None
+        problem = await trio.to_thread.run_sync(self._room.problem, folder, state_bytes, scratch_bytes)
         return full_disk(StoreFull(problem)) if problem else None
 
 
@@ -238,9 +243,10 @@ class Lives:
         """Return the verdict on our reachability, and a verdict for each address."""
         return (AddressVerdict.UNKNOWN.value, {}) if self._is_away else self.part.reachability()
 
-    def _state(self) -> tuple[Path, int]:
+    def _state(self) -> tuple[Path, int, int]:
         signed = self.part.choice.signed
-        return self._folder, signed.manifest.stored_bytes if signed is not None else 0
+        stored = signed.manifest.stored_bytes if signed is not None else 0
+        return self._folder, stored, self.part.scratch_bytes
 
 
 def _line_bytes(part: Participation) -> int:

@@ -36,9 +36,9 @@ from peer.joining.purpose import purpose_sentence, unusual_data
 from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
-from peer.paths import BLOCKS, CORPORA, run_dir
+from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
 from peer.resources.check import check_generator, check_memory, chosen_role
-from peer.resources.computer import raise_open_files, seconds_since_boot
+from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
@@ -50,7 +50,7 @@ from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.corpora.shards import SHARDS
-from protocol.disk import StoreFull
+from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
 from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.events.status import NodeStatus, WhyIdle
 from protocol.node.node import Node
@@ -113,6 +113,10 @@ class Participation:
         self._keeps_moments = False
         """True if the disk has room for the trainer's moments as well."""
         self._role = settings.role
+        self._scratch: ScratchFolder | None = None
+        """Files in place of memory; None while the state lies in memory."""
+        self.scratch_bytes = 0
+        """Size of these files, 0 until it is known."""
         self.leaving = False
         self.choice = choice
         self.network: Libp2pNetwork | None = None
@@ -199,7 +203,7 @@ class Participation:
         """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
         now, signed = self._settings.live.now, self.choice.signed
         states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
-        return max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
+        return max(0, now.max_disk - states - self.scratch_bytes - MARGIN_BYTES) if now.max_disk is not None else None
 
     def _corpora(self) -> CorpusSettings:
         """Return the corpora on this computer: those that the person names, and those that were built for this run here."""
@@ -297,7 +301,8 @@ class Participation:
         self._emit(Notice("info", purpose_sentence(manifest)))
         if warning := unusual_data(manifest):
             self._emit(Notice("warning", warning))
-        role = await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit, self._role)
+        state = self._settings.live.now.state
+        role = await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit, self._role, state)
         self._role = role
         standing = await trio.to_thread.run_sync(
             find_standing,
@@ -313,13 +318,15 @@ class Participation:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
-        check_memory(manifest, role)
+        place = check_memory(manifest, role, state, self._emit)
+        self.scratch_bytes = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
+        clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
             check_generator(GeneratorName(self._settings.live.now.generator))
-        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes)
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, self.scratch_bytes)
         if problem:
             raise StoreFull(problem)
-        moments = 2 * manifest.state_bytes  # as large as the state; two copies exist during a write
+        moments = 2 * manifest.state_bytes + self.scratch_bytes  # as large as the state; two copies exist during a write
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, moments)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
@@ -337,11 +344,14 @@ class Participation:
         self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
         built = self._settings.data_dir / BUILT
         await trio.to_thread.run_sync(provide_builtin, signed.manifest, self.store.files, self._folder, built)
-        state = OuterState(signed.manifest)
+        folder = self._folder / SCRATCH
+        self._scratch = ScratchFolder(self.store.disk, folder) if self.scratch_bytes else None
+        state = await trio.to_thread.run_sync(OuterState, signed.manifest, self._scratch)
         try:
             await self._live_with(signed, self.store, state, network, nursery)
         finally:
             state.close()  # a later participation opens its own
+            clear_folder(self.store.disk, folder)  # a trainer that never started leaves its file
 
     async def _live_with(
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
@@ -427,6 +437,7 @@ class Participation:
             moments=self._folder if self._keeps_moments else None,
             generator=GeneratorName(self._settings.live.now.generator),
         )
+        settings = replace(settings, scratch=self._scratch)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
         trainer.limit_power(self._settings.live.now.max_power)

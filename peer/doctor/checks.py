@@ -23,7 +23,7 @@ from peer.discovery.upnp import Upnp
 from peer.errors import PeerError
 from peer.formatting import size
 from peer.measurements.speeds import measure_disk
-from peer.resources.computer import available_memory, free_gpu_memory, memory_need, usable_cores
+from peer.resources.computer import StatePlace, available_memory, free_gpu_memory, memory_need, usable_cores
 from peer.resources.room import STATES_ON_DISK
 from protocol.events.events import Event, PortMapped
 from protocol.membership.handshake import TOLERANCE_S
@@ -271,11 +271,12 @@ def _is_synchronised() -> bool:
     return bool(found != NOT_SYNCHRONISED)
 
 
-def disk(folder: Path, manifest: RunManifest) -> list[Check]:
-    """Check the room for the run, and the speed of writing."""
+def disk(folder: Path, manifest: RunManifest, scratch_bytes: int = 0) -> list[Check]:
+    """Check the room for the run, and the speed of writing.  scratch_bytes: size of the files in place of memory."""
     remedy = "make room or choose another --data-dir"
     free = shutil.disk_usage(folder).free
-    room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, CheckResult.FAIL)
+    needed = STATES_ON_DISK * manifest.stored_bytes + scratch_bytes
+    room = at_least("disk space", free, needed, size, remedy, CheckResult.FAIL)
     try:
         speed = measure_disk(folder)
     except (PeerError, OSError) as error:
@@ -285,13 +286,16 @@ def disk(folder: Path, manifest: RunManifest) -> list[Check]:
     return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, CheckResult.WARN)]
 
 
-def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
+def memory(manifest: RunManifest, role: Role, gpu_free: int | None, place: StatePlace = StatePlace.RAM) -> list[Check]:
     """Check the memory of the computer and of the GPU against the run's need at a peer with this role."""
-    need = memory_need(manifest, role, "cpu" if gpu_free is None else "cuda")
-    seed = memory_need(manifest, Role.SEED).host
-    serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""
-    remedy = f"close other programs{serve}, or join a smaller run"
-    found = [at_least("memory", available_memory(), need.host, size, remedy, CheckResult.FAIL)]
+    device, available = "cpu" if gpu_free is None else "cuda", available_memory()
+    need, on_disk = (memory_need(manifest, role, device, each) for each in (place, StatePlace.DISK))
+    seed = memory_need(manifest, Role.SEED, place=place).host
+    files = f", keep the state in files (--state disk, {size(on_disk.host)})"
+    fits = place is StatePlace.RAM and on_disk.host <= available
+    serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available else ""
+    remedy = f"close other programs{files if fits else ''}{serve}, or join a smaller run"
+    found = [at_least("memory", available, need.host, size, remedy, CheckResult.FAIL)]
     if gpu_free is not None and role is not Role.SEED:
         found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, CheckResult.FAIL))
     return found

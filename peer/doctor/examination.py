@@ -32,7 +32,14 @@ from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
 from peer.paths import run_dir
 from peer.resources.check import choose_role
-from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
+from peer.resources.computer import (
+    StatePlace,
+    available_memory,
+    free_gpu_memory,
+    shared_bytes,
+    state_place,
+    usable_cores,
+)
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
@@ -257,8 +264,10 @@ class Examination:
             await self._thread("generator", partial(checks.generator, wanted, gpu_free))
         if found.signed is not None:
             await self._data(found.signed, role)
-        await self._thread("memory", partial(checks.memory, manifest, role, gpu_free))
-        await self._thread("disk space", partial(checks.disk, self.folder, manifest))
+        place = state_place(self.preferences.state, manifest, role, available_memory(), gpu_free)
+        scratch = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
+        await self._thread("memory", partial(checks.memory, manifest, role, gpu_free, place))
+        await self._thread("disk space", partial(checks.disk, self.folder, manifest, scratch))
         if role is Role.TRAINER:
             await self._estimate(manifest, found.rates)
         return self.checks
@@ -291,7 +300,8 @@ class Examination:
             return Role(self.preferences.role)
         if found.signed is None or self._peer is None or found.signed.manifest.rl is None:
             return Role.TRAINER
-        role, reason = choose_role(found.signed.manifest, found.signed.run, self._peer, available_memory(), gpu_free)
+        state = self.preferences.state
+        role, reason = choose_role(found.signed.manifest, found.signed.run, self._peer, available_memory(), gpu_free, state)
         self.checks.append(ok("role", f"{role.value}: {reason}"))
         return role
 

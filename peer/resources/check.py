@@ -9,7 +9,14 @@ import trio
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
-from peer.resources.computer import available_memory, free_gpu_memory, memory_need, memory_problem
+from peer.resources.computer import (
+    StatePlace,
+    available_memory,
+    free_gpu_memory,
+    memory_need,
+    memory_problem,
+    state_place,
+)
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
@@ -44,15 +51,21 @@ class RoleChoice(NamedTuple):
     reason: str
 
 
-def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> RoleChoice:
-    """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of GPU memory, None without a GPU."""
+def choose_role(
+    manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None, state: str = "auto"
+) -> RoleChoice:
+    """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of GPU memory, None without a GPU.
+
+    state: the setting of this name.
+    """
     if manifest.rl is None:
         return RoleChoice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
     for role in (wanted, Role.ROLLOUT, Role.VALIDATOR):
-        if memory_problem(manifest, role, available, gpu) is None:
+        place = state_place(state, manifest, role, available, gpu)
+        if memory_problem(manifest, role, available, gpu, place) is None:
             lacks = "" if role is wanted else f", and memory does not suffice for {WORDS[wanted]}"
-            return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu)}")
+            return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu, place)}")
     return RoleChoice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
 
 
@@ -68,8 +81,8 @@ def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> 
     return Role.ROLLOUT, "others train in this run"
 
 
-def _needed(manifest: RunManifest, role: Role, gpu: int | None) -> str:
-    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+def _needed(manifest: RunManifest, role: Role, gpu: int | None, place: StatePlace) -> str:
+    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", place)
     return f"{size(need.host)} of memory" + (f" and {size(need.gpu)} of the GPU's" if need.gpu else "")
 
 
@@ -94,7 +107,12 @@ def check_together(manifest: RunManifest, peers: int) -> None:
 
 
 async def chosen_role(
-    manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None], wanted: Role | None = None
+    manifest: RunManifest,
+    run: Hash,
+    peer: PeerId,
+    emit: Callable[[Event], None],
+    wanted: Role | None = None,
+    state: str = "auto",
 ) -> Role:
     """Return the role that the peer's owner chose, or else one that suits the run and this computer.
 
@@ -106,7 +124,7 @@ async def chosen_role(
             emit(Notice("warning", FOUNDER_RESTS.format(role=wanted.value)))
         return wanted
     available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
-    role, reason = choose_role(manifest, run, peer, available, gpu)
+    role, reason = choose_role(manifest, run, peer, available, gpu, state)
     if manifest.rl is not None:
         emit(RoleChosen(role.value, reason))
     return role
@@ -120,8 +138,23 @@ def check_generator(wanted: GeneratorName) -> None:
         raise PeerError(str(error), ExitCode.RESOURCES) from error
 
 
-def check_memory(manifest: RunManifest, role: Role) -> None:
-    """Raise `PeerError` with numbers if memory does not suffice."""
-    problem = memory_problem(manifest, role, available_memory(), None if role is Role.SEED else free_gpu_memory())
+IN_FILES = (
+    "memory is short ({need} for a peer with its state in memory, and {available} are free), so the state lies in files, "
+    'and rounds get slower; to keep it in memory, set state = "ram"'
+)
+
+
+def check_memory(manifest: RunManifest, role: Role, state: str, emit: Callable[[Event], None]) -> StatePlace:
+    """Return the place of the peer's state; raise `PeerError` with numbers if memory does not suffice.
+
+    state: the setting of this name; with "auto", a notice gives the reason for files.
+    """
+    available, gpu = available_memory(), None if role is Role.SEED else free_gpu_memory()
+    place = state_place(state, manifest, role, available, gpu)
+    problem = memory_problem(manifest, role, available, gpu, place)
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)
+    if state == "auto" and place is StatePlace.DISK:
+        need = memory_need(manifest, role, "cpu" if gpu is None else "cuda").host
+        emit(Notice("info", IN_FILES.format(need=size(need), available=size(available))))
+    return place

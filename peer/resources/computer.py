@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -73,6 +74,13 @@ CHUNKS_AT_WORK = 16
 """Chunks that are averaged, sent, applied or written at one time, besides waiting parts."""
 
 
+class StatePlace(Enum):
+    """Place of the outer state and of the contribution: memory, or files of a scratch folder."""
+
+    RAM = "ram"
+    DISK = "disk"
+
+
 @dataclass(frozen=True)
 class Need:
     """Peak memory in bytes.  trainer: bytes of the computer's memory.  gpu: bytes of the GPU's memory; 0 without a GPU."""
@@ -87,33 +95,58 @@ class Need:
         return self.peer + self.trainer
 
 
-def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu") -> Need:
-    """Return the memory that a peer of this role needs.  device: the trainer's device, "cpu" or "cuda"."""
-    payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+def memory_need(
+    manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu", place: StatePlace = StatePlace.RAM
+) -> Need:
+    """Return the memory that a peer of this role needs.  device: the trainer's device, "cpu" or "cuda".
+
+    Results are always files, and pass through memory chunk by chunk, so they do not count.
+    """
     chunk = encoded_bytes(min(manifest.chunk_parameters, manifest.parameters))
-    peer = PROCESS_BYTES + manifest.state_bytes + payload + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk  # the round's result
+    peer = PROCESS_BYTES + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk
+    if place is StatePlace.RAM:
+        peer += shared_bytes(manifest, role)
     if role is Role.SEED:
         return Need(peer, 0, 0)
     trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device, WORK[role])
     files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
-    contribution = payload if role is Role.TRAINER else 0
-    return Need(peer + contribution, trainer.host + files, trainer.device)
+    return Need(peer, trainer.host + files, trainer.device)
 
 
-def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int | None) -> str | None:
+def shared_bytes(manifest: RunManifest, role: Role) -> int:
+    """Return the size of the outer state and, of a peer that trains, the contribution: in memory or in scratch files."""
+    contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+    return manifest.state_bytes + (contribution if role is Role.TRAINER else 0)
+
+
+def state_place(wanted: str, manifest: RunManifest, role: Role, available: int, gpu: int | None) -> StatePlace:
+    """Return the place that the setting `state` names: with "auto", disk if memory is short.  The rest: `memory_problem`."""
+    if wanted != "auto":
+        return StatePlace(wanted)
+    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+    return StatePlace.DISK if need.host > available else StatePlace.RAM
+
+
+def memory_problem(
+    manifest: RunManifest, role: Role, available: int, gpu: int | None, place: StatePlace = StatePlace.RAM
+) -> str | None:
     """Return a sentence with numbers and a remedy if the run does not fit; None if it fits.
 
     available: bytes of memory.  gpu: free bytes of the GPU's memory, None if the trainer computes on the CPU.
     """
-    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+    device = "cpu" if gpu is None else "cuda"
+    need, on_disk = (memory_need(manifest, role, device, each) for each in (place, StatePlace.DISK))
     remedies = ["close other programs"]
-    seed = memory_need(manifest, Role.SEED)
+    if place is StatePlace.RAM and on_disk.host <= available < need.host:
+        remedies.append(f"keep the state in files (--state disk, {size(on_disk.host)})")
+    seed = memory_need(manifest, Role.SEED, place=place)
     if role is not Role.SEED and seed.host <= available:
         remedies.append(f"keep and serve the run without training (--role seed, {size(seed.host)})")
     remedy = ", ".join([*remedies, "or join a smaller run"])
     if need.host > available:
         parts = f" ({size(need.peer)} in the peer, {size(need.trainer)} in the trainer)" if need.trainer else ""
-        return f"the run needs about {size(need.host)} of memory{parts} and {size(available)} are free here; {remedy}"
+        files = ", with its state in files," if place is StatePlace.DISK else ""
+        return f"the run needs about {size(need.host)} of memory{parts}{files} and {size(available)} are free here; {remedy}"
     if gpu is not None and need.gpu > gpu:
         return f"the run needs about {size(need.gpu)} of the GPU's memory and {size(gpu)} are free there; {remedy}"
     return None

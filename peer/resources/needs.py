@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.layout import chunk_layout, payload_bytes
 from peer.formatting import duration, size
-from peer.resources.computer import memory_need
+from peer.resources.computer import memory_need, shared_bytes
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
@@ -33,7 +33,8 @@ def _memory(manifest: RunManifest) -> str:
     more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]
     return (
         f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
-        f"the trainer), {', '.join(more)}"
+        f"the trainer), {', '.join(more)}; {size(shared_bytes(manifest, Role.TRAINER))} less, or for a seed "
+        f'{size(shared_bytes(manifest, Role.SEED))} less, with the setting state = "disk"'
     )
 
 

@@ -140,6 +140,12 @@ class Preferences:
         "generator of rollouts; auto: vLLM if it is installed and there is a GPU, otherwise the built-in one",
         one_of("auto", "builtin", "vllm"),
     )
+    state: str = _setting(
+        "auto",
+        "place of the run's parameters and momentum, and of the peer's contribution; ram: memory; disk: files, read and "
+        "written in order; auto: disk if memory is short",
+        one_of("auto", "ram", "disk"),
+    )
     threads: int | None = _setting(
         None,
         "CPU threads of the trainer (default: a fair share of the cores)",

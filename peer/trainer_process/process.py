@@ -29,6 +29,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from peer.installation import child_environment
 from peer.trainer_process.log import TrainerLog
 from protocol.chain.outer_state import SharedRegion
+from protocol.disk import ScratchFolder
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
@@ -272,6 +273,7 @@ class TrainerSettings:
     device: "auto" (CUDA if there is one), or a name that torch knows.
     moments: folder in which the trainer keeps its optimiser's moments for a later process; None to keep none.
     generator: name of the program that makes rollouts.
+    scratch: the folder of the file for the contribution; None to hold it in memory.
     """
 
     sections: Mapping[str, Any]
@@ -283,6 +285,7 @@ class TrainerSettings:
     moments: Path | None = None
     generator: GeneratorName = GeneratorName.BUILTIN
     first_backoff_s: float = FIRST_BACKOFF_S
+    scratch: ScratchFolder | None = None
 
     @classmethod
     def for_run(
@@ -312,7 +315,7 @@ class TrainerProcess:
         self, settings: TrainerSettings, theta: SharedRegion, emit: Callable[[Event], None] = lambda event: None
     ) -> None:
         self._settings, self._theta, self._emit = settings, theta, emit
-        self._contribution = SharedRegion(settings.contribution_bytes, "contribution")
+        self._contribution = SharedRegion(settings.contribution_bytes, "contribution", settings.scratch)
         self._log = TrainerLog(settings.log_path)
         self._channel: TrainerChannel | None = None
         self._ready = False

@@ -455,10 +455,10 @@ class StateKeeper:
             if result is None:
                 return False  # the result on disk was altered since we voted for it; other peers have it
             try:
-                await self._catch_up.apply(commit, result)
+                self._digest = await self._catch_up.apply(commit, result)
             except WrongState:
                 return False
-            await self._take_digest()
+            self._catch_up.supplies.offer_genesis()
         return history.length % self._replica.manifest.checkpoint_interval == 0
 
     async def checkpoint(self) -> None:

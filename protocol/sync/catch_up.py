@@ -22,6 +22,7 @@ from protocol.events.events import Desynced, RolledBack, StateApplied, StateLoad
 from protocol.offload import Offload
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Session
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
@@ -181,8 +182,11 @@ class CatchUp:
         """Return the result of a certified record from the disk, checked; None if it is not here.  Blocking."""
         return self.replica.result(commit.record, commit.index)
 
-    async def apply(self, commit: Commit, result: memoryview) -> None:
-        """Apply the result of the next round to the outer state.  Raises `WrongState`, before any change, if it is wrong."""
+    async def apply(self, commit: Commit, result: memoryview) -> Hash:
+        """Apply the result of the next round to the outer state; return the new digest.
+
+        Raises `WrongState`, before any change, if the present state is wrong.
+        """
         record = commit.record
         assert record.round == self.replica.state.rounds, "results are applied in order, once"
         digest = await self.offload(self.replica.state.digest)
@@ -195,3 +199,4 @@ class CatchUp:
         digest = await self.offload(self.replica.state.digest)
         assert isinstance(digest, bytes)
         self.session.emit(StateApplied(self.replica.state.rounds, digest.hex()))
+        return Hash(digest)

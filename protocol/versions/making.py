@@ -20,7 +20,7 @@ import numpy.typing as npt
 import zstandard
 
 from protocol.blobs.store import BlobStore, leaves_of
-from protocol.disk import map_file
+from protocol.disk import in_turn, let_go, map_file
 from protocol.versions.catalogue import HEADER_BYTES, WEIGHT_BYTES
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -156,7 +156,9 @@ def _tensor(name: str, said: Any, body: int, at: int) -> Tensor:
 
 def tensor_root(file: memoryview) -> Hash:
     """Return the root over the names, shapes and hashes of a file's tensors; raises `Malformed`.  Reads the whole file."""
-    return tree_root([_leaf(tensor, chunk_hash(file[tensor.start : tensor.stop])) for tensor in tensors_in(file)])
+    tensors = tensors_in(file)
+    parts = in_turn(file, (slice(tensor.start, tensor.stop) for tensor in tensors))
+    return tree_root([_leaf(tensor, chunk_hash(part)) for tensor, part in zip(tensors, parts, strict=True)])
 
 
 def _leaf(tensor: Tensor, digest: Hash) -> Hash:
@@ -206,6 +208,7 @@ def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
         streams = _streams(before[start : start + BLOCK], after[start : start + BLOCK])
         frames = [compressor.compress(stream) for stream in streams]
         yield _SIZES.pack(*map(len, frames)) + b"".join(frames)
+        _let_go(start, old, new)
 
 
 def _streams(before: U16, after: U16) -> list[bytes]:
@@ -241,8 +244,15 @@ def apply_patch(old: memoryview, patch: memoryview, into: memoryview) -> None:
         if into is not old:
             block[:] = before[start : start + count]
         _change(block, [_expand(decompressor, frame, 4 * count) for frame in frames])
+        _let_go(start, old, into)
     if at != len(patch):
         raise Malformed("a patch that does not end")
+
+
+def _let_go(start: int, *versions: memoryview) -> None:
+    """Let go of the memory of a block of each version, which lies in a mapped file."""
+    for version in versions:
+        let_go(version[WEIGHT_BYTES * start : WEIGHT_BYTES * (start + BLOCK)])
 
 
 def _expand(decompressor: zstandard.ZstdDecompressor, frame: memoryview, most: int) -> bytes:

@@ -83,7 +83,7 @@ def churn(
     with Swarm(folder, ROLLOUT_RUN if "rollout" in roles else TINY_RUN) as swarm:
         swarm.create_run()
         for number, role in enumerate(roles):
-            swarm.peer(f"{role}-{number}").start("--role", role)
+            _start(swarm.peer(f"{role}-{number}"))
         trainers = [peer for peer in swarm.peers if _role(peer) == "trainer"]
         swarm.whole(*trainers)
         first, heard = swarm.newest(), Heard(swarm.peers)
@@ -144,7 +144,9 @@ def _role(peer: Peer) -> str:
 
 
 def _start(peer: Peer) -> None:
-    peer.start("--role", _role(peer))
+    """Every other peer keeps its state in files."""
+    number = int(peer.name.rpartition("-")[2])
+    peer.start("--role", _role(peer), "--state", "disk" if number % 2 else "ram")
 
 
 def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s: tuple[float, float], heard: Heard) -> int:
@@ -175,7 +177,7 @@ def _left_files(swarm: Swarm) -> list[str]:
     for peer in swarm.peers:
         made = [path for path in peer.folder.rglob("*") if path.suffix in (".sock", ".tmp", ".new", ".part")]
         temporary += [path for path in made if path.parent.name != "rollouts"]  # batches on their way go at the next start
-        temporary += list(peer.folder.rglob(".*"))
+        temporary += [*peer.folder.rglob(".*"), *peer.folder.rglob("scratch/*")]
     return sorted(str(path.relative_to(swarm.folder)) for path in temporary)
 
 

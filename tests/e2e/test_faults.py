@@ -16,18 +16,21 @@ from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
 from tests.tiers import first_fast
 
+IN_FILES = ("--state", "disk")
+"""Options of the second peer, whose state lies in files; its digests equal those of the others."""
+
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     with Swarm(tmp_path_factory.mktemp("faults")) as swarm:
         swarm.create_run()
-        for name in ("one", "two", "three"):
-            swarm.peer(name).start()
+        for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
+            swarm.peer(name).start(*options)
         yield swarm
         for peer in swarm.peers:
             assert peer.leave() == 0, peer.log[-2000:]
         left = psutil.wait_procs(swarm.processes(), timeout=PATIENCE_S)[1]
-        assert left == [] and os.listdir(swarm.folder / "tmp") == []
+        assert left == [] and os.listdir(swarm.folder / "tmp") == [] and [*swarm.folder.rglob("scratch/*")] == []
         assert [path for path in (swarm.folder / "runtime").rglob("*") if path.suffix != ".lock"] == []
 
 
@@ -75,9 +78,10 @@ def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
 def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm, phase: str) -> None:
     _, victim, _ = swarm.peers
     swarm.until(f"{victim.name} is {phase}", lambda: in_phase(victim, phase))
+    assert {path.name for path in victim.folder.rglob("scratch/*")} == {"state", "contribution"}
     victim.kill()
     goes_on_without(swarm, victim)
-    victim.start()
+    victim.start(*IN_FILES)
 
 
 @pytest.mark.slow

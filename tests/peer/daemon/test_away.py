@@ -51,7 +51,7 @@ class Table:
         monkeypatch.setattr("trio.to_thread.run_sync", at_once)  # virtual time would go on beside a slow thread
         self.traffic = MonthTraffic(folder)
         quota = MonthlyQuota(self.traffic, self.clock, lambda: self.limit)
-        self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES))
+        self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES, 0))
 
     async def clock(self) -> datetime:
         await trio.lowlevel.checkpoint()

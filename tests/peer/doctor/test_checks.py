@@ -14,6 +14,7 @@ from peer.doctor.checks import Check, CheckResult, reachable
 from peer.doctor.examination import Examination, estimate, fields, lines, may_take_part
 from peer.errors import PeerError
 from peer.measurements.speeds import TrainingSpeed
+from peer.resources.computer import StatePlace, memory_need
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
@@ -44,6 +45,15 @@ def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pyte
     (memory,) = checks.memory(DEMO, Role.TRAINER, None)
     assert memory.verdict is CheckResult.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
     assert verdicts(checks.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is CheckResult.FAIL
+
+
+def test_memory_that_suffices_with_the_state_in_files_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = {place: memory_need(DEMO, Role.TRAINER, place=place).host for place in StatePlace}
+    monkeypatch.setattr(checks, "available_memory", lambda: need[StatePlace.DISK])
+    (memory,) = checks.memory(DEMO, Role.TRAINER, None)
+    assert memory.verdict is CheckResult.FAIL and "--state disk" in memory.remedy
+    (memory,) = checks.memory(DEMO, Role.TRAINER, None, StatePlace.DISK)
+    assert memory.verdict is CheckResult.OK
 
 
 def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +99,9 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
     found = checks.disk(tmp_path, DEMO)
     assert verdicts(found) == {"disk space": CheckResult.FAIL, "disk speed": CheckResult.FAIL}
     assert all("make room" in check.remedy for check in found)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 3 * DEMO.stored_bytes}))
+    assert verdicts(checks.disk(tmp_path, DEMO))["disk space"] is CheckResult.OK
+    assert verdicts(checks.disk(tmp_path, DEMO, 1))["disk space"] is CheckResult.FAIL
 
 
 def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:

@@ -7,7 +7,7 @@ import trio
 
 from peer.resources import check
 from peer.resources.check import choose_role
-from peer.resources.computer import memory_need
+from peer.resources.computer import StatePlace, memory_need
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file
@@ -28,8 +28,10 @@ RUN = a_run()
 ANYBODYS = a_run(head='founders = "anyone"')
 
 
-def role_of(manifest: RunManifest, peer: PeerId, available: int = 1 << 50, gpu: int | None = None) -> Role:
-    role, reason = choose_role(manifest, run_id(manifest), peer, available, gpu)
+def role_of(
+    manifest: RunManifest, peer: PeerId, available: int = 1 << 50, gpu: int | None = None, state: str = "auto"
+) -> Role:
+    role, reason = choose_role(manifest, run_id(manifest), peer, available, gpu, state)
     assert reason and "\n" not in reason and not reason.endswith(".")
     return role
 
@@ -54,13 +56,15 @@ def test_where_anybody_begins_the_organiser_and_gpus_train() -> None:
     assert Role.TRAINER not in {role_of(ANYBODYS, peer, gpu=enough_for_rollouts) for peer in OTHERS}
 
 
-def test_less_memory_takes_a_lesser_role() -> None:
-    needs = {role: memory_need(RUN, role).host for role in Role}
+@pytest.mark.parametrize("state", ["auto", "ram", "disk"])
+def test_less_memory_takes_a_lesser_role_once_files_do_not_help(state: str) -> None:
+    place = StatePlace.RAM if state == "ram" else StatePlace.DISK
+    needs = {role: memory_need(RUN, role, place=place).host for role in Role}
     assert needs[Role.TRAINER] > needs[Role.ROLLOUT] > needs[Role.VALIDATOR] > needs[Role.SEED]
-    assert role_of(RUN, FOUNDER, needs[Role.TRAINER]) is Role.TRAINER
-    assert role_of(RUN, FOUNDER, needs[Role.TRAINER] - 1) is Role.ROLLOUT
-    assert role_of(RUN, FOUNDER, needs[Role.ROLLOUT] - 1) is Role.VALIDATOR
-    assert role_of(RUN, FOUNDER, needs[Role.VALIDATOR] - 1) is Role.SEED
+    assert role_of(RUN, FOUNDER, needs[Role.TRAINER], state=state) is Role.TRAINER
+    assert role_of(RUN, FOUNDER, needs[Role.TRAINER] - 1, state=state) is Role.ROLLOUT
+    assert role_of(RUN, FOUNDER, needs[Role.ROLLOUT] - 1, state=state) is Role.VALIDATOR
+    assert role_of(RUN, FOUNDER, needs[Role.VALIDATOR] - 1, state=state) is Role.SEED
     assert role_of(RUN, FOUNDER, gpu=GB) is Role.SEED, "a peer with a GPU computes on nothing else"
 
 

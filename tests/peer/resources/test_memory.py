@@ -9,7 +9,8 @@ import pytest
 
 from peer.errors import ExitCode, PeerError
 from peer.resources import check, computer
-from peer.resources.computer import memory_need, memory_problem
+from peer.resources.computer import StatePlace, memory_need, memory_problem, shared_bytes, state_place
+from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity
@@ -18,11 +19,15 @@ from protocol.wire.presence import Role
 GB = 10**9
 LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)
 """176 M parameters."""
+BILLIONS = parse_run_file(
+    'name = "billions"\n[model]\ndim = 2048\nlayers = 33\nheads = 16\nkv_heads = 8\n', Identity.from_seed(bytes(32)).peer_id
+)
+"""1.5 billion parameters."""
 
 
 def test_weights_gradients_and_moments_are_counted() -> None:
     need, parameters = memory_need(LARGE), LARGE.parameters
-    assert need.peer > 10 * parameters, "parameters and momentum in fp32, contribution and result in int8"
+    assert need.peer > 9 * parameters, "parameters and momentum in fp32, contribution in int8"
     assert need.trainer > 16 * parameters, "parameters, gradients and two moments in fp32"
     assert need.host < 35 * parameters, "and what both share is counted once"
 
@@ -44,7 +49,7 @@ def test_a_run_that_fitted_by_the_state_alone_is_refused_with_numbers() -> None:
     assert available > 1.5 * LARGE.state_bytes
     problem = memory_problem(LARGE, Role.TRAINER, available, None)
     assert problem is not None and problem.count("\n") == 0
-    assert "the run needs about 6." in problem and "GB in the trainer" in problem and "3.0 GB are free" in problem
+    assert "the run needs about 5." in problem and "GB in the trainer" in problem and "3.0 GB are free" in problem
     assert "--role seed" in problem
 
 
@@ -62,13 +67,44 @@ def test_on_a_gpu_its_memory_counts() -> None:
 
 
 def test_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
     monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
     monkeypatch.setattr(check, "available_memory", lambda: 3 * GB)
-    check.check_memory(demo_manifest().manifest, Role.TRAINER)
-    with pytest.raises(PeerError, match="in the trainer") as refused:
-        check.check_memory(LARGE, Role.TRAINER)
+    check.check_memory(demo_manifest().manifest, Role.TRAINER, "auto", told.append)
+    with pytest.raises(PeerError, match=r"in the trainer\), with its state in files, and 3.0 GB are free") as refused:
+        check.check_memory(LARGE, Role.TRAINER, "auto", told.append)
     assert refused.value.exit_code is ExitCode.RESOURCES
-    check.check_memory(LARGE, Role.SEED)
+    assert check.check_memory(LARGE, Role.SEED, "auto", told.append) is StatePlace.RAM
+    assert not told
+
+
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.SEED])
+def test_in_files_only_the_trainer_grows_with_the_model(role: Role) -> None:
+    in_memory, in_files = memory_need(LARGE, role), memory_need(LARGE, role, place=StatePlace.DISK)
+    assert in_files.trainer == in_memory.trainer
+    assert in_files.peer == in_memory.peer - shared_bytes(LARGE, role)
+    assert in_files.peer < 2 * LARGE.parameters
+    assert memory_need(BILLIONS, role, place=StatePlace.DISK).peer < 0.5 * GB < 12 * GB < memory_need(BILLIONS, role).peer
+
+
+def test_auto_takes_files_if_memory_is_short_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    need = memory_need(LARGE).host
+    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
+    for available, place in ((need, StatePlace.RAM), (need - 1, StatePlace.DISK)):
+        monkeypatch.setattr(check, "available_memory", lambda available=available: available)
+        assert check.check_memory(LARGE, Role.TRAINER, "auto", told.append) is place
+    (notice,) = told
+    assert isinstance(notice, Notice) and "so the state lies in files" in notice.text and 'state = "ram"' in notice.text
+    assert check.check_memory(LARGE, Role.TRAINER, "disk", told.append) is StatePlace.DISK and len(told) == 1
+    with pytest.raises(PeerError, match=r"keep the state in files \(--state disk, "):
+        check.check_memory(LARGE, Role.TRAINER, "ram", told.append)
+
+
+@pytest.mark.parametrize("wanted", ["ram", "disk"])
+def test_a_place_that_is_chosen_stays(wanted: str) -> None:
+    for available in (0, 1 << 50):
+        assert state_place(wanted, LARGE, Role.TRAINER, available, None) is StatePlace(wanted)
 
 
 def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "port_mapping",
         "relay",
         "generator",
+        "state",
         "metrics_port",
         "owner",
         "log_format",

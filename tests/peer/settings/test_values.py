@@ -163,6 +163,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "port_mapping": False,
         "relay": 0.0,
         "generator": "vllm",
+        "state": "disk",
         "threads": 3,
         "max_up": 2.5e6,
         "max_down": 16e3,
