@@ -181,6 +181,16 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
+def trainer_line(status: PeerStatus) -> str:
+    """Describe the trainer: its process, its device, and how well it uses the device."""
+    if not status.trainer_pid:
+        return "none now"
+    device = [clean(status.device, 40)] if status.device else []
+    speed = [f"{100 * status.mfu:.0f} % of its speed (MFU)"] if status.mfu is not None else []
+    busy = [f"training {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
+    return ", ".join([f"process {status.trainer_pid}", *device, *speed, *busy])
+
+
 def goal_line(status: PeerStatus) -> str:
     """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:

@@ -117,6 +117,23 @@ class EvaluatedLoss:
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class DeviceFigures:
+    """Facts on the device that trains.
+
+    device: its name and the precision of its products, such as "cuda:0, bf16".  matmul_flops: measured speed of products of
+    large matrices, in FLOP/s.  flops_per_token: arithmetic of a trained token, without layers that are computed again.
+    """
+
+    device: str
+    matmul_flops: float
+    flops_per_token: float
+
+    def utilisation(self, tokens_per_s: float) -> float:
+        """Return the model FLOPs utilisation (MFU): the share of `matmul_flops` that training at this rate reaches."""
+        return tokens_per_s * self.flops_per_token / self.matmul_flops
+
+
 class TrainerLink(Protocol):
     """Commands to the trainer, one at a time.
 
@@ -126,6 +143,14 @@ class TrainerLink(Protocol):
     @property
     def pid(self) -> int | None:
         """Process ID of the trainer; None while no process runs."""
+
+    @property
+    def figures(self) -> DeviceFigures | None:
+        """Facts on its device; None before it was first ready, and of a trainer that does not train."""
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the last hour in which it trained; None before it was first ready."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""

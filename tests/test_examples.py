@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from peer.cli import main
+from peer.commands import diagnosis
 from peer.joining.run_source import create_run
+from peer.measurements.sizes import SHAPES, sized
 from protocol.run.run_file import sketch_run_file
 from tests.protocol.peers import ME
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
@@ -95,3 +97,10 @@ def test_a_named_size_says_what_it_needs_before_its_data_is_read(
     assert int(said["model"].split()[0]) - ends == pytest.approx(SIZES[name], rel=0.15)
     assert "of each of 8 of 80 GB" in said["GPUs"] and "too much" not in said["GPUs"]
     assert ("fits no single one" in said["GPUs"]) == (SIZES[name] >= 8e9)
+
+
+@pytest.mark.parametrize(("name", "size"), zip(SIZES, SHAPES, strict=True))
+def test_a_named_size_is_measured_as_the_example_trains_it(name: str, size: str) -> None:
+    example, measured = sketch_run_file(EXAMPLES / f"{name}.toml", ME.peer_id), sized(size)
+    assert measured.model == example.model and measured.data.sequence_length == example.data.sequence_length
+    assert size in diagnosis.SIZES

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 from typing import Any
 
 import numpy.typing as npt
@@ -17,9 +16,10 @@ from torch import Tensor
 
 BF16_GAIN = 1.2
 """Least speed of bf16 products, as a multiple of fp32's, at which a trainer computes in bf16: conversions cost time, too."""
-CPU_SIZE, GPU_SIZE = 512, 4096
-"""Sizes of the square matrices of a measurement; without instructions for bf16, a CPU needs 0.5 s for its product."""
-REPEATS = 5
+CPU_SIZE, CPU_PEAK_SIZE, GPU_SIZE = 256, 512, 4096
+"""Sizes of square matrices: without instructions for bf16, a CPU needs 0.04 s for the smallest, and 0.5 s for the next."""
+REPEATS, LONGEST_S = 8, 0.05
+"""Most products of a measurement, and the seconds after which none begins.  The fastest counts: others were disturbed."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,36 +83,35 @@ class GpuMemory:
 
 
 @dataclass(frozen=True)
-class MatmulSpeed:
-    """Measured speed of products of square matrices, in FLOP/s.  bf16: 0 if the device cannot multiply in bf16."""
+class DeviceSpeed:
+    """Measured speed of a device.  dtype: precision of products in which it trains.  flops: their speed, in FLOP/s.
 
-    fp32: float
-    bf16: float
+    The speed is that of large square matrices, which training cannot exceed.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision in which this device should train."""
-        return torch.bfloat16 if self.bf16 >= BF16_GAIN * self.fp32 else torch.float32
+    dtype: torch.dtype
+    flops: float
 
 
 @cache
-def matmul_speed(device: torch.device) -> MatmulSpeed:
-    """Measure a device, once in a process.  Takes up to a second."""
+def device_speed(device: torch.device) -> DeviceSpeed:
+    """Measure a device, once in a process.  Takes about 0.1 s."""
+    small, large = (GPU_SIZE, GPU_SIZE) if is_gpu(device) else (CPU_SIZE, CPU_PEAK_SIZE)
     try:
-        bf16 = _flops(device, torch.bfloat16)
+        bf16 = _flops(device, torch.bfloat16, small)
     except RuntimeError:  # the device has no such product
         bf16 = 0.0
-    return MatmulSpeed(_flops(device, torch.float32), bf16)
+    dtype = torch.bfloat16 if bf16 >= BF16_GAIN * _flops(device, torch.float32, small) else torch.float32
+    return DeviceSpeed(dtype, _flops(device, dtype, large))
 
 
-def _flops(device: torch.device, dtype: torch.dtype) -> float:
-    size = GPU_SIZE if is_gpu(device) else CPU_SIZE
+def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     one, other = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     seconds: list[float] = []
-    while len(seconds) < REPEATS and sum(seconds) < 0.1:  # the first call is slower, and not the median of several
+    while len(seconds) < REPEATS and sum(seconds) < LONGEST_S:
         wait_for(device)
         begun = time.perf_counter()
         torch.mm(one, other)
         wait_for(device)
         seconds.append(time.perf_counter() - begun)
-    return 2 * size**3 / median(seconds)
+    return 2 * size**3 / min(seconds)

@@ -70,6 +70,8 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 
 PARTS = ("lines", "codec", "exchange", "training", "disk")
+SIZES = ("demo", "150m", "1b", "8b", "10b")
+"""Names in `peer.measurements.sizes`, which this module does not load."""
 
 
 def _register_bench(subparsers: Subparsers) -> None:
@@ -78,13 +80,21 @@ def _register_bench(subparsers: Subparsers) -> None:
         "bench",
         "measure this computer and its lines",
         run_bench,
-        epilog="Takes about 15 seconds.  Lines are measured by the peer that runs here: a few MB from a few peers.",
+        epilog="Takes about 15 seconds, with --train on a CPU minutes.  Lines are measured by the peer that runs here: a "
+        "few MB from a few peers.",
     )
     parser.add_argument(
         "--run",
         dest="what",
         metavar="RUN",
         help="explain the figures for this run (default: the run of the peer here, else the demo)",
+    )
+    parser.add_argument(
+        "--train",
+        metavar="SIZE",
+        choices=SIZES,
+        default=SIZES[0],
+        help=f"size of the model that trains: {', '.join(SIZES)} (default: {SIZES[0]})",
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -107,7 +117,9 @@ def run_bench(args: argparse.Namespace) -> int:
     progress, begun = BenchProgress(), time.monotonic()
     wanted_run = signed.run.hex() if args.what is not None else None
     try:
-        figures, problems = trio.run(measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say)
+        figures, problems = trio.run(
+            measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say, args.train
+        )
     finally:
         progress.end()
     if args.json:

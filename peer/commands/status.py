@@ -105,7 +105,7 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
-    from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
+    from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go, trainer_line
     from peer.sentences import blocks_by_origin
 
     why = clean(status.why_detail or status.why_idle, 200)
@@ -134,7 +134,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *skewed,
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         *blocks,
-        f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
+        f"trainer   {trainer_line(status)}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",
         f"reachable {_reachable(status)}",
         f"members   {_members(status)}, {many(status.peers, 'other peer')} here",

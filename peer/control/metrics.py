@@ -87,6 +87,8 @@ def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:
         ("steps", "Inner steps done in the running round.", status.steps),
         ("inner_steps", "Inner steps wanted in the running round.", status.inner_steps),
         ("tokens_per_second", "Tokens a second that this peer trains.", status.tokens_per_s),
+        ("mfu", "Share of the device's measured matmul speed that training reaches.", status.mfu),
+        ("busy_share", "Share of the last hour in which the trainer trained.", status.busy_share),
         ("loss", "Loss of the running round, else of the last one, in nats a token.", status.loss),
         ("held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss),
         ("uptime_seconds", "Since the peer started.", status.uptime_s),

@@ -182,7 +182,8 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | 
         _keep(folder, speed)
     where = speed.device if speed.device != "cpu" else f"{speed.threads} threads"
     since = " (measured before; --anew measures again)" if kept else ""
-    return ok("training", f"{amount(speed.tokens_per_s)} tokens/s of the demo's model, {where}{since}"), speed
+    precision = f" in {speed.precision}" if speed.precision else ""
+    return ok("training", f"{amount(speed.tokens_per_s)} tokens/s of the demo's model, {where}{precision}{since}"), speed
 
 
 def _what() -> dict[str, object]:

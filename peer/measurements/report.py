@@ -96,15 +96,14 @@ def rows(figures: Figures, run: RunSize) -> list[Row]:
 
 
 def _training(training: TrainingSpeed, run: RunSize) -> Row:
-    """Return the row for training, from the demo's model: time per token is about proportional to parameters."""
-    demo = demo_manifest().manifest
+    """Return the row for training: time per token is about proportional to parameters."""
     where = training.device if training.device != "cpu" else f"cpu, {training.threads} threads"
-    figure = f"{amount(training.tokens_per_s)} tokens/s"
+    figure = f"{amount(training.tokens_per_s)} tokens/s, {100 * training.mfu:.0f} % MFU in {training.precision}"
     rate = training.tokens_per_s * training.parameters / run.parameters
-    is_demo = run.parameters == demo.parameters
     takes = duration(run.round_tokens / max(rate, 1e-9))
-    meaning = f"a round of {run.name} computes for {'' if is_demo else 'very roughly '}{takes}"
-    return f"training, demo model, {where}", figure, meaning
+    is_same = run.parameters == training.parameters
+    meaning = f"a round of {run.name} computes for {'' if is_same else 'very roughly '}{takes}"
+    return f"training, {training.model} model, {where}", figure, meaning
 
 
 def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:

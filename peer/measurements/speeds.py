@@ -22,11 +22,12 @@ from peer.corpora.builtin import builtin_corpus
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.measurements.exchange import ExchangeSpeed, measure_exchange
-from peer.resources.computer import usable_cores
+from peer.measurements.sizes import DEMO, sized
+from peer.resources.computer import available_memory, free_gpu_memory, memory_need, usable_cores
 from peer.resources.core_share import chosen_threads
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
-from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -45,13 +46,20 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """Training speed of the demo run's model in a real trainer.  device: the trainer's device."""
+    """Training speed of a model in a real trainer.
+
+    model: its name in `peer.measurements.sizes`.  device: the trainer's device.  precision: of its products.  mfu: share of
+    the device's measured speed that training reaches.
+    """
 
     tokens_per_s: float
     device: str
     threads: int
     parameters: int
     steps: int
+    model: str = DEMO
+    precision: str = ""
+    mfu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,19 +220,33 @@ def _line_speed(answer: dict[str, Any]) -> LineSpeed:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Training speed of this computer: the demo run's model in a trainer process, started as a joining peer starts it.
+# Training speed of this computer: a model in a trainer process, started as a joining peer starts it.
 
 
 TRAINING_S = 3.0
 """Seconds of training after the first step, which warms up and does not count."""
 START_DEADLINE_S = 180.0
 """Deadline for importing torch on a slow, busy computer."""
+LARGE_DEADLINE_S = 1800.0
+"""Deadline for a few steps of another model than the demo's, on a CPU."""
 FLOAT_BYTES = 4
 
 
-async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
-    """Start a trainer process, train for about `seconds`, and end it.  Raises PeerError."""
-    manifest = demo_manifest().manifest
+async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> TrainingSpeed:
+    """Start a trainer process, train for about `seconds`, and end it.  Raises PeerError.
+
+    model: a named size.
+    """
+    gpu, available = free_gpu_memory(), available_memory()
+    manifest = sized(model, on_gpu=gpu is not None)
+    need = memory_need(manifest, device="cpu" if gpu is None else "cuda")
+    if need.host > available:
+        raise PeerError(
+            f"training {model} needs about {size(need.host)} of memory and {size(available)} are free here; measure a "
+            "smaller size",
+            ExitCode.RESOURCES,
+        )
+    deadline_s = START_DEADLINE_S + (seconds if model == DEMO else LARGE_DEADLINE_S)
     theta = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench")
     try:
         with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
@@ -235,7 +257,7 @@ async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
             trainer.use_threads(threads)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
-                with trio.fail_after(START_DEADLINE_S + seconds):
+                with trio.fail_after(deadline_s):
                     await trainer.initialise(theta.view)
                     marks = await _steps(trainer, theta, manifest, seconds)
                 nursery.cancel_scope.cancel()
@@ -246,7 +268,12 @@ async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
         theta.close()
     (began, first), (ended, last) = marks[0], marks[-1]
     rate = (last.tokens - first.tokens) / max(ended - began, 1e-9) if len(marks) > 1 else last.tokens_per_s
-    return TrainingSpeed(rate, trainer.device, threads, manifest.parameters, last.steps)
+    figures = trainer.figures
+    assert figures is not None, "it trained"
+    precision = figures.device.rpartition(", ")[2]
+    return TrainingSpeed(
+        rate, trainer.device, threads, manifest.parameters, last.steps, model, precision, figures.utilisation(rate)
+    )
 
 
 async def _steps(
@@ -315,14 +342,14 @@ Found = tuple[Figures, dict[str, PeerError]]
 
 
 async def measure_unless_interrupted(
-    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
+    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None], model: str = DEMO
 ) -> Found:
     """Run `measure`; if this process is told to end, raises KeyboardInterrupt after the running part."""
     found: Found | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, signals, scope)
-            found = await measure(parts, folder, run, on_part)
+            found = await measure(parts, folder, run, on_part, model)
             nursery.cancel_scope.cancel()
     if found is None or scope.cancel_called:
         raise KeyboardInterrupt
@@ -334,17 +361,19 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
         scope.cancel()
 
 
-async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]) -> Found:
+async def measure(
+    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None], model: str = DEMO
+) -> Found:
     """Return the figures of these parts, and the errors.
 
     folder: the data directory, whose disk is measured, and in which a peer may run.  run: the ID that the running peer's run
-    must have.
+    must have.  model: named size that trains.
     """
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
         "codec": lambda: trio.to_thread.run_sync(measure_codec),
         "exchange": measure_exchange,
-        "training": measure_training,
+        "training": partial(measure_training, model=model),
         "disk": lambda: trio.to_thread.run_sync(measure_disk, folder),
     }
     figures, problems = Figures(), dict[str, PeerError]()

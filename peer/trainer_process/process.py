@@ -27,6 +27,7 @@ import trio
 
 from kernels.layout import chunk_layout, payload_bytes
 from peer.installation import child_environment
+from peer.trainer_process.busy_hour import BusyHour
 from peer.trainer_process.log import TrainerLog
 from protocol.chain.outer_state import SharedRegion
 from protocol.disk import ScratchFolder
@@ -35,6 +36,7 @@ from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,
     Contribution,
+    DeviceFigures,
     EvaluatedLoss,
     Generated,
     GenerateTask,
@@ -333,6 +335,13 @@ class TrainerProcess:
         """CPU threads that the last finished round used at its end."""
         self.device = ""
         """Device on which it computes, in torch's words; empty before it was first ready."""
+        self.figures: DeviceFigures | None = None
+        self._shifts: BusyHour | None = None
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the last hour in which it trained; None before it was first ready."""
+        return self._shifts.share(trio.current_time()) if self._shifts is not None else None
 
     @property
     def pid(self) -> int | None:
@@ -384,7 +393,9 @@ class TrainerProcess:
             elif not self._tell_of_missing(message):
                 progress(message)
 
-        answer = await self._ask_alone("compute", hear, task=fields)
+        shifts = self._shifts = self._shifts or BusyHour(trio.current_time())
+        with shifts.shift(trio.current_time):
+            answer = await self._ask_alone("compute", hear, task=fields)
         self._worked()
         self.threads = answer["threads"]
         data = self._contribution.view.toreadonly()
@@ -560,6 +571,11 @@ class TrainerProcess:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
             return
         self._ready, self.device = True, str(answer["device"])
+        if settings.trains:
+            self.figures = DeviceFigures(
+                f"{self.device}, {answer['precision']}", float(answer["matmul_flops"]), float(answer["flops_per_token"])
+            )
+            self._shifts = self._shifts or BusyHour(trio.current_time())
         if self._paused:
             channel.send({"do": "pause"})
         self._measures_power = bool(answer["measures_power"])

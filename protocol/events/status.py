@@ -207,7 +207,9 @@ class NodeStatus:
     up_bytes, down_bytes: bytes sent and received since the start.
     block_bytes: bytes of the blocks that this peer needed of the run's corpora since the start, by their origin: peer
     (another trainer, or the organiser), seed, mirror, or disk (they were here); empty in a run without corpora.
-    trainer_pid: process ID of the trainer; None while none is ready.
+    trainer_pid: process ID of the trainer; None while none is ready.  device: name of its device and precision of its
+    products; empty before it was ready.  mfu: share of the device's measured speed that training reaches; None while it does
+    not train.  busy_share: share of the last hour in which it trained; None before it was ready.
     version: version of the software.  swarm: the other peers of the run, a map for each.
     rollouts: this peer's work with rollouts, a map; None in a run without them.
     organiser: ID of the peer that signed the run; empty before the node runs.
@@ -256,6 +258,9 @@ class NodeStatus:
     up_bytes: int = 0
     down_bytes: int = 0
     trainer_pid: int | None = None
+    device: str = ""
+    mfu: float | None = None
+    busy_share: float | None = None
     version: str
     swarm: list[SwarmPeer] = field(default_factory=list)
     rollouts: RolloutStatus | None = None

@@ -284,7 +284,8 @@ class Node:
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()
-        progress = self._history.roster.progress
+        progress, rate = self._history.roster.progress, self._heartbeats.tokens_per_s
+        figures = self._process.figures if self._process else None
         settled = max(final, min(self._following.settled.rounds, self._history.length)) if not self._is_young() else 0
         return NodeStatus(
             peer=self._session.me,
@@ -310,7 +311,7 @@ class Node:
             tokens=sum(member.tokens for member in last.members) if last else 0,
             steps=work.steps if work else 0,
             inner_steps=work.wanted if work and work.wanted else self._replica.manifest.steps_of(self._history.length),
-            tokens_per_s=self._heartbeats.tokens_per_s,
+            tokens_per_s=rate,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),
             losses=self._replica.named_losses(last) if last else {},
@@ -323,6 +324,9 @@ class Node:
             up_bytes=traffic.up_bytes,
             down_bytes=traffic.down_bytes,
             trainer_pid=self._process.pid if self._process else None,
+            device=figures.device if figures is not None else "",
+            mfu=figures.utilisation(rate) if figures is not None and rate else None,
+            busy_share=self._process.busy_share if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
             organiser=self._replica.manifest.organiser,

@@ -46,6 +46,9 @@ class ArithmeticTrainer:
         self.said: list[str] = []
         """What it was asked, and what it came to the end of."""
 
+    figures = None
+    busy_share = None
+
     @property
     def pid(self) -> int | None:
         return 1000 + self._deaths

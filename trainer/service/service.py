@@ -27,7 +27,7 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
-from trainer.device import is_gpu, matmul_speed, pick_device
+from trainer.device import device_speed, is_gpu, pick_device
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -254,6 +254,7 @@ def _fields(judged: Judged) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 EXIT_FAILED = 1
 """Exit status of a process that stops because a job failed."""
 IDLE_OPPORTUNITIES = 1 << 20
@@ -328,11 +329,12 @@ class Service:
 
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
+        speed = device_speed(device)
         config = TrainingConfig.from_sections(message["sections"])
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        self._worker = Worker(config, device, text, matmul_speed(device).dtype) if message["trains"] else None
+        self._worker = Worker(config, device, text, speed.dtype) if message["trains"] else None
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = (
             RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
@@ -342,6 +344,9 @@ class Service:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
             "device": str(device),
+            "precision": PRECISIONS[speed.dtype],
+            "matmul_flops": speed.flops,
+            "flops_per_token": config.model.flops_per_token(config.data.sequence_length),
             "parameters": config.model.parameters,
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,

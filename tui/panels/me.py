@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, duration, fit, goal_line, many, number, short, size
+from peer.formatting import amount, clean, duration, fit, goal_line, many, number, short, size, trainer_line
 from protocol.events.status import PeerStatus
 from tui.panels.drawing import FAINT, Look, line
 from tui.picture import Picture
@@ -28,7 +28,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ),
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
-        ("trainer", f"process {status.trainer_pid}" if status.trainer_pid else "none now"),
+        ("trainer", trainer_line(status)),
         ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
         ("final", f"{status.final_rounds} of {status.round} rounds"),
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),

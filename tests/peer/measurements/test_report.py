@@ -25,7 +25,7 @@ LINES = LineSpeed(
 ALL = Figures(
     codec=CodecSpeed(1e9, 2e9, 4000.0, 8000.0),
     exchange=ExchangeSpeed(1e8, 3, 8 << 20),
-    training=TrainingSpeed(5000.0, "cpu", 2, 1_000_000, 20),
+    training=TrainingSpeed(5000.0, "cpu", 2, 1_000_000, 20, precision="fp32", mfu=0.62),
     disk=DiskSpeed(2e8, 1e9, 256 << 20, False),
     lines=LINES,
     missing={},
@@ -37,8 +37,8 @@ def test_each_figure_has_its_meaning() -> None:
     assert found["encode, one core"] == ("1.0 G parameters/s, 4000 MB/s", "1.0 ms for the parameters of ours")
     assert found["exchange, 3 peers here"][1] == "an exchange of ours takes 10.0 ms if lines take no time"
     assert found["training, demo model, cpu, 2 threads"] == (
-        "5.0 k tokens/s",
-        "a round of ours computes for very roughly 10 s",
+        "5.0 k tokens/s, 62 % MFU in fp32",
+        "a round of ours computes for 10 s",
     )
     assert found["disk, write"] == ("200.0 MB/s", "40.0 ms for a checkpoint of ours, 8.0 MB")
     assert found["from bob (…abcdef)"] == ("8.0 Mbit/s", "8 s for 8.0 MB that a newcomer fetches")

@@ -64,6 +64,15 @@ class ModelConfig(SectionFields):
         """Width of all keys together, and of all values together."""
         return self.kv_heads * self.head_width
 
+    def flops_per_token(self, length: int) -> float:
+        """Return the floating point operations of training on a token of rows of `length` tokens.
+
+        Forward and backward pass: six for each parameter of a product, the output weights included and the embedding not
+        (Kaplan et al. 2020), and those of causal attention, in which a token sees half of its row on average.
+        """
+        products = self.parameters - (0 if self.tied else self.vocab * self.dim)
+        return 6.0 * products + 6.0 * self.layers * self.query_width * length
+
     @property
     def parameters(self) -> int:
         """Number of parameters in the flat vector."""
