@@ -47,11 +47,12 @@ class Table:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.now, self.limit, self.told = 0, NOVEMBER, GB, list[Rest]()
+        self.scratch_bytes = 0
         monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=self.free))
         monkeypatch.setattr("trio.to_thread.run_sync", at_once)  # virtual time would go on beside a slow thread
         self.traffic = MonthTraffic(folder)
         quota = MonthlyQuota(self.traffic, self.clock, lambda: self.limit)
-        self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES, 0))
+        self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES, self.scratch_bytes))
 
     async def clock(self) -> datetime:
         await trio.lowlevel.checkpoint()
@@ -85,6 +86,14 @@ def test_it_goes_on_when_there_is_room_for_what_it_writes(tmp_path: Path, monkey
     assert 102.0 < table.waited(FULL, lambda: setattr(table, "free", 4 * GB), 102.0) <= 102.0 + LOOK_S
     (told,) = table.told
     assert told.why is WhyIdle.DISK_FULL and "the run needs about 3.0 GB more on disk" in told.detail
+
+
+def test_a_state_in_files_needs_its_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(tmp_path, monkeypatch)
+    table.free, table.scratch_bytes = 4 * GB, 2 * GB
+    table.waited(FULL, lambda: setattr(table, "free", 6 * GB), 102.0)
+    (told,) = table.told
+    assert "the run needs about 5.0 GB more on disk" in told.detail
 
 
 def test_a_disk_that_is_full_again_soon_makes_it_wait_longer_each_time(
