@@ -1,0 +1,174 @@
+"""Speed of training against transformers and against the arithmetic alone: `python -m benchmarks.training`.
+
+For each model and precision, one optimiser step on the same rows, in turn: ours (`trainer.optim.InnerLoop`), transformers'
+Llama with its own loss and torch's fused AdamW, and the bound: only the products and the attention of such a step, forward
+and backward.  Each figure is the median over the rounds; a ratio is the median of the rounds' ratios, because the speed of a
+shared computer drifts.  bf16 is measured where the device trains in it.  Prints a table, or with --json one object
+{rows: [{parameters, dtype, over_transformers, over_bound, tokens_per_s}]}; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainer.config import InnerConfig
+from trainer.data.rows import Rows
+from trainer.device import device_speed, pick_device, wait_for
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.llama.model import Decoder
+from trainer.optim import InnerLoop, Place
+from trainer.parameters import WholeParameters
+
+SHARED: dict[str, Any] = {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
+MODELS = {
+    "21M": SHARED | {"vocab": 8192, "dim": 512, "layers": 6, "heads": 8, "kv_heads": 4, "ffn": 1408},
+    "34M": SHARED | {"vocab": 32_000, "dim": 512, "layers": 6, "heads": 8, "kv_heads": 4, "ffn": 1408},
+}
+INNER = InnerConfig(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.0, "wsd", 0, 0.2, 0)
+
+
+def ours(config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens_bt: np.ndarray) -> Callable[[], object]:
+    model = Decoder(config, device)
+    values = torch.empty(config.parameters)
+    initial_parameters(config, 0, values.numpy())
+    model.flat.copy_(values)
+    model.compute_dtype = dtype
+    loop, rows = InnerLoop(WholeParameters(model), INNER), Rows(tokens_bt)
+    return lambda: loop.step(rows, Place(1, 0.0)).read()
+
+
+def theirs(config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens_bt: np.ndarray) -> Callable[[], object]:
+    shape: Any = LlamaConfig(
+        vocab_size=config.vocab,
+        hidden_size=config.dim,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        intermediate_size=config.ffn,
+        tie_word_embeddings=config.tied,
+        use_cache=False,
+    )
+    shape._attn_implementation = "sdpa"
+    model: Any = LlamaForCausalLM(shape)
+    model.to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=INNER.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    tokens = torch.from_numpy(tokens_bt.astype(np.int64)).to(device)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def step() -> float:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(input_ids=inputs, labels=targets, shift_labels=targets).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), INNER.clip_norm)
+        optimiser.step()
+        optimiser.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def bound(config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: int, length: int) -> Callable[[], object]:
+    """The products of a step with each weight, three for each, and the attention, forward and backward."""
+    dim, query, kv, ffn, count = config.dim, config.query_width, config.kv_width, config.ffn, rows * length
+    shapes = [(dim, query), (dim, kv), (dim, kv), (query, dim), (dim, ffn), (dim, ffn), (ffn, dim)]
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    products = [(made(count, of), made(into, of), made(count, into)) for of, into in [*shapes, (dim, config.vocab)]]
+    q, k, v = (
+        made(rows, number, length, config.head_width).requires_grad_()
+        for number in (config.heads, config.kv_heads, config.kv_heads)
+    )
+    mixed_gradient = made(rows, config.heads, length, config.head_width)
+
+    def three(inputs: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        inputs @ weight.T
+        gradient @ weight
+        gradient.T @ inputs
+
+    def step() -> None:
+        for _ in range(config.layers):
+            for each in products[:-1]:
+                three(*each)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            torch.autograd.grad(mixed, (q, k, v), mixed_gradient)
+        three(*products[-1])
+
+    return step
+
+
+def measure(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
+    config, device = ModelConfig.from_mapping(MODELS[name]), pick_device(arguments.device)
+    rows, length = arguments.rows, arguments.length
+    tokens_bt = np.random.default_rng(0).integers(0, config.vocab, (rows, length + 1), dtype=np.int32)
+    works = {
+        "ours": ours(config, device, dtype, tokens_bt),
+        "theirs": theirs(config, device, dtype, tokens_bt),
+        "bound": bound(config, device, dtype, rows, length),
+    }
+    seconds: dict[str, list[float]] = {each: [] for each in works}
+    for round_number in range(arguments.rounds + 1):  # the first warms up
+        for each, work in works.items():
+            wait_for(device)
+            began = time.perf_counter()
+            work()
+            wait_for(device)
+            if round_number:
+                seconds[each].append(time.perf_counter() - began)
+
+    def ratio(other: str) -> float:
+        return statistics.median(theirs / own for own, theirs in zip(seconds["ours"], seconds[other], strict=True))
+
+    return {
+        "model": name,
+        "parameters": config.parameters,
+        "dtype": str(dtype).removeprefix("torch."),
+        "over_transformers": ratio("theirs"),
+        "over_bound": ratio("bound"),
+        "tokens_per_s": rows * length / statistics.median(seconds["ours"]),
+        "transformers_tokens_per_s": rows * length / statistics.median(seconds["theirs"]),
+        "bound_tokens_per_s": rows * length / statistics.median(seconds["bound"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], help="default: fp32, and what it trains in")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    trains_in = str(device_speed(pick_device(arguments.device)).dtype).removeprefix("torch.")
+    dtypes = [getattr(torch, name) for name in arguments.dtypes or dict.fromkeys(["float32", trains_in])]
+    rows = [measure(name, dtype, arguments) for name in arguments.models for dtype in dtypes]
+    if arguments.json:
+        print(json.dumps({"threads": torch.get_num_threads(), "rows": rows}))
+        return
+    print(
+        "| model | dtype | tokens/s | transformers | bound | over transformers | over bound |\n|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        print(
+            f"| {row['model']} ({row['parameters'] / 1e6:.1f} M) | {row['dtype']} | {row['tokens_per_s']:.0f} | "
+            f"{row['transformers_tokens_per_s']:.0f} | {row['bound_tokens_per_s']:.0f} | {row['over_transformers']:.2f} | "
+            f"{row['over_bound']:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
