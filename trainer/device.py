@@ -29,6 +29,27 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def pick_devices(name: str, gpus: str, processes: int) -> tuple[torch.device, ...]:
+    """Return the devices of a trainer's ranks.
+
+    gpus: "all", or numbers of GPUs with commas between them; empty for one device, of this `name`.  processes: number of
+    ranks on a CPU.  Raises ValueError for GPUs that are not here, and for processes on a GPU.
+    """
+    if not gpus:
+        device = pick_device(name)
+        if processes > 1 and is_gpu(device):
+            raise ValueError("only CPUs are divided between processes; leave --processes out, or name GPUs with --gpus")
+        return (device,) * processes
+    if processes > 1:
+        raise ValueError("each GPU has one process; give --gpus or --processes, not both")
+    here = torch.cuda.device_count()
+    numbers = list(range(here)) if gpus == "all" else [int(number) for number in gpus.split(",")]
+    missing = [number for number in numbers if number >= here]
+    if missing or not numbers:
+        raise ValueError(f"--gpus {gpus} names GPUs that are not here; this computer has {here} of them, from 0")
+    return tuple(torch.device("cuda", number) for number in numbers)
+
+
 def is_gpu(device: torch.device) -> bool:
     """Return True for a device with memory of its own, which works while the host does something else."""
     return device.type != "cpu"

@@ -128,8 +128,8 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
         while True:
             _perform(work, inbox.next(), theta, out)
     except Exception as error:  # noqa: BLE001 - a rank ends with any error, and all others with it
+        threading.Event().wait(SETTLE_S)  # if rank 0 has met the same error, or one has ended, it reports that and ends us
         traceback.print_exc()
-        threading.Event().wait(SETTLE_S)  # rank 0 may have met the same error, and then reports it
         print(f"rank {order.number}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
 

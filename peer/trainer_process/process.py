@@ -266,6 +266,18 @@ class TrainerPlaces:
 
 
 @dataclass(frozen=True)
+class TrainerRanks:
+    """Processes of a trainer that share one model.
+
+    gpus: "all", or numbers of GPUs with commas between them, a process for each; empty for the usual device.
+    processes: number of processes on a CPU.
+    """
+
+    gpus: str = ""
+    processes: int = 1
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     """Settings for starting a trainer.
 
@@ -276,6 +288,7 @@ class TrainerSettings:
     moments: folder in which the trainer keeps its optimiser's moments for a later process; None to keep none.
     generator: name of the program that makes rollouts.
     scratch: the folder of the file for the contribution; None to hold it in memory.
+    ranks: processes that share the model.
     """
 
     sections: Mapping[str, Any]
@@ -288,6 +301,7 @@ class TrainerSettings:
     generator: GeneratorName = GeneratorName.BUILTIN
     first_backoff_s: float = FIRST_BACKOFF_S
     scratch: ScratchFolder | None = None
+    ranks: TrainerRanks = TrainerRanks()
 
     @classmethod
     def for_run(
@@ -299,11 +313,13 @@ class TrainerSettings:
         trains: bool = True,
         moments: Path | None = None,
         generator: GeneratorName = GeneratorName.BUILTIN,
+        ranks: TrainerRanks | None = None,
     ) -> TrainerSettings:
         """Return the settings for the work of `manifest`.  places: of the run's data; None if it has none."""
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         sections = manifest.trainer_sections() | (places or TrainerPlaces()).sections
-        return cls(sections, size, log_path, trains, moments=moments, generator=generator)
+        ranks = ranks or TrainerRanks()
+        return cls(sections, size, log_path, trains, moments=moments, generator=generator, ranks=ranks)
 
 
 class TrainerProcess:
@@ -566,6 +582,8 @@ class TrainerProcess:
             trains=settings.trains,
             moments=str(settings.moments or ""),
             generator=settings.generator.value,
+            gpus=settings.ranks.gpus,
+            processes=settings.ranks.processes,
         )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")

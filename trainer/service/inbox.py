@@ -76,10 +76,11 @@ class CommandInbox:
             called_off = running is not None and (running.finish or running.abandon)
             return bool(called_off or self._jobs or self._paused or self._evaluation is None)
 
-    def use_threads(self) -> None:
-        """Set the number of CPU threads to the number in the peer's last command."""
-        if self._threads and self._threads != torch.get_num_threads():
-            torch.set_num_threads(self._threads)  # affects the calling thread, so not in the reading thread
+    def use_threads(self, ranks: int = 1) -> None:
+        """Set the number of CPU threads to this rank's share of the number in the peer's last command."""
+        share = max(1, self._threads // ranks)
+        if self._threads and share != torch.get_num_threads():
+            torch.set_num_threads(share)  # affects the calling thread, so not in the reading thread
 
     def is_held(self, job: Job) -> bool:
         """Return True if the peer has paused, or abandoned the job: `wait_while_paused` may then wait or raise."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -27,12 +28,13 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
-from trainer.device import device_speed, is_gpu, pick_device
+from trainer.device import device_speed, is_gpu, pick_devices
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import ROLLOUTS, TEXT, MomentsFile
+from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
@@ -102,24 +104,24 @@ class PowerPace:
         self._at, self._joules = now, joules
 
 
-def meter_of(device: torch.device) -> Meter:
-    """Return the energy meter of the GPU on which a trainer computes; for a CPU, return a meter that always returns None."""
-    if not is_gpu(device):
+def meter_of(*devices: torch.device) -> Meter:
+    """Return the energy meter of the GPUs on which a trainer computes, a mean; for a CPU, one that always returns None."""
+    if not all(is_gpu(device) for device in devices):
         return lambda: None
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        uuids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in uuids]
     except Exception:  # no library, no driver, a slice of a card: errors differ by version
         return lambda: None
-    return lambda: _joules(pynvml, handle)
+    return lambda: _joules(pynvml, handles)
 
 
-def _joules(nvml: Any, handle: Any) -> float | None:
+def _joules(nvml: Any, handles: Sequence[Any]) -> float | None:
     try:
-        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+        return sum(float(nvml.nvmlDeviceGetTotalEnergyConsumption(each)) for each in handles) / len(handles) / 1000
     except Exception:  # an older card, or one that is no longer available
         return None
 
@@ -260,6 +262,9 @@ EXIT_FAILED = 1
 IDLE_OPPORTUNITIES = 1 << 20
 """Opportunities assumed while no other job runs. The number is so large that an evaluation continues in the smallest pieces,
 because a command may arrive at any time."""
+ONE_PROCESS = (
+    "a run with rollouts or preferences trains in one process; leave --processes out, and name one GPU if you use --gpus"
+)
 BLOCK_WAIT_S = 0.25
 """Seconds between two looks for a block that is not here yet."""
 
@@ -274,12 +279,13 @@ class Service:
         self._inbox = CommandInbox()
         self._config: TrainingConfig | None = None
         self._worker: Worker | None = None
+        self._ranks: LeadingRank | None = None
         self._pace = PowerPace(lambda: None)
         self._jobs: RolloutJobs | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
-    def run(self) -> int:
-        """Run jobs until one fails, and return the exit status. If the peer ends, `CommandInbox` ends the process."""
+    def run(self) -> NoReturn:
+        """Run jobs until one fails, which ends the process, as `CommandInbox` does if the peer ends."""
         self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
@@ -293,14 +299,22 @@ class Service:
             except Abandoned:
                 continue
             except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error
-                self._send(job, "failed", reason=_sentence(error))
-                return EXIT_FAILED
+                self._fail(job, error)
             self._send(job, job.message["do"], **answer)
             if job.message["do"] == "compute":
                 self._store_moments()
 
+    def _fail(self, job: Job, error: Exception) -> NoReturn:
+        """End the process with a sentence.  If another rank has ended, that is the reason, and its watcher ends us."""
+        if self._ranks is not None:
+            self._ranks.settle()
+        self._send(job, "failed", reason=_sentence(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
+
     def _perform(self, job: Job) -> dict[str, Any]:
-        self._inbox.use_threads()
+        self._use_threads()
         match job.message["do"]:
             case "configure":
                 return self._configure(job.message)
@@ -327,30 +341,45 @@ class Service:
             case other:
                 raise ValueError(f"unknown command {other!r}")
 
+    def _use_threads(self) -> None:
+        self._inbox.use_threads(self._ranks.count if self._ranks is not None else 1)
+
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
-        device = pick_device(message["device"])
+        devices = pick_devices(message["device"], message.get("gpus", ""), message.get("processes", 1))
+        device = devices[0]
         speed = device_speed(device)
         config = TrainingConfig.from_sections(message["sections"])
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        self._worker = Worker(config, device, text, speed.dtype) if message["trains"] else None
+        if len(devices) > 1:
+            names = tuple(str(each) for each in devices)
+            self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, text.path if text else None, 0))
+        self._worker = Worker(config, device, text, speed.dtype, self._ranks) if message["trains"] else None
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = (
             RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
         )
-        self._pace = PowerPace(meter_of(device))
+        self._pace = PowerPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
-            "device": str(device),
+            "device": ", ".join(str(each) for each in devices),
             "precision": PRECISIONS[speed.dtype],
-            "matmul_flops": speed.flops,
+            "matmul_flops": speed.flops * (len(devices) if is_gpu(device) else 1),
             "flops_per_token": config.model.flops_per_token(config.data.sequence_length),
             "parameters": config.model.parameters,
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,
         }
+
+    def _start_ranks(self, order: RankOrder) -> LeadingRank:
+        """Start the other ranks, and divide the threads of this process between them and it."""
+        if order.config.rl is not None or order.config.data.format == "preference":
+            raise ValueError(ONE_PROCESS)
+        if not is_gpu(torch.device(order.devices[0])):
+            torch.set_num_threads(max(1, torch.get_num_threads() // len(order.devices)))
+        return LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
 
     def _initialise(self) -> dict[str, Any]:
         config = self._configured()
@@ -367,7 +396,7 @@ class Service:
                 self._evaluate_some(job, task.steps - steps)
             self._keep_pace(job)
             self._inbox.wait_while_paused(job)
-            self._inbox.use_threads()
+            self._use_threads()
             self._pace.begin()
             return job.finish
 
@@ -377,7 +406,7 @@ class Service:
                 if self._inbox.wait(BLOCK_WAIT_S, job) and not job.abandon:
                     time.sleep(BLOCK_WAIT_S)  # told to finish, perhaps without a step to finish with
             self._inbox.wait_while_paused(job)
-            self._inbox.use_threads()
+            self._use_threads()
             self._pace.begin()
             return job.finish
 
@@ -388,7 +417,8 @@ class Service:
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between)
-        return {**asdict(done), "threads": torch.get_num_threads()}
+        ranks = self._ranks.count if self._ranks is not None else 1
+        return {**asdict(done), "threads": ranks * torch.get_num_threads()}
 
     def _store_moments(self) -> None:
         """Write the optimisers' moments while the peer exchanges the round's result."""
@@ -403,7 +433,7 @@ class Service:
         def tell(done: int, total: int) -> None:
             self._send(job, "progress", done=done, total=total)
             self._keep_pace(job)
-            self._inbox.use_threads()
+            self._use_threads()
             self._pace.begin()
 
         return tell
@@ -413,7 +443,7 @@ class Service:
         if self._inbox.is_held(job):
             self._keep_pace(job)
             self._inbox.wait_while_paused(job)
-            self._inbox.use_threads()
+            self._use_threads()
             self._pace.begin()
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
@@ -437,6 +467,8 @@ class Service:
                 self._inbox.wait(BLOCK_WAIT_S, None)
             return
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
+            if self._ranks is not None and self._evaluation is not None:
+                self._fail(job, error)  # the other ranks may be in the middle of it
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:
@@ -483,6 +515,12 @@ class Service:
             self._connection.sendall(frames.pack({"id": job.id, "is": kind, **fields}))
         except OSError:
             os._exit(EXIT_PEER_GONE)
+
+
+def _end_with(sentence: str) -> None:
+    """End the process because another rank has ended.  The peer shows the last line."""
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(EXIT_FAILED)
 
 
 def _block(missing: BlockMissing) -> dict[str, Any]:
