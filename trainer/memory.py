@@ -24,6 +24,8 @@ ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 KEPT_BYTES = 4096 * MB
 """Limit on the activations of one sequence on a CPU; layers beyond it are computed again, which takes a third longer."""
+SHARDING_BYTES = 80 * MB
+"""Memory of torch's FSDP in a process of several ranks."""
 COMPILER_BYTES = 144 * MB
 """Memory of torch's compiler, which torch's function to compute layers again loads."""
 LOSS_TOKENS, LOSS_LOGITS = 4096, 1 << 27
@@ -67,11 +69,15 @@ class TrainerWork(Enum):
     VERIFY = "verify"
 
 
-def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = TrainerWork.TRAIN) -> TrainerMemory:
-    """Estimate a trainer's memory on "cpu" or "cuda".
+def trainer_memory(
+    config: TrainingConfig, device: str, work: TrainerWork = TrainerWork.TRAIN, ranks: int = 1
+) -> TrainerMemory:
+    """Estimate a trainer's memory on "cpu" or "cuda"; of several ranks, all host memory, and the memory of each GPU.
 
-    Only RL runs have other work than training; RL trainers also verify.
+    Only RL runs have other work than training; RL trainers also verify, and have one rank.
     """
+    if config.rl is None and ranks > 1:
+        return _of_ranks(config, device, ranks)
     if config.rl is None:
         return _of_reading(config, device)
     model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
@@ -93,6 +99,15 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
     if device == "cpu":
         return TrainerMemory(CPU_PROCESS_BYTES + used, 0)
     return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + used)
+
+
+def _of_ranks(config: TrainingConfig, device: str, ranks: int) -> TrainerMemory:
+    if device != "cpu":
+        return TrainerMemory(ranks * CUDA_PROCESS_BYTES, sharded_bytes(config, ranks))
+    state, model = _state_bytes(config), config.model
+    ends = (1 if model.tied else 2) * model.vocab * model.dim + model.dim
+    whole = 8 * (ends + 2 * (model.parameters - ends) // model.layers)  # gathered, with their gradients
+    return TrainerMemory(state + ranks * (_of_reading(config, device).host - state + whole + SHARDING_BYTES), 0)
 
 
 def sharded_bytes(config: TrainingConfig, ranks: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -247,6 +247,7 @@ class Worker:
         tokens = tokens or evaluation_tokens(self.config)
         length = self.config.data.sequence_length
         plan = EvaluationPlan.of(self.reading, self.objective, length, tokens, row)
+        plan = replace(plan, batch=plan.batch * self.work.parameters.ranks)
         self._compare(plan.windows, reference, refuse_to_wait, held_out=True)
         return Evaluation(self.work, plan, theta)
 

@@ -37,7 +37,7 @@ from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
-from peer.resources.check import check_generator, check_memory, chosen_role
+from peer.resources.check import check_division, check_generator, check_memory, chosen_role
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
@@ -45,7 +45,7 @@ from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.reasons import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
-from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerSettings
+from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
@@ -318,7 +318,9 @@ class Participation:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
-        place = check_memory(manifest, role, state, self._emit)
+        now = self._settings.live.now
+        division = check_division(manifest, role, now.gpus, now.processes)
+        place = check_memory(manifest, role, state, self._emit, division)
         self.scratch_bytes = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
         clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
@@ -429,18 +431,20 @@ class Participation:
         places = TrainerPlaces(files, (*(folder / SHARDS for folder in corpora.folders), self._folder / BLOCKS))
         if self._own_data is not None:
             places = TrainerPlaces({**files, OWN_CORPUS: self._own_data.manifest_path}, (self._own_data.blocks,))
+        now = self._settings.live.now
         settings = TrainerSettings.for_run(
             signed.manifest,
             self._folder / "trainer.log",
             places,
             trains=self._role is Role.TRAINER,
             moments=self._folder if self._keeps_moments else None,
-            generator=GeneratorName(self._settings.live.now.generator),
+            generator=GeneratorName(now.generator),
+            ranks=TrainerRanks(now.gpus or "", now.processes or 1),
         )
         settings = replace(settings, scratch=self._scratch)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
-        trainer.limit_power(self._settings.live.now.max_power)
+        trainer.limit_power(now.max_power)
         return trainer
 
     async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:

@@ -12,6 +12,7 @@ from peer.formatting import size
 from peer.resources.computer import (
     StatePlace,
     available_memory,
+    free_gpu_memories,
     free_gpu_memory,
     memory_need,
     memory_problem,
@@ -144,17 +145,61 @@ IN_FILES = (
 )
 
 
-def check_memory(manifest: RunManifest, role: Role, state: str, emit: Callable[[Event], None]) -> StatePlace:
+class TrainerDivision(NamedTuple):
+    """Processes of a trainer.  ranks: their number.  gpu: free bytes of the fullest of their GPUs; None on a CPU."""
+
+    ranks: int = 1
+    gpu: int | None = None
+
+
+MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
+ONE_PROCESS = (
+    "a run with rollouts or preferences trains in one process; leave --processes out, and name one GPU if you use --gpus"
+)
+ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
+
+
+def check_division(manifest: RunManifest, role: Role, gpus: str | None, processes: int | None) -> TrainerDivision:
+    """Return the division of the trainer; raise `PeerError` if it is not possible.
+
+    gpus: "all", or numbers of GPUs with commas between them, which share the model; None for one.  processes: number of
+    processes that share the model on a CPU; None for one.
+    """
+    if role is Role.SEED:
+        return TrainerDivision()
+    free, ranks = free_gpu_memories(), processes or 1
+    if ranks > 1 and free:
+        raise PeerError(ONE_EACH, ExitCode.RESOURCES)
+    if gpus is not None:
+        numbers = list(range(len(free))) if gpus == "all" else [int(number) for number in gpus.split(",")]
+        if not numbers or max(numbers) >= len(free):
+            raise PeerError(MISSING_GPUS.format(gpus=gpus, here=len(free) or "none"), ExitCode.RESOURCES)
+        ranks, free = len(numbers), [min(free[number] for number in numbers)]
+    if ranks > 1 and (manifest.rl is not None or manifest.data.format == "preference"):
+        raise PeerError(ONE_PROCESS, ExitCode.RESOURCES)
+    return TrainerDivision(ranks, max(free, default=None))
+
+
+def check_memory(
+    manifest: RunManifest,
+    role: Role,
+    state: str,
+    emit: Callable[[Event], None],
+    division: TrainerDivision | None = None,
+) -> StatePlace:
     """Return the place of the peer's state; raise `PeerError` with numbers if memory does not suffice.
 
-    state: the setting of this name; with "auto", a notice gives the reason for files.
+    state: the setting of this name; with "auto", a notice gives the reason for files.  division: the trainer's; None for one
+    process.
     """
-    available, gpu = available_memory(), None if role is Role.SEED else free_gpu_memory()
-    place = state_place(state, manifest, role, available, gpu)
-    problem = memory_problem(manifest, role, available, gpu, place)
+    if division is None:
+        division = TrainerDivision(gpu=None if role is Role.SEED else free_gpu_memory())
+    available, (ranks, gpu) = available_memory(), division
+    place = state_place(state, manifest, role, available, gpu, ranks)
+    problem = memory_problem(manifest, role, available, gpu, place, ranks)
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)
     if state == "auto" and place is StatePlace.DISK:
-        need = memory_need(manifest, role, "cpu" if gpu is None else "cuda").host
+        need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", ranks=ranks).host
         emit(Notice("info", IN_FILES.format(need=size(need), available=size(available))))
     return place

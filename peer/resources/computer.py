@@ -39,25 +39,30 @@ from trainer.memory import TrainerWork, trainer_memory
 
 
 def free_gpu_memory() -> int | None:
-    """Return the free bytes of the NVIDIA GPU with the most free memory; None if a trainer would compute on the CPU.
+    """Return the free bytes of the NVIDIA GPU with the most free memory; None if a trainer would compute on the CPU."""
+    return max(free_gpu_memories(), default=None)
+
+
+def free_gpu_memories() -> list[int]:
+    """Return the free bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU.
 
     A trainer computes on the CPU if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
     try:
         if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-            return None
+            return []
         import pynvml
 
         pynvml.nvmlInit()
     except (PackageNotFoundError, ImportError):
-        return None
+        return []
     except pynvml.NVMLError:
-        return None
+        return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return max((int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles), default=None)
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles]
     except pynvml.NVMLError:
-        return None
+        return []
     finally:
         pynvml.nvmlShutdown()
 
@@ -96,9 +101,15 @@ class Need:
 
 
 def memory_need(
-    manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu", place: StatePlace = StatePlace.RAM
+    manifest: RunManifest,
+    role: Role = Role.TRAINER,
+    device: str = "cpu",
+    place: StatePlace = StatePlace.RAM,
+    ranks: int = 1,
 ) -> Need:
-    """Return the memory that a peer of this role needs.  device: the trainer's device, "cpu" or "cuda".
+    """Return the memory that a peer of this role needs; the GPU's is that of each of several.
+
+    device: the trainer's device, "cpu" or "cuda".  ranks: processes of the trainer.
 
     Results are always files, and pass through memory chunk by chunk, so they do not count.
     """
@@ -108,7 +119,7 @@ def memory_need(
         peer += shared_bytes(manifest, role)
     if role is Role.SEED:
         return Need(peer, 0, 0)
-    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device, WORK[role])
+    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device, WORK[role], ranks)
     files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
     return Need(peer, trainer.host + files, trainer.device)
 
@@ -119,23 +130,31 @@ def shared_bytes(manifest: RunManifest, role: Role) -> int:
     return manifest.state_bytes + (contribution if role is Role.TRAINER else 0)
 
 
-def state_place(wanted: str, manifest: RunManifest, role: Role, available: int, gpu: int | None) -> StatePlace:
+def state_place(
+    wanted: str, manifest: RunManifest, role: Role, available: int, gpu: int | None, ranks: int = 1
+) -> StatePlace:
     """Return the place that the setting `state` names: with "auto", disk if memory is short.  The rest: `memory_problem`."""
     if wanted != "auto":
         return StatePlace(wanted)
-    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", ranks=ranks)
     return StatePlace.DISK if need.host > available else StatePlace.RAM
 
 
 def memory_problem(
-    manifest: RunManifest, role: Role, available: int, gpu: int | None, place: StatePlace = StatePlace.RAM
+    manifest: RunManifest,
+    role: Role,
+    available: int,
+    gpu: int | None,
+    place: StatePlace = StatePlace.RAM,
+    ranks: int = 1,
 ) -> str | None:
     """Return a sentence with numbers and a remedy if the run does not fit; None if it fits.
 
-    available: bytes of memory.  gpu: free bytes of the GPU's memory, None if the trainer computes on the CPU.
+    available: bytes of memory.  gpu: free bytes of the GPU's memory, the least of several; None if the trainer computes on
+    the CPU.  ranks: processes of the trainer.
     """
     device = "cpu" if gpu is None else "cuda"
-    need, on_disk = (memory_need(manifest, role, device, each) for each in (place, StatePlace.DISK))
+    need, on_disk = (memory_need(manifest, role, device, each, ranks) for each in (place, StatePlace.DISK))
     remedies = ["close other programs"]
     if place is StatePlace.RAM and on_disk.host <= available < need.host:
         remedies.append(f"keep the state in files (--state disk, {size(on_disk.host)})")
@@ -148,7 +167,8 @@ def memory_problem(
         files = ", with its state in files," if place is StatePlace.DISK else ""
         return f"the run needs about {size(need.host)} of memory{parts}{files} and {size(available)} are free here; {remedy}"
     if gpu is not None and need.gpu > gpu:
-        return f"the run needs about {size(need.gpu)} of the GPU's memory and {size(gpu)} are free there; {remedy}"
+        whose = "the GPU's memory" if ranks == 1 else f"the memory of each of {ranks} GPUs"
+        return f"the run needs about {size(need.gpu)} of {whose} and {size(gpu)} are free there; {remedy}"
     return None
 
 

@@ -18,12 +18,14 @@ from peer.settings.values import (
     read_count,
     read_data,
     read_folders,
+    read_gpus,
     read_metrics_port,
     read_name,
     read_networks,
     read_owners,
     read_port,
     read_power,
+    read_processes,
     read_rate,
     read_rate_or_off,
     read_schedule,
@@ -152,6 +154,18 @@ class Preferences:
         _COUNT,
         live=True,
         unset="a fair share",
+    )
+    gpus: str | None = _setting(
+        None,
+        "GPUs of this computer that share one model: all, or their numbers, e.g. 0,2 (default: one GPU, if there is one)",
+        Notation(read_gpus, placeholder="all|NUMBERS"),
+        unset="one, if there is one",
+    )
+    processes: int | None = _setting(
+        None,
+        "number of processes in which a CPU trains one model, e.g. one for each processor socket (default: 1)",
+        Notation(read_processes, placeholder="N"),
+        unset="1",
     )
     max_up: float | None = _setting(
         None,

@@ -100,6 +100,7 @@ RATE_UNITS = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3,
 SIZE_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
 LEAST_RATE, MOST_RATE = 16e3, 1e12
 LEAST_SIZE, MOST_SIZE = 10**6, 10**16
+MOST_PROCESSES = 64
 MAX_NAME = 40
 USUAL_PORT = 4001
 MOST_ADDRESSES = 4
@@ -133,6 +134,25 @@ def read_count(text: str) -> int:
     if not _is_number(text, 10) or not 1 <= int(text) <= 1 << 30:
         raise ValueError(f"{text} is not a count; give a whole number from 1")
     return int(text)
+
+
+def read_processes(text: str) -> int:
+    """Read a number of processes."""
+    if not _is_number(text, 3) or not 1 <= int(text) <= MOST_PROCESSES:
+        raise ValueError(f"{text} is not a number of processes; give a number from 1 to {MOST_PROCESSES}")
+    return int(text)
+
+
+def read_gpus(text: str) -> str:
+    """Read "all", or numbers of GPUs with commas between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if text == "all":
+        return text
+    if not all(_is_number(part, 3) for part in parts) or len({int(part) for part in parts}) != len(parts):
+        raise ValueError(f"{text} names no GPUs; write all, or different numbers with commas between them, as 0,2")
+    if len(parts) > MOST_PROCESSES:
+        raise ValueError(f"at most {MOST_PROCESSES} GPUs train together")
+    return ",".join(str(int(part)) for part in parts)
 
 
 def read_rate(text: str) -> float:

@@ -352,10 +352,13 @@ class Service:
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        if len(devices) > 1:
-            names = tuple(str(each) for each in devices)
-            self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, text.path if text else None, 0))
-        self._worker = Worker(config, device, text, speed.dtype, self._ranks) if message["trains"] else None
+        if len(devices) > 1 and (config.rl is not None or config.data.format == "preference"):
+            raise ValueError(ONE_PROCESS)
+        if message["trains"]:
+            if len(devices) > 1:
+                names = tuple(str(each) for each in devices)
+                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, text.path if text else None, 0))
+            self._worker = Worker(config, device, text, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = (
             RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
@@ -375,8 +378,6 @@ class Service:
 
     def _start_ranks(self, order: RankOrder) -> LeadingRank:
         """Start the other ranks, and divide the threads of this process between them and it."""
-        if order.config.rl is not None or order.config.data.format == "preference":
-            raise ValueError(ONE_PROCESS)
         if not is_gpu(torch.device(order.devices[0])):
             torch.set_num_threads(max(1, torch.get_num_threads() // len(order.devices)))
         return LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)

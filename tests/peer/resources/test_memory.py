@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,10 @@ BILLIONS = parse_run_file(
     'name = "billions"\n[model]\ndim = 2048\nlayers = 33\nheads = 16\nkv_heads = 8\n', Identity.from_seed(bytes(32)).peer_id
 )
 """1.5 billion parameters."""
+ROLLOUTS = parse_run_file(
+    'name = "roles"\n[rl]\nenvironment = "sort"\nmax_tokens = 256\nrow_tokens = 512\nmicro_batch_tokens = 2048\n',
+    Identity.from_seed(bytes(32)).peer_id,
+)
 
 
 def test_weights_gradients_and_moments_are_counted() -> None:
@@ -114,6 +119,44 @@ def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyP
     with pytest.raises(PeerError, match="4 peers need about") as refused:
         check.check_together(LARGE, 4)
     assert refused.value.exit_code is ExitCode.RESOURCES
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "here", "sentence"),
+    [
+        ("all", None, [8 * GB] * 4, None),
+        ("0,3", None, [80 * GB, GB, GB, 80 * GB], None),
+        ("0,1", None, [80 * GB, GB, GB, 80 * GB], "of the memory of each of 2 GPUs and 1.0 GB are free there"),
+        ("4", None, [80 * GB] * 4, "--gpus 4 names GPUs that are not here .this computer has 4"),
+        ("all", None, [], "this computer has none"),
+        (None, 2, [], None),
+        (None, 2, [80 * GB], "leave it out, or name GPUs with --gpus"),
+        ("0,1", 2, [80 * GB] * 2, "each GPU has one process"),
+    ],
+)
+def test_a_trainer_of_several_processes(
+    monkeypatch: pytest.MonkeyPatch, gpus: str | None, processes: int | None, here: list[int], sentence: str | None
+) -> None:
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: here)
+    monkeypatch.setattr(check, "available_memory", lambda: 1000 * GB)
+    with nullcontext() if sentence is None else pytest.raises(PeerError, match=sentence):
+        division = check.check_division(LARGE, Role.TRAINER, gpus, processes)
+        check.check_memory(LARGE, Role.TRAINER, "ram", lambda event: None, division)
+    assert check.check_division(LARGE, Role.SEED, gpus, processes) == check.TrainerDivision()
+
+
+def test_runs_with_rollouts_have_trainers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "free_gpu_memories", list)
+    monkeypatch.setattr(check, "available_memory", lambda: 1000 * GB)
+    with pytest.raises(PeerError, match="trains in one process"):
+        check.check_division(ROLLOUTS, Role.TRAINER, None, 2)
+
+
+def test_processes_divide_the_state_and_have_their_own_activations() -> None:
+    one, two = (memory_need(LARGE, ranks=ranks).trainer for ranks in (1, 2))
+    assert 16 * LARGE.parameters + 2 * (one - 16 * LARGE.parameters) < two < 2 * one + 8 * LARGE.parameters + GB
+    alone, shared = (memory_need(LARGE, device="cuda", ranks=ranks).gpu for ranks in (1, 8))
+    assert shared < alone / 2
 
 
 class Driver(SimpleNamespace):

@@ -107,6 +107,8 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "port_mapping",
         "relay",
         "generator",
+        "gpus",
+        "processes",
         "state",
         "metrics_port",
         "owner",

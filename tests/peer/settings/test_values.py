@@ -165,6 +165,8 @@ def test_what_is_shown_can_be_read_again() -> None:
         "generator": "vllm",
         "state": "disk",
         "threads": 3,
+        "gpus": "0,2",
+        "processes": 2,
         "max_up": 2.5e6,
         "max_down": 16e3,
         "monthly_quota": 200_000_000_000,

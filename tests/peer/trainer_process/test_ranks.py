@@ -38,6 +38,7 @@ def contribution(folder: Path, ranks: TrainerRanks) -> tuple[float, float, bytes
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> None:
     (held_out, loss, data), (shared_held_out, shared_loss, shared_data) = (
         contribution(tmp_path, ranks) for ranks in (TrainerRanks(), TWO)
@@ -76,6 +77,7 @@ def test_all_ranks_end_with_any_of_them_and_the_trainer_starts_again(tmp_path: P
     with_trainer(tmp_path, scenario, ranks=TWO)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
     ranks: list[psutil.Process] = []
 

@@ -1,0 +1,35 @@
+"""A member whose trainer has two ranks trains with a member of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol.events import events as ev
+from tests.e2e.swarm import TINY_RUN, Peer, Swarm
+
+pytestmark = pytest.mark.slow
+
+
+def trainers_of(peer: Peer) -> list[psutil.Process]:
+    """The ranks of a peer's trainer."""
+    found = [each for each in psutil.Process(peer.pid).children(recursive=True) if "trainer" in each.cmdline()]
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_member_with_two_ranks_commits_rounds_and_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
+    with Swarm(tmp_path, TINY_RUN.replace("inner_steps = 150", "inner_steps = 20")) as swarm:
+        swarm.create_run()
+        one, two = swarm.peer("one").start(), swarm.peer("two").start("--processes", "2")
+        swarm.equal(swarm.whole(one, two), one, two)
+        ranks = trainers_of(two)
+        assert len(ranks) == 2 and len(trainers_of(one)) == 1
+        ranks[1].kill()
+        swarm.until("the end of the trainer", lambda: two.heard(ev.TrainerStopped))
+        assert "was killed by SIGKILL" in two.heard(ev.TrainerStopped)[0].reason
+        _, alive = psutil.wait_procs(ranks, timeout=60)
+        assert not alive, "the ranks end together"
+        swarm.until("another trainer", lambda: len(two.heard(ev.TrainerStarted)) == 2)
+        swarm.equal(swarm.whole(one, two), one, two)
