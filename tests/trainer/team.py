@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.worker import Done, Task, Worker
 
 CPU = torch.device("cpu")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tied": False},
+    "qwen2": {"tied": True, "qkv_bias": True},
+    "qwen3": {"tied": False, "qk_norm": True, "head_dim": 6},
+}
 
 
 @dataclass(frozen=True)

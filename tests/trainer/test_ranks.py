@@ -12,18 +12,13 @@ from kernels import codec
 from kernels.layout import chunk_layout
 from tests.tiers import first_fast
 from tests.trainer import small
-from tests.trainer.team import Team, team
+from tests.trainer.team import FAMILIES, Team, team
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
 from trainer.worker import Task
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"tied": False},
-    "qwen2": {"tied": True, "qkv_bias": True},
-    "qwen3": {"tied": False, "qk_norm": True, "head_dim": 6},
-}
 ROUND = Task(0, [[0, 20]], 4, 0)
 
 

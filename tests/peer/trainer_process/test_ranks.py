@@ -11,7 +11,8 @@ import trio
 from peer.trainer_process.process import TrainerRanks
 from protocol.trainer_link import Progress, TrainerDied, TrainerGaveUp
 from tests.peer.trainer_process.test_process import LONG, SHORT, Bench, nothing, nothing_heard, with_trainer
-from tests.tiers import first_fast
+
+pytestmark = pytest.mark.slow
 
 TWO = TrainerRanks(processes=2)
 
@@ -38,7 +39,6 @@ def contribution(folder: Path, ranks: TrainerRanks) -> tuple[float, float, bytes
     return found[0]
 
 
-@pytest.mark.slow
 def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> None:
     (held_out, loss, data), (shared_held_out, shared_loss, shared_data) = (
         contribution(tmp_path, ranks) for ranks in (TrainerRanks(), TWO)
@@ -47,7 +47,7 @@ def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> No
     assert len(shared_data) == len(data)
 
 
-@pytest.mark.parametrize(("rank", "at_work"), first_fast([(1, True), (0, True), (1, False)]))
+@pytest.mark.parametrize(("rank", "at_work"), [(1, True), (0, True), (1, False)])
 def test_all_ranks_end_with_any_of_them_and_the_trainer_starts_again(tmp_path: Path, rank: int, at_work: bool) -> None:
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
@@ -77,7 +77,6 @@ def test_all_ranks_end_with_any_of_them_and_the_trainer_starts_again(tmp_path: P
     with_trainer(tmp_path, scenario, ranks=TWO)
 
 
-@pytest.mark.slow
 def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
     ranks: list[psutil.Process] = []
 
@@ -89,7 +88,6 @@ def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
     assert len(ranks) == 2 and not alive
 
 
-@pytest.mark.slow
 def test_gpus_that_are_not_here_are_refused_with_a_sentence(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(TrainerGaveUp, match="--gpus 0,1000 names GPUs that are not here"):

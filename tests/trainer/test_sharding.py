@@ -1,0 +1,109 @@
+"""A rank's part of the parameters: alone, it is the whole model, and has its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from kernels.layout import chunk_layout, payload_bytes
+from tests.trainer import small
+from tests.trainer.team import FAMILIES
+from trainer.data.rows import Rows
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+from trainer.objective import LanguageModelObjective
+from trainer.optim import AdamW, Muon
+from trainer.parameters import LocalParameters, NotFinite, WholeParameters
+from trainer.sharding import join_group, leave_group, shard_rows, sharded_parameters
+
+INNER = small.config().inner
+ROWS = Rows(np.random.default_rng(3).integers(0, 259, (4, 17), dtype=np.int16))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    """This process is the only rank."""
+    join_group(0, 1, HashStore(), small.CPU)
+    yield
+    leave_group()
+
+
+def both(family: str = "llama") -> tuple[WholeParameters, LocalParameters, np.ndarray]:
+    """The parameters of a model, whole and as a rank has them, and their values."""
+    config = ModelConfig.from_mapping(small.MODEL | {"vocab": 259, "ffn": 25} | FAMILIES[family])
+    theta = np.random.default_rng(1).standard_normal(config.parameters, np.float32) * np.float32(0.05)
+    found = WholeParameters(Decoder(config, small.CPU)), sharded_parameters(config, small.CPU, torch.float32)
+    for each in found:
+        each.load(theta)
+    return *found, theta
+
+
+def values(parameters: LocalParameters) -> torch.Tensor:
+    return torch.cat([shard.values.flatten() for shard in parameters.shards])
+
+
+def step(parameters: LocalParameters, recomputed: int = 0) -> float:
+    """The gradient of the mean loss of the rows."""
+    parameters.model.recomputed = recomputed
+    loss = LanguageModelObjective().loss(parameters.model, ROWS, 1e-4).mean
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_a_single_rank_has_the_bits_of_a_whole_model(family: str, kind: type[AdamW] | type[Muon]) -> None:
+    whole, part, theta = both(family)
+    optimisers = [kind(each, INNER) for each in (whole, part)]
+    for _ in range(3):
+        assert step(whole) == step(part)
+        for optimiser in optimisers:
+            optimiser.step(1e-3)
+    assert torch.allclose(values(whole), values(part), rtol=0, atol=1e-8), "the norm is added up in another order"
+    part.load(whole.model.flat.numpy())
+    layout = chunk_layout(len(theta), small.SECTIONS["chunk_parameters"])
+    out, other = (bytearray(payload_bytes(layout)) for _ in range(2))
+    norm = whole.encode_difference(theta, layout, memoryview(out))
+    assert part.encode_difference(theta, layout, memoryview(other)) == pytest.approx(norm, rel=1e-12)
+    assert out == other and norm > 0
+
+
+def test_gradients_are_added_where_they_lie() -> None:
+    _, part, _ = both()
+    once = step(part)
+    places = [shard.gradient.data_ptr() for shard in part.shards]
+    first = torch.cat([shard.gradient.flatten() for shard in part.shards]).clone()
+    assert step(part, recomputed=2) == once
+    assert places == [parameter.grad.to_local().data_ptr() for parameter in part.model.parameters()]  # type: ignore[union-attr, attr-defined]
+    assert torch.equal(torch.cat([shard.gradient.flatten() for shard in part.shards]), 2 * first)
+
+
+def test_other_parameters_are_shown_and_leave_no_trace() -> None:
+    _, part, theta = both()
+    step(part)
+    part.zero_gradient()
+    with torch.no_grad():
+        before = float(LanguageModelObjective().loss(part.model, ROWS, 0.0).mean)
+        shown = float(LanguageModelObjective().loss(part.show(theta * 2), ROWS, 0.0).mean)
+        part.hide()
+    assert shown != before and torch.equal(values(part), torch.from_numpy(theta))
+    assert not any(shard.gradient.any() for shard in part.shards)
+
+
+def test_parameters_that_are_not_finite_are_no_contribution() -> None:
+    whole, part, theta = both()
+    layout = chunk_layout(len(theta), small.SECTIONS["chunk_parameters"])
+    for each in (whole, part):
+        each.load(np.full_like(theta, np.nan))
+        with pytest.raises(NotFinite):
+            each.encode_difference(theta, layout, memoryview(bytearray(payload_bytes(layout))))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 259])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_each_row_has_one_rank(rows: int, ranks: int) -> None:
+    assert [row for rank in range(ranks) for row in shard_rows(rows, rank, ranks)] == list(range(rows))
