@@ -10,7 +10,7 @@ RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
+.PHONY: venv demo test test-all test-slow lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
 
 venv: $(STAMP)
 
@@ -51,6 +51,13 @@ lint: venv
 bench: venv
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.diloco
+
+# On a computer with a GPU; what it prints belongs into docs/results/computer.md.
+gpu: venv
+	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.training --device cuda --rows 16 --length 1024
+	$(BIN)/python -m benchmarks.generation --device cuda --dtype bfloat16
+	$(BIN)/peer bench --only training --train 1b
 
 simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

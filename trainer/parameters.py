@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from kernels import codec
 from kernels.layout import Layout, payload_bytes
+from trainer.device import on_device
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 
@@ -137,8 +138,9 @@ class WholeParameters(LocalParameters):
         load(theta, self.model.flat)
 
     def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
-        """Encode as `LocalParameters.encode_difference` does."""
-        return encode_difference(theta, self.model.flat, layout, out)
+        """Encode as `LocalParameters.encode_difference` does, on the device if its kernels are Triton's."""
+        encode = encode_on_gpu if self.device.type == "cuda" else encode_difference
+        return encode(theta, self.model.flat, layout, out)
 
     def show(self, theta: F32) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; on another device, over a copy."""
@@ -194,6 +196,26 @@ def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memor
         if not math.isfinite(squares):
             raise NotFinite("a parameter is not finite")
         codec.encode(difference, out[span.encoded])
+    return math.sqrt(squares)
+
+
+def encode_on_gpu(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
+    """Encode as `encode_difference` does, and with its bytes, on the GPU on which `parameters` lie.
+
+    Only theta is copied there, and the encoded bytes back.
+    """
+    from kernels import codec_triton
+
+    assert len(out) == payload_bytes(layout)
+    squares = 0.0
+    for span in layout:
+        base = on_device(theta[span.values].copy(), parameters.device)
+        encoded = torch.empty(span.size, dtype=torch.uint8, device=parameters.device)
+        try:
+            squares += codec_triton.encode_difference(base, parameters[span.values], encoded) ** 2
+        except ValueError as error:
+            raise NotFinite("a parameter is not finite") from error
+        out[span.encoded] = encoded.cpu().numpy().data
     return math.sqrt(squares)
 
 

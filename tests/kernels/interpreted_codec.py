@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import codec, codec_triton
+from kernels.layout import chunk_layout, payload_bytes
 from tests.kernels.test_codec import by_definition, encoded
 from tests.kernels.test_reduce import mean_of
 from tests.kernels.vectors import Floats, normal, vectors
+from trainer.parameters import NotFinite, encode_difference, encode_on_gpu
 
 
 def on_gpu(base: Floats, values: Floats) -> tuple[bytes, float]:
@@ -60,3 +62,14 @@ def test_weighted_mean_gives_the_bytes_of_the_cpu(values: Floats, weights: list[
 def test_weighted_mean_of_ordinary_values_gives_the_bytes_of_the_cpu(count: int) -> None:
     parts = [encoded(normal(count, seed)) for seed in range(4)]
     assert mean_on_gpu(parts, [5, 1, 7, 2], count) == mean_of(parts, [5, 1, 7, 2], count)
+
+
+def test_a_whole_contribution_has_the_bytes_of_the_cpu() -> None:
+    theta, parameters = normal(9999, 1), torch.from_numpy(normal(9999, 2))
+    layout = chunk_layout(9999, 4096)
+    ours, theirs = (memoryview(bytearray(payload_bytes(layout))) for _ in range(2))
+    norm = encode_on_gpu(theta, parameters, layout, ours)
+    assert norm == pytest.approx(encode_difference(theta, parameters, layout, theirs), rel=1e-9) and ours == theirs
+    parameters[5000] = np.inf
+    with pytest.raises(NotFinite), np.errstate(invalid="ignore"):
+        encode_on_gpu(theta, parameters, layout, ours)

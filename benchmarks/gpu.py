@@ -1,0 +1,176 @@
+"""What a GPU does for a trainer: `python -m benchmarks.gpu`, part of `make gpu`.
+
+* bytes: the codec's kernels give the CPU's bytes, for a difference and for a mean of members.
+* bandwidth: bytes that the kernels read and write in a second, against a copy on the device (bar: 80 %).
+* attention: one call for all documents against each document alone on the CPU (bf16: within its rounding).
+* training: tokens/s and MFU of named sizes, with synthetic rows, against the measured speed of large products (bar: 50 %).
+* proofs: time of the proofs of a rollout's hidden states.
+
+Prints a table, or with --json one object; asserts nothing.  Without a GPU it says so, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels import codec
+from kernels.aggregate import weighted_mean
+from kernels.toploc import prove_all
+from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
+from trainer.config import InnerConfig
+from trainer.data.rows import Rows
+from trainer.device import device_speed, wait_for
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder, Documents, causal_attention
+from trainer.optim import InnerLoop, Place
+from trainer.parameters import WholeParameters
+
+VALUES = 1 << 27
+MEMBERS = 8
+INNER = InnerConfig(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, 2e-4, "wsd", 0, 0.2, 0)
+
+
+def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 10) -> float:
+    """Median seconds of some work; the first three times warm up."""
+    taken = []
+    for _ in range(repeats + 3):
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[3:])
+
+
+def kernels(device: torch.device, count: int) -> list[dict[str, Any]]:
+    """Bytes and bandwidth of both kernels of the codec."""
+    from kernels import codec_triton
+
+    size, generator = codec.encoded_bytes(count), torch.Generator(device).manual_seed(1)
+    base, values = (torch.randn(count, device=device, generator=generator) for _ in range(2))
+    out, mean = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    codec_triton.encode_difference(base, values, out)
+    expected = np.empty(size, np.uint8)
+    codec.encode((base - values).cpu().numpy(), expected)
+    parts, weights = [out] * MEMBERS, [*range(1, MEMBERS + 1)]
+    codec_triton.weighted_mean(parts, weights, count, mean)
+    wanted = np.empty(size, np.uint8)
+    weighted_mean([expected] * MEMBERS, weights, count, wanted)
+    copied = torch.empty_like(base)
+    copy = 8 * count / seconds_of(device, lambda: copied.copy_(base))
+    encode_s = seconds_of(device, lambda: codec_triton.encode_difference(base, values, out))
+    mean_s = seconds_of(device, lambda: codec_triton.weighted_mean(parts, weights, count, mean))
+    return [
+        {
+            "kernel": name,
+            "same_bytes": bool(np.array_equal(found.cpu().numpy(), cpu)),
+            "gb_per_s": moved / taken / 1e9,
+            "over_copy": moved / taken / copy,
+        }
+        for name, found, cpu, moved, taken in (
+            ("encode_difference", out, expected, 8 * count + size, encode_s),
+            (f"weighted_mean of {MEMBERS}", mean, wanted, (MEMBERS + 1) * size, mean_s),
+        )
+    ]
+
+
+def attention(device: torch.device) -> dict[str, Any]:
+    """Largest difference of one call for all documents from each document alone, in fp32 on the CPU."""
+    ids = np.random.default_rng(0).integers(0, 5, (4, 1024)).cumsum(axis=1) // 600
+    query, key, value = (
+        torch.randn(4, heads, 1024, 64, generator=torch.Generator().manual_seed(seed))
+        for seed, heads in enumerate((8, 2, 2))
+    )
+    expected = causal_attention(query, key, value, Documents.of(ids, torch.device("cpu")))
+    q, k, v = (each.to(device, torch.bfloat16) for each in (query, key, value))
+    found = causal_attention(q, k, v, Documents.of(ids, device)).float().cpu()
+    return {"largest_difference": float((found - expected).abs().max()), "largest_value": float(expected.abs().max())}
+
+
+def training(name: str, device: torch.device, rows: int) -> dict[str, Any]:
+    """Tokens a second and MFU of a named size; or the reason why it does not fit."""
+    config, length = ModelConfig(**sized(name).model.model_dump()), LENGTHS[name]
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        model = Decoder(config, device)
+        torch.nn.init.normal_(model.flat, std=0.02)
+        model.compute_dtype = device_speed(device).dtype
+        loop = InnerLoop(WholeParameters(model), INNER)
+        tokens = np.random.default_rng(0).integers(0, config.vocab, (rows, length + 1), dtype=np.int32)
+        taken = seconds_of(device, lambda: loop.step(Rows(tokens), Place(1, 0.0)), 5)
+    except torch.OutOfMemoryError:
+        return {"model": name, "parameters": config.parameters, "reason": "does not fit into this GPU's memory"}
+    rate = rows * length / taken
+    return {
+        "model": name,
+        "parameters": config.parameters,
+        "tokens_per_s": rate,
+        "mfu": rate * config.flops_per_token(length) / device_speed(device).flops,
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "recomputed": model.recomputed,
+    }
+
+
+def training_told(found: dict[str, Any]) -> str:
+    if "reason" in found:
+        return str(found["reason"])
+    peak = f"peak {found['peak_bytes'] / 1e9:.1f} GB"
+    return (
+        f"{found['tokens_per_s']:.0f} tokens/s, {100 * found['mfu']:.0f} % MFU, {peak}, {found['recomputed']} layers again"
+    )
+
+
+def proofs(device: torch.device, tokens: int, dim: int) -> dict[str, Any]:
+    hidden = [torch.randn(tokens, dim, device=device).bfloat16() for _ in range(32)]
+    return {"rollouts": 32, "tokens": tokens, "dim": dim, "seconds": seconds_of(device, lambda: prove_all(hidden), 5)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["150m", "1b"])
+    parser.add_argument("--values", type=int, default=VALUES)
+    parser.add_argument("--rows", type=int, default=GPU_ROWS)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no GPU here that torch can use", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    speed = device_speed(device)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device),
+        "dtype": str(speed.dtype).removeprefix("torch."),
+        "matmul_tflops": speed.flops / 1e12,
+        "kernels": kernels(device, arguments.values),
+        "attention": attention(device),
+        "training": [training(name, device, arguments.rows) for name in arguments.models],
+        "proofs": proofs(device, 2048, 4096),
+    }
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    print(f"{found['device']}, {found['dtype']}, {found['matmul_tflops']:.0f} TFLOP/s of large products\n")
+    print("| what | result |\n|---|---|")
+    for each in found["kernels"]:
+        same = "the CPU's bytes" if each["same_bytes"] else "OTHER BYTES than the CPU"
+        print(f"| {each['kernel']} | {same}, {each['gb_per_s']:.0f} GB/s, {100 * each['over_copy']:.0f} % of a copy |")
+    print(f"| attention in documents | {found['attention']} |")
+    for each in found["training"]:
+        print(f"| training {each['model']}, {each['parameters'] / 1e6:.0f} M | {training_told(each)} |")
+    print(f"| proofs | {found['proofs']} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
