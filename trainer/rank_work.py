@@ -7,6 +7,7 @@ of which tells the other ranks to call the same (`trainer.ranks`); these run in 
 from __future__ import annotations
 
 import mmap
+import signal
 import sys
 import threading
 import traceback
@@ -117,8 +118,12 @@ class RankWork:
 
 def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
     """Do what rank 0 says until it ends, which ends this process, or until an operation fails; return the exit status."""
+    if sys.platform == "linux":
+        from trainer.environments.confinement import PR_SET_PDEATHSIG, prctl
+
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # ends us even if we are stopped, or a library holds all threads
     connection = Connection(fd)
-    inbox = OperationInbox(connection)
+    inbox = OperationInbox(connection)  # ends us if rank 0 ended before
     order: RankOrder = inbox.next()
     try:
         work = _joined(order, connection)

@@ -112,7 +112,7 @@ class LeadingRank(Ranks):
     """Rank 0, with the processes of the others."""
 
     def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str], None]) -> None:
-        """Start the other ranks, and meet them.
+        """Start the other ranks, and meet them.  Call it in the main thread: Linux ends the ranks with the thread.
 
         order: for rank 0; its port is chosen here.  on_end: called in a thread, with a sentence, when another rank ends.
         """

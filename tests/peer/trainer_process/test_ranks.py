@@ -88,6 +88,17 @@ def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
     assert len(ranks) == 2 and not alive
 
 
+def test_a_rank_that_is_stopped_ends_with_rank_0(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        lead, other = ranks_of(bench)
+        other.suspend()
+        lead.kill()
+        _, alive = await trio.to_thread.run_sync(psutil.wait_procs, [other], 30)
+        assert not alive
+
+    with_trainer(tmp_path, scenario, ranks=TWO)
+
+
 def test_gpus_that_are_not_here_are_refused_with_a_sentence(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(TrainerGaveUp, match="--gpus 0,1000 names GPUs that are not here"):
