@@ -2,6 +2,7 @@
 
 For each model a real `peer join` trains one round of two steps alone, from a run file.  The peak of the peer is the
 kernel's own (VmHWM); that of the trainer is sampled, without the memory that it shares with the peer, which counts there.
+With --state disk the parameters and the contribution are files, which count in both processes while they are mapped.
 Prints a table, or with --json one object; asserts nothing.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.neighbours import events
-from peer.resources.computer import Need, memory_need
+from peer.resources.computer import Need, StatePlace, memory_need
 from protocol.run.run_file import load_run_file
 from protocol.wire.identity import Identity
 
@@ -64,7 +65,7 @@ def run_file(name: str) -> str:
     return f'name = "memory"\n{model}\n[rounds]\ninner_steps = 2\ngrace_s = 1.0\n'
 
 
-def measure(name: str, patience_s: float) -> tuple[int, Need, Peak]:
+def measure(name: str, place: StatePlace, patience_s: float) -> tuple[int, Need, Peak]:
     """(parameters, estimate, peak) of one round."""
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         file, log = Path(folder) / "run.toml", Path(folder) / "log"
@@ -82,6 +83,8 @@ def measure(name: str, patience_s: float) -> tuple[int, Need, Peak]:
             "--local",
             "--data-dir",
             str(Path(folder) / "peer"),
+            "--state",
+            place.value,
         ]
         environment = {**os.environ, "PEER_RUNTIME_DIR": str(Path(folder) / "runtime")}
         peak, deadline = Peak(), time.monotonic() + patience_s
@@ -97,7 +100,7 @@ def measure(name: str, patience_s: float) -> tuple[int, Need, Peak]:
             process.wait(END_DEADLINE_S)
         if not is_over(log):
             raise SystemExit(f"{name}: no round in {patience_s:.0f} s; the last words: {log.read_text()[-300:]}")
-        return manifest.parameters, memory_need(manifest), peak
+        return manifest.parameters, memory_need(manifest, place=place), peak
 
 
 def is_over(log: Path) -> bool:
@@ -108,6 +111,7 @@ def is_over(log: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["demo", "30M", "100M"])
+    parser.add_argument("--state", choices=[place.value for place in StatePlace], default=StatePlace.RAM.value)
     parser.add_argument("--patience", type=float, default=3600.0, help="seconds that a model may take")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -119,7 +123,7 @@ def main() -> None:
         )
     rows = []
     for name in arguments.models:
-        parameters, need, peak = measure(name, arguments.patience)
+        parameters, need, peak = measure(name, StatePlace(arguments.state), arguments.patience)
         rows.append(
             {
                 "model": name,

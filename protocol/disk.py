@@ -38,6 +38,10 @@ class NoRoom(OSError):
 # them again in the system's cache or on the disk.  Pages that it keeps count as its memory.
 
 
+FAULT_BYTES = 1 << 16
+"""Aligned bytes around a used one that Linux maps with it, so that a use of one part may map the end of the part before."""
+
+
 class FileMapping(mmap.mmap):
     """Shared mapping of a file; `let_go` applies to its bytes."""
 
@@ -51,8 +55,8 @@ def let_go(view: memoryview) -> None:
     if not isinstance(mapping, FileMapping) or not view.nbytes:
         return
     start = _address(view) - _address(memoryview(mapping))
-    aligned = start - start % mmap.PAGESIZE
-    mapping.madvise(mmap.MADV_DONTNEED, aligned, start + view.nbytes - aligned)
+    first, last = start // FAULT_BYTES * FAULT_BYTES, -(-(start + view.nbytes) // FAULT_BYTES) * FAULT_BYTES
+    mapping.madvise(mmap.MADV_DONTNEED, first, min(last, len(mapping)) - first)
 
 
 def _address(view: memoryview) -> int:

@@ -70,7 +70,7 @@ def free_gpu_memories() -> list[int]:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-PROCESS_BYTES = 130 << 20
+PROCESS_BYTES = 144 << 20
 """Bytes for Python, the network and its connections."""
 WORK = {Role.TRAINER: TrainerWork.TRAIN, Role.ROLLOUT: TrainerWork.GENERATE, Role.VALIDATOR: TrainerWork.VERIFY}
 MEMORY_OF_FILES = 6

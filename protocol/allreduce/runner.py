@@ -248,6 +248,10 @@ class Sender:
 # Functions that read whole chunks run in worker threads.
 
 
+AVERAGES_AT_ONCE = 8
+"""Most averages that are computed at a time, each in a buffer of its own: a lone member owns all chunks from the start."""
+
+
 class Averager:
     """Averager of the chunks that we own, which signs the averages and adds them to the results."""
 
@@ -262,9 +266,14 @@ class Averager:
         self._machine, self._session, self._layout = machine, session, buffers.own.layout
         self._own, self._parts, self._results, self._pool = buffers.own, buffers.parts, buffers.results, buffers.pool
         self._offload, self._rule = offload, rule
+        self._places = trio.Semaphore(AVERAGES_AT_ONCE)
 
     async def reduce(self, effect: Reduce) -> Averaged | None:
         """Average one chunk; return None if a result from another member came first."""
+        async with self._places:
+            return await self._average(effect)
+
+    async def _average(self, effect: Reduce) -> Averaged | None:
         machine, chunk, span = self._machine, effect.chunk, self._layout[effect.chunk]
         if chunk in machine.entries:
             self._parts.drop(chunk)
