@@ -182,13 +182,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def trainer_line(status: PeerStatus) -> str:
-    """Describe the trainer: its process, its device, and how well it uses the device."""
+    """Describe the trainer: its device, how well it uses the device, and its process."""
     if not status.trainer_pid:
         return "none now"
     device = [clean(status.device, 40)] if status.device else []
-    speed = [f"{100 * status.mfu:.0f} % of its speed (MFU)"] if status.mfu is not None else []
-    busy = [f"training {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
-    return ", ".join([f"process {status.trainer_pid}", *device, *speed, *busy])
+    speed = [f"{100 * status.mfu:.0f} % MFU"] if status.mfu is not None else []
+    busy = [f"trained {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
+    return ", ".join([*device, *speed, *busy, f"process {status.trainer_pid}"])
 
 
 def goal_line(status: PeerStatus) -> str:

@@ -367,7 +367,7 @@ class Service:
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
-            "device": ", ".join(str(each) for each in devices),
+            "device": f"{len(devices)} x {device}" if devices.count(device) > 1 else ", ".join(map(str, devices)),
             "precision": PRECISIONS[speed.dtype],
             "matmul_flops": speed.flops * (len(devices) if is_gpu(device) else 1),
             "flops_per_token": config.model.flops_per_token(config.data.sequence_length),
