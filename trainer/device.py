@@ -22,6 +22,10 @@ REPEATS, LONGEST_S = 8, 0.05
 """Most products of a measurement, and the seconds after which none begins.  The fastest counts: others were disturbed."""
 
 
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+"""Errors of an allocation for which there is no memory."""
+
+
 def pick_device(name: str) -> torch.device:
     """Return the torch device of this name; `auto` is CUDA or ROCm if available, else the CPU."""
     if name == "auto":

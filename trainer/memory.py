@@ -20,6 +20,8 @@ from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 
 MB = 1 << 20
+EXIT_NO_MEMORY = 4
+"""Exit status of a trainer process whose memory is not enough.  Started again, it is told to spare memory."""
 ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 KEPT_BYTES = 4096 * MB

@@ -533,7 +533,7 @@ class InnerLoop:
     """Inner loop of a model: its optimiser, and the micro-batch size that fits this device.
 
     objective: the loss on rows; None for the language model's.  ranks: the processes that share the model, each of which
-    calls the same methods; None for one.
+    calls the same methods; None for one.  spares_memory: True to compute one unit at a time, and all layers again.
     """
 
     def __init__(
@@ -542,13 +542,16 @@ class InnerLoop:
         config: InnerConfig,
         objective: Objective | None = None,
         ranks: Ranks | None = None,
+        *,
+        spares_memory: bool = False,
     ) -> None:
+        self._spares_memory = spares_memory
         self.model, self._parameters = parameters.model, parameters
         self.config = config
         self.objective = objective or LanguageModelObjective()
         self.optimiser = OPTIMISERS[config.optimizer](parameters, config)
         self._ranks = ranks or SoleRank()
-        self._memory = GpuMemory(self.model.device) if is_gpu(self.model.device) else None
+        self._memory = GpuMemory(self.model.device) if is_gpu(self.model.device) and not spares_memory else None
         together = parameters if self._ranks.count > 1 else None
         self._micro_batches = MicroBatches(self.model, self._memory, together)
         self._is_planned = False
@@ -579,6 +582,9 @@ class InnerLoop:
 
     def _at_once(self, rows: Rows) -> int:
         """Return the units to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
+        if self._spares_memory:
+            self.model.recomputed = self.model.config.layers
+            return 1
         units = -(-len(rows) // self.objective.unit_rows // self._ranks.count)
         if self._memory is not None:
             if self._ranks.count > 1 and not self._is_planned:

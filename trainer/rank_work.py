@@ -19,6 +19,8 @@ import torch
 from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
+from trainer.device import OUT_OF_MEMORY
+from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, UnitLosses
 from trainer.optim import InnerLoop, MomentsFile, PendingLoss, Place
@@ -52,7 +54,9 @@ class RankWork:
     def inner(self) -> InnerLoop:
         """Inner loop that trains on the run's data, created at the first use."""
         if self._inner is None:
-            self._inner = InnerLoop(self.parameters, self._config.inner, self._objective, self._ranks)
+            self._inner = InnerLoop(
+                self.parameters, self._config.inner, self._objective, self._ranks, spares_memory=self._config.spares_memory
+            )
             if self._moments is not None:
                 self._moments.restore(self._inner.optimiser)
         return self._inner
@@ -136,7 +140,7 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
         threading.Event().wait(SETTLE_S)  # if rank 0 has met the same error, or one has ended, it reports that and ends us
         traceback.print_exc()
         print(f"rank {order.number}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return EXIT_NO_MEMORY if isinstance(error, OUT_OF_MEMORY) else 1
 
 
 def _joined(order: RankOrder, connection: Connection) -> RankWork:

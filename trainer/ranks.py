@@ -111,10 +111,11 @@ class SharedFiles:
 class LeadingRank(Ranks):
     """Rank 0, with the processes of the others."""
 
-    def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str], None]) -> None:
+    def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str, int], None]) -> None:
         """Start the other ranks, and meet them.  Call it in the main thread: Linux ends the ranks with the thread.
 
-        order: for rank 0; its port is chosen here.  on_end: called in a thread, with a sentence, when another rank ends.
+        order: for rank 0; its port is chosen here.  on_end: called in a thread, with a sentence and the exit status,
+        when another rank ends.
         """
         from torch._C._distributed_c10d import TCPStore
 
@@ -164,7 +165,7 @@ class LeadingRank(Ranks):
         status = process.wait()
         if not self._closing:
             ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-            self._on_end(f"rank {number} of the trainer {ended}")
+            self._on_end(f"rank {number} of the trainer {ended}", status)
 
 
 def _started(files: SharedFiles) -> tuple[Connection, subprocess.Popen[bytes]]:

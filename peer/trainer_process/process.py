@@ -53,6 +53,7 @@ from protocol.trainer_link import (
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 from trainer.generate.choice import GeneratorName
+from trainer.memory import EXIT_NO_MEMORY
 from trainer.service import frames
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -341,6 +342,8 @@ class TrainerProcess:
         self._changed = trio.Event()
         self._gave_up = ""
         self._failures = self._spoilt = 0
+        self._lacked_memory = self._spares_memory = False
+        """True if the last process ran out of memory, and if later ones do with less."""
         self._at_risk = False
         """True during work on strangers' bytes: a death is then the strangers' fault, and only lengthens the pause."""
         self._threads, self._watts = settings.threads, 0.0
@@ -523,9 +526,14 @@ class TrainerProcess:
 
     async def _keep_alive(self) -> str:
         while True:
+            self._lacked_memory = False
             reason = await self._one_life()
-            self._spoilt += self._at_risk
-            self._failures += not self._at_risk
+            if self._lacked_memory and not self._spares_memory:
+                self._spares_memory = True
+                self._emit(Notice("warning", f"the trainer ran out of memory, and starts again with less: {reason}"))
+            else:
+                self._spoilt += self._at_risk
+                self._failures += not self._at_risk
             if self._failures >= MAX_FAILURES:
                 self._gave_up = f"the trainer failed {self._failures} times in a row, last: {reason}"
             self._fail_calls(reason)
@@ -567,6 +575,7 @@ class TrainerProcess:
                 ours.close()  # ends the trainer
                 with trio.CancelScope(shield=True):
                     await reap(process, END_DEADLINE_S)
+        self._lacked_memory = process.returncode == EXIT_NO_MEMORY
         return channel.fault or f"the trainer {how_it_ended(process.returncode, self._log.last_line)}"
 
     async def _configure(self, channel: TrainerChannel) -> None:
@@ -577,7 +586,7 @@ class TrainerProcess:
             channel.send({"do": "power", "watts": self._watts})
         answer = await channel.ask(
             "configure",
-            sections=dict(settings.sections),
+            sections={**settings.sections, "spares_memory": self._spares_memory},
             device=settings.device,
             trains=settings.trains,
             moments=str(settings.moments or ""),

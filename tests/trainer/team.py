@@ -47,7 +47,7 @@ class Team:
         return done, bytes(self.out), losses
 
 
-def unexpected(sentence: str) -> None:
+def unexpected(sentence: str, status: int) -> None:
     raise AssertionError(sentence)
 
 

@@ -28,15 +28,16 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
-from trainer.device import device_speed, is_gpu, pick_devices
+from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
+from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import ROLLOUTS, TEXT, MomentsFile
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.config import RlConfig
+from trainer.rl.config import SLOTS, RlConfig
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -159,7 +160,9 @@ class RolloutJobs:
         self._environment = ExtendedEnvironment(environment_of(config), rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
-        self._rollouts = RolloutWorker(rl, config.model, tasks, device, generator=generator)
+        self._rollouts = RolloutWorker(
+            rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator=generator
+        )
         self._learner: Learner | None = None
 
     def keep_version(self, version: int, theta: F32) -> None:
@@ -311,7 +314,7 @@ class Service:
         self._send(job, "failed", reason=_sentence(error))
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(EXIT_FAILED)
+        os._exit(EXIT_NO_MEMORY if isinstance(error, OUT_OF_MEMORY) else EXIT_FAILED)
 
     def _perform(self, job: Job) -> dict[str, Any]:
         self._use_threads()
@@ -468,8 +471,8 @@ class Service:
                 self._inbox.wait(BLOCK_WAIT_S, None)
             return
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
-            if self._ranks is not None and self._evaluation is not None:
-                self._fail(job, error)  # the other ranks may be in the middle of it
+            if isinstance(error, OUT_OF_MEMORY) or (self._ranks is not None and self._evaluation is not None):
+                self._fail(job, error)  # it starts again with less, or the other ranks may be in the middle of it
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:
@@ -518,10 +521,10 @@ class Service:
             os._exit(EXIT_PEER_GONE)
 
 
-def _end_with(sentence: str) -> None:
-    """End the process because another rank has ended.  The peer shows the last line."""
+def _end_with(sentence: str, status: int) -> None:
+    """End the process because another rank has ended with a status.  The peer shows the last line."""
     print(sentence, file=sys.stderr, flush=True)
-    os._exit(EXIT_FAILED)
+    os._exit(status if status == EXIT_NO_MEMORY else EXIT_FAILED)
 
 
 def _block(missing: BlockMissing) -> dict[str, Any]:
