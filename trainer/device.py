@@ -64,6 +64,12 @@ def default_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if is_gpu(device) else torch.float32
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current one, on which libraries such as Triton start their kernels."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def wait_for(device: torch.device) -> None:
     """Return when the device has done all that was queued."""
     if device.type == "cuda":
@@ -132,6 +138,8 @@ def device_speed(device: torch.device) -> DeviceSpeed:
 
 def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     one, other = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    if is_gpu(device):
+        torch.mm(one, other)  # the first product on a GPU loads its library
     seconds: list[float] = []
     while len(seconds) < REPEATS and sum(seconds) < LONGEST_S:
         wait_for(device)

@@ -9,6 +9,7 @@ the same order.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -132,6 +133,7 @@ class WholeParameters(LocalParameters):
         super().__init__(model, shards)
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
+        self._encodes_on_host = False
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`."""
@@ -139,8 +141,15 @@ class WholeParameters(LocalParameters):
 
     def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
         """Encode as `LocalParameters.encode_difference` does, on the device if its kernels are Triton's."""
-        encode = encode_on_gpu if self.device.type == "cuda" else encode_difference
-        return encode(theta, self.model.flat, layout, out)
+        if self.device.type == "cuda" and not self._encodes_on_host:
+            try:
+                return encode_on_gpu(theta, self.model.flat, layout, out)
+            except NotFinite:
+                raise
+            except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and its errors differ by version
+                print(f"contributions are encoded on the host, because the GPU's kernel fails: {error}", file=sys.stderr)
+                self._encodes_on_host = True
+        return encode_difference(theta, self.model.flat, layout, out)
 
     def show(self, theta: F32) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; on another device, over a copy."""

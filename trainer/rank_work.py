@@ -137,7 +137,7 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
         while True:
             _perform(work, inbox.next(), theta, out)
     except Exception as error:  # noqa: BLE001 - a rank ends with any error, and all others with it
-        threading.Event().wait(SETTLE_S)  # if rank 0 has met the same error, or one has ended, it reports that and ends us
+        threading.Event().wait(2 * SETTLE_S)  # rank 0, if it met the same error or an end, reports that and ends us
         traceback.print_exc()
         print(f"rank {order.number}: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_NO_MEMORY if isinstance(error, OUT_OF_MEMORY) else 1

@@ -18,7 +18,7 @@ import psutil
 
 from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
-from peer.corpora.run_data import names_corpora
+from peer.corpora.run_data import HUB, names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from peer.keyfile import load_or_create_identity
@@ -122,7 +122,7 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
 
 
 def unbuilt(word: str, data: Path) -> RunManifest | None:
-    """Return the run of a run file whose corpora must be built first, without them; None for anything else.
+    """Return the run of a run file whose corpora are built from data sets of Hugging Face, without them; else None.
 
     Building takes hours for a large corpus, and who only asks what a run needs must not wait for it.
     """
@@ -130,7 +130,10 @@ def unbuilt(word: str, data: Path) -> RunManifest | None:
     if path.suffix != ".toml" or not path.is_file():
         return None
     sections = sections_of(path)
-    if not names_corpora(sections.get("data")) or "from" in sections.get("model", {}):
+    data_section = sections.get("data", {})
+    named = [data_section, *data_section.get("sources", [])] if names_corpora(data_section) else []
+    is_far = any(str(each.get("from", "")).startswith(HUB) for each in named if isinstance(each, dict))
+    if not is_far or "from" in sections.get("model", {}) or "rl" in sections:
         return None
     return sketch_run_file(path, load_or_create_identity(data).peer_id)
 

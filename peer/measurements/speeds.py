@@ -239,13 +239,16 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
     """
     gpu, available = free_gpu_memory(), available_memory()
     manifest = sized(model, on_gpu=gpu is not None)
-    need = memory_need(manifest, device="cpu" if gpu is None else "cuda")
-    if need.host > available:
-        raise PeerError(
-            f"training {model} needs about {size(need.host)} of memory and {size(available)} are free here; measure a "
-            "smaller size",
-            ExitCode.RESOURCES,
-        )
+    if model != DEMO:
+        need = memory_need(manifest, device="cpu" if gpu is None else "cuda")
+        host = need.trainer + 2 * FLOAT_BYTES * manifest.parameters  # theta and a contribution, and no outer state
+        for needed, free, where in ((host, available, "memory"), (need.gpu, gpu or 0, "the GPU's memory")):
+            if needed > free:
+                raise PeerError(
+                    f"training {model} needs about {size(needed)} of {where} and {size(free)} are free here; measure a "
+                    "smaller size",
+                    ExitCode.RESOURCES,
+                )
     deadline_s = START_DEADLINE_S + (seconds if model == DEMO else LARGE_DEADLINE_S)
     theta = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench")
     try:

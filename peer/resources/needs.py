@@ -43,12 +43,13 @@ def _gpus(manifest: RunManifest) -> str:
     need = memory_need(manifest, device="cuda")
     fitting = [f"{each} GB" for each in GPU_SIZES if need.gpu <= FULL * each * 1e9]
     one = f"fits one of {', '.join(fitting)}" if fitting else f"fits no single one of {GPU_SIZES[-1]} GB"
+    host = f"; and {size(need.host)} of the computer's"
+    if manifest.rl is not None or manifest.data.format == "preference":  # one process trains
+        return f"at least {size(need.gpu)} of a GPU's memory ({one}){host}"
     each = sharded_bytes(TrainingConfig.from_sections(manifest.trainer_sections()), NODE_GPUS)
     fits = "" if each <= FULL * NODE_GPU_SIZE * 1e9 else ", which is too much"
-    return (
-        f"at least {size(need.gpu)} of a GPU's memory ({one}), or {size(each)} of each of {NODE_GPUS} of {NODE_GPU_SIZE} GB"
-        f"{fits}; and {size(need.host)} of the computer's"
-    )
+    several = f"{size(each)} of each of {NODE_GPUS} of {NODE_GPU_SIZE} GB{fits}"
+    return f"at least {size(need.gpu)} of a GPU's memory ({one}), or {several}{host}"
 
 
 def _round(manifest: RunManifest) -> str:

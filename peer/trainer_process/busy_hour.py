@@ -18,16 +18,28 @@ class BusyHour:
         self._began = began
         self._shifts: deque[tuple[float, float]] = deque(maxlen=MOST_SHIFTS)
         self._since: float | None = None
+        self._is_shift = False
 
     @contextmanager
     def shift(self, clock: Callable[[], float]) -> Iterator[None]:
         """Count the time in the context as busy."""
-        self._since = clock()
+        self._since, self._is_shift = clock(), True
         try:
             yield
         finally:
-            self._shifts.append((self._since, clock()))
+            self.pause(clock())
+            self._is_shift = False
+
+    def pause(self, now: float) -> None:
+        """Count no more of a shift until `resume`."""
+        if self._since is not None:
+            self._shifts.append((self._since, now))
             self._since = None
+
+    def resume(self, now: float) -> None:
+        """Count the rest of a shift that was paused."""
+        if self._is_shift and self._since is None:
+            self._since = now
 
     def share(self, now: float) -> float:
         """Return the share, 0 to 1, of the last hour, or of the time since it began."""

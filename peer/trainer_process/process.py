@@ -412,6 +412,7 @@ class TrainerProcess:
             elif not self._tell_of_missing(message):
                 progress(message)
 
+        await self.until_ready()
         shifts = self._shifts = self._shifts or BusyHour(trio.current_time())
         with shifts.shift(trio.current_time):
             answer = await self._ask_alone("compute", hear, task=fields)
@@ -488,11 +489,15 @@ class TrainerProcess:
     def pause(self) -> None:
         """Compute nothing after the current step, also in later processes."""
         self._paused = True
+        if self._shifts is not None:
+            self._shifts.pause(trio.current_time())
         self._send({"do": "pause"})
 
     def resume(self) -> None:
         """Compute again after `pause`."""
         self._paused = False
+        if self._shifts is not None:
+            self._shifts.resume(trio.current_time())
         self._send({"do": "resume"})
 
     def _worked(self) -> None:

@@ -325,7 +325,7 @@ class Node:
             down_bytes=traffic.down_bytes,
             trainer_pid=self._process.pid if self._process else None,
             device=figures.device if figures is not None else "",
-            mfu=figures.utilisation(rate) if figures is not None and rate else None,
+            mfu=figures.utilisation(rate) if figures is not None and work and work.steps else None,
             busy_share=self._process.busy_share if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),

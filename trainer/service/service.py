@@ -28,7 +28,7 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
-from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices
+from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -350,6 +350,7 @@ class Service:
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         devices = pick_devices(message["device"], message.get("gpus", ""), message.get("processes", 1))
         device = devices[0]
+        use_device(device)
         speed = device_speed(device)
         config = TrainingConfig.from_sections(message["sections"])
         self._config = config
@@ -471,7 +472,8 @@ class Service:
                 self._inbox.wait(BLOCK_WAIT_S, None)
             return
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
-            if isinstance(error, OUT_OF_MEMORY) or (self._ranks is not None and self._evaluation is not None):
+            lacks = isinstance(error, OUT_OF_MEMORY) and not self._configured().spares_memory
+            if lacks or (self._ranks is not None and self._evaluation is not None):
                 self._fail(job, error)  # it starts again with less, or the other ranks may be in the middle of it
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
@@ -533,6 +535,6 @@ def _block(missing: BlockMissing) -> dict[str, Any]:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of GPU memory even with one sequence at a time"
+        return "the GPU's memory is not enough; close other programs there, or join a smaller run"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no details'}"[:300]

@@ -23,3 +23,12 @@ def test_what_is_older_than_an_hour_is_forgotten() -> None:
     assert hour.share(HOUR_S) == pytest.approx(0.75)
     assert hour.share(HOUR_S + 900) == pytest.approx(0.5)
     assert hour.share(3 * HOUR_S) == 0.0
+
+
+def test_a_pause_does_not_count() -> None:
+    hour, times = BusyHour(0.0), iter([0.0, 100.0])
+    with hour.shift(lambda: next(times)):
+        hour.pause(20.0)
+        hour.resume(80.0)
+    hour.resume(100.0)
+    assert hour.share(100.0) == pytest.approx(0.4), "and none begins outside of a shift"
