@@ -107,7 +107,7 @@ def _of_ranks(config: TrainingConfig, device: str, ranks: int) -> TrainerMemory:
     if device != "cpu":
         return TrainerMemory(ranks * CUDA_PROCESS_BYTES, sharded_bytes(config, ranks))
     state, model = _state_bytes(config), config.model
-    ends = (1 if model.tied else 2) * model.vocab * model.dim + model.dim
+    ends = _values_outside_layers(model)
     whole = 8 * (ends + 2 * (model.parameters - ends) // model.layers)  # gathered, with their gradients
     return TrainerMemory(state + ranks * (_of_reading(config, device).host - state + whole + SHARDING_BYTES), 0)
 
@@ -119,7 +119,7 @@ def sharded_bytes(config: TrainingConfig, ranks: int) -> int:
     the loss also sums up), and two layers.  The formula was not compared with GPUs.
     """
     model, length = config.model, config.data.sequence_length
-    ends = (1 if model.tied else 2) * model.vocab * model.dim + model.dim
+    ends = _values_outside_layers(model)
     layer = (model.parameters - ends) // model.layers
     whole = 8 * ends + 4 * model.vocab * model.dim + 14 * layer
     activations = length * (_saved_values(model, model.layers) * 2 + 16 * (model.dim + model.ffn))
@@ -163,12 +163,17 @@ def recomputed_layers(model: ModelConfig, tokens: int, most: int) -> int:
     return next(fitting, model.layers)
 
 
+def _values_outside_layers(model: ModelConfig) -> int:
+    """Return the number of parameters of the embedding, the output weights and the last norm."""
+    return (1 if model.tied else 2) * model.vocab * model.dim + model.dim
+
+
 def _state_bytes(config: TrainingConfig) -> int:
     """Return the memory of parameters, gradients and moments; embeddings and output weights are AdamW's in any case."""
     model = config.model
     if config.inner.optimizer == "adamw":
         return STATE_BYTES * model.parameters
-    ends = (1 if model.tied else 2) * model.vocab * model.dim
+    ends = _values_outside_layers(model)
     return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends)
 
 

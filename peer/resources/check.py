@@ -23,6 +23,7 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
+from trainer.config import ONE_PROCESS
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -153,9 +154,6 @@ class TrainerDivision(NamedTuple):
 
 
 MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
-ONE_PROCESS = (
-    "a run with rollouts or preferences trains in one process; leave --processes out, and name one GPU if you use --gpus"
-)
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from kernels.layout import payload_bytes
-from trainer.config import TrainingConfig
+from trainer.config import ONE_PROCESS, TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
@@ -265,9 +265,6 @@ EXIT_FAILED = 1
 IDLE_OPPORTUNITIES = 1 << 20
 """Opportunities assumed while no other job runs. The number is so large that an evaluation continues in the smallest pieces,
 because a command may arrive at any time."""
-ONE_PROCESS = (
-    "a run with rollouts or preferences trains in one process; leave --processes out, and name one GPU if you use --gpus"
-)
 BLOCK_WAIT_S = 0.25
 """Seconds between two looks for a block that is not here yet."""
 
@@ -356,7 +353,7 @@ class Service:
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        if len(devices) > 1 and (config.rl is not None or config.data.format == "preference"):
+        if len(devices) > 1 and not config.may_have_ranks:
             raise ValueError(ONE_PROCESS)
         if message["trains"]:
             if len(devices) > 1:
