@@ -10,7 +10,7 @@ RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
+.PHONY: venv demo test test-all test-slow test-ranks lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
 
 venv: $(STAMP)
 
@@ -40,6 +40,10 @@ test-slow: venv
 # Every check and every test, each of them once.
 test-all: test
 	$(MAKE) test-slow
+
+# The tests with real processes once more, with a trainer of two processes at one peer of each swarm.
+test-ranks: venv
+	MEMBER_PROCESSES=2 $(E2E)
 
 lint: venv
 	$(BIN)/ruff format --check .

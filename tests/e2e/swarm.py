@@ -28,6 +28,8 @@ from protocol.events import events as ev
 PATIENCE_S = 300.0
 """Says nothing about time, only ends a test that hangs: where everything is busy, torch takes a minute to import."""
 CONNECT_EVERY_S = 0.05
+MEMBER_PROCESSES = int(os.environ.get("MEMBER_PROCESSES", "1"))
+"""Processes of the trainer of each swarm's first peer (`make test-ranks`)."""
 TINY_MODEL = """
 name = "tiny"
 founders = "anyone"
@@ -111,6 +113,8 @@ class Peer:
     """Words before the whole command, that put it elsewhere (`benchmarks.links`)."""
     local: bool = True
     """Whether it stays on loopback."""
+    processes: int = 1
+    """Processes of its trainer."""
     peer_id: str = ""
     stamped: list[Stamped] = field(default_factory=list)
     """The events of its present life."""
@@ -158,6 +162,7 @@ class Peer:
             "--threads",
             "1",
             "--until-eof",
+            *(["--processes", str(self.processes)] if self.processes > 1 else []),
             *options,
         ]
         with (self.folder / "output.log").open("ab") as output:
@@ -272,6 +277,7 @@ class Swarm:
     def peer(self, name: str, *what: str) -> Peer:
         """A place for a peer, not started."""
         peer = Peer(self, name, self.place(name), list(what) or [str(self.manifest)])
+        peer.processes = 1 if self.peers else MEMBER_PROCESSES
         self.peers.append(peer)
         return peer
 

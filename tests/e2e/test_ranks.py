@@ -25,7 +25,7 @@ def test_a_member_with_two_ranks_commits_rounds_and_goes_on_when_a_rank_is_kille
         one, two = swarm.peer("one").start(), swarm.peer("two").start("--processes", "2")
         swarm.equal(swarm.whole(one, two), one, two)
         ranks = trainers_of(two)
-        assert len(ranks) == 2 and len(trainers_of(one)) == 1
+        assert len(ranks) == 2
         ranks[1].kill()
         swarm.until("the end of the trainer", lambda: two.heard(ev.TrainerStopped))
         assert "was killed by SIGKILL" in two.heard(ev.TrainerStopped)[0].reason
