@@ -68,7 +68,7 @@ class Run:
         assert config.rl is not None
         self._manifest, self._rl, self._seed, self._folder = manifest, manifest.rl, seed, folder
         self._worker = Worker(config, CPU)
-        self._jobs = RolloutJobs(config, config.rl, self._worker, CPU)
+        self._jobs = RolloutJobs(config, self._worker, CPU)
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._out = bytearray(payload_bytes(self._layout))
         self.theta: F32 = np.empty(manifest.parameters, np.float32)

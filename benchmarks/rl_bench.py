@@ -25,7 +25,8 @@ from trainer.optim import AdamW
 from trainer.parameters import WholeParameters
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
-from trainer.rl.learner import Learner, Learnt, LearnTask, adamw_config
+from trainer.rl.learner import Learner, Learnt, LearnTask
+from trainer.rl.policy import adamw_config
 from trainer.rl.rollout import Rollout
 
 CPU = torch.device("cpu")
@@ -166,7 +167,7 @@ class Trial:
         delta = rl.delta if self.variant.two_sided else math.inf
         self.config = replace(rl, delta=delta, drop_zero_advantage=self.variant.filters)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.learner = Learner(self.config, Decoder(self.settings.model, CPU), 1 << 14)
+        self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), 1 << 14)
 
     def run(self, warm: Tensor) -> float:
         """Learn from the warm parameters on; the reward at the end."""

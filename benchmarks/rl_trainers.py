@@ -44,7 +44,7 @@ class Rounds(Trial):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.learners = [Learner(self.config, decoder(self.settings.model, 0), CHUNK) for _ in range(self.trainers)]
+        self.learners = [Learner.alone(self.config, decoder(self.settings.model, 0), CHUNK) for _ in range(self.trainers)]
 
     def run(self, warm: torch.Tensor) -> float:
         """Rounds from the warm parameters on; the reward at the end."""

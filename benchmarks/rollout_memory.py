@@ -102,7 +102,7 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
         assert trains is not None
         out = bytearray(trains.layout[-1].encoded.stop)
         rollouts.verify(assignment, batch)
-        learner = Learner(config.rl, trains.model, config.chunk_parameters)
+        learner = Learner(config.rl, trains.work)
         (reference := folder / "reference").write_bytes((theta.view(np.uint32) >> 16).astype("<u2").tobytes())
         learner.compute(LearnTask(0, 0, reference), rollouts.groups([batch]), theta, memoryview(out))
     print(json.dumps({"peak": _peak_bytes() - 4 * config.model.parameters, "parameters": config.model.parameters}))

@@ -13,10 +13,6 @@ from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
 from trainer.section import SectionFields
 
-ONE_PROCESS = (
-    "a run with rollouts or preferences trains in one process; leave --processes out, and name one GPU if you use --gpus"
-)
-"""Sentence for a person who wants several processes in a run that cannot have them."""
 OWN_CORPUS = "own corpus"
 """Name of the manifest of this member's own corpus, in a run on the members' own data."""
 
@@ -152,11 +148,6 @@ class TrainingConfig:
             blocks=tuple(sections.get("blocks", ())),
             spares_memory=bool(sections.get("spares_memory", False)),
         )
-
-    @property
-    def may_have_ranks(self) -> bool:
-        """True if several processes may share the model."""
-        return self.rl is None and self.data.format != "preference"
 
     @property
     def tokens_per_step(self) -> int:

@@ -8,12 +8,13 @@ windows, and when to interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.config import TrainingConfig
 from trainer.data.corpus import CorpusReading
-from trainer.objective import Objective, SourceTotals
+from trainer.data.rows import Rows
+from trainer.objective import RowsObjective, SourceTotals
 from trainer.parameters import F32
 from trainer.rank_work import RankWork
 
@@ -53,7 +54,7 @@ class EvaluationPlan:
     batch: int
 
     @classmethod
-    def of(cls, reading: CorpusReading, objective: Objective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
+    def of(cls, reading: CorpusReading, objective: RowsObjective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
         """Return windows that are spread over each source's held-out split.
 
         The sources share `tokens` tokens as the mixture does at this row of the run, and each has a few windows at least.
@@ -75,10 +76,11 @@ class Evaluation:
     done, total: numbers of windows.
     """
 
-    def __init__(self, work: RankWork, plan: EvaluationPlan, theta: F32) -> None:
+    def __init__(self, work: RankWork, plan: EvaluationPlan, read: Callable[[Sequence[int]], Rows], theta: F32) -> None:
+        """Begin.  read: returns held-out windows; raises BlockMissing."""
         self.total, self.done = len(plan.windows), 0
         self._plan, self._totals = plan, SourceTotals(plan.reading.names)
-        self._work, self._theta = work, theta
+        self._work, self._read, self._theta = work, read, theta
 
     @property
     def loss(self) -> float:
@@ -111,8 +113,7 @@ class Evaluation:
         try:
             while self.done < stop:
                 batch = self._plan.windows[self.done : min(stop, self.done + self._plan.batch)]
-                rows = self._plan.reading.rows(batch, held_out=True)
-                for losses in self._work.measure(rows):
+                for losses in self._work.measure(self._read(batch)):
                     self._totals.add(losses)
                 self.done += len(batch)
                 if interrupted():

@@ -76,26 +76,21 @@ def trainer_memory(
 ) -> TrainerMemory:
     """Estimate a trainer's memory on "cpu" or "cuda"; of several ranks, all host memory, and the memory of each GPU.
 
-    Only RL runs have other work than training; RL trainers also verify, and have one rank.
+    Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks.
     """
-    if config.rl is None and ranks > 1:
-        return _of_ranks(config, device, ranks)
     if config.rl is None:
-        return _of_reading(config, device)
+        return _of_reading(config, device) if ranks == 1 else _of_ranks(config, device, ranks)
     model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
     versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
     if work is TrainerWork.GENERATE:
         used = versions + _generating_bytes(model, rl, width)
     elif work is TrainerWork.VERIFY:
         used = versions + _verifying_bytes(model, rl, width)
+    elif ranks > 1:
+        return _learning_of_ranks(config, rl, device, ranks, versions)
     else:
-        rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens
-        learning = _step_bytes(model, rows, width, logits_kept=POLICY_LOGITS)
-        passes = max(
-            _verifying_bytes(model, rl, width),
-            _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0,
-        )
-        used = versions + STATE_BYTES * model.parameters + max(learning, passes)
+        passes = max(_learning_bytes(model, rl, width), _verifying_bytes(model, rl, width))
+        used = versions + STATE_BYTES * model.parameters + passes
         reading = _of_reading(config, device)
         used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
     if device == "cpu":
@@ -103,25 +98,55 @@ def trainer_memory(
     return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + used)
 
 
+def _learning_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
+    """Return the memory of a step on rollouts, or of the comparison with reference weights before it.
+
+    On a CPU a micro-batch has its whole size; on a GPU at least one row.
+    """
+    rows = max(rl.row_tokens, rl.micro_batch_tokens) if width == 4 else rl.row_tokens
+    comparing = _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0
+    return max(_step_bytes(model, rows, width, logits_kept=POLICY_LOGITS), comparing)
+
+
 def _of_ranks(config: TrainingConfig, device: str, ranks: int) -> TrainerMemory:
     if device != "cpu":
         return TrainerMemory(ranks * CUDA_PROCESS_BYTES, sharded_bytes(config, ranks))
-    state, model = _state_bytes(config), config.model
-    ends = _values_outside_layers(model)
-    whole = 8 * (ends + 2 * (model.parameters - ends) // model.layers)  # gathered, with their gradients
+    state, whole = _state_bytes(config), _gathered_bytes(config.model, device)
     return TrainerMemory(state + ranks * (_of_reading(config, device).host - state + whole + SHARDING_BYTES), 0)
+
+
+def _learning_of_ranks(config: TrainingConfig, rl: RlConfig, device: str, ranks: int, versions: int) -> TrainerMemory:
+    """Estimate the memory of ranks that learn from rollouts; rank 0 also keeps the versions, and verifies.
+
+    versions: bytes of the versions.
+    """
+    model, width, reading = config.model, 4 if device == "cpu" else 2, _of_ranks(config, device, ranks)
+    state, whole = STATE_BYTES * model.parameters, _gathered_bytes(model, device)
+    learning, verifying = _learning_bytes(model, rl, width), _verifying_bytes(model, rl, width)
+    if device == "cpu":
+        each = CPU_PROCESS_BYTES + SHARDING_BYTES + whole
+        return TrainerMemory(versions + max(reading.host, state + ranks * each + max(ranks * learning, verifying)), 0)
+    used = CUDA_CONTEXT_BYTES + state // ranks + whole + max(learning, verifying)
+    return TrainerMemory(reading.host, versions + max(reading.device, used))
+
+
+def _gathered_bytes(model: ModelConfig, device: str) -> int:
+    """Return the memory of what a rank gathers: the tensors outside the layers, and two layers, with their gradients.
+
+    On a GPU they are gathered in bf16, with gradients in fp32, which the loss also sums up.
+    """
+    ends = _values_outside_layers(model)
+    layer = (model.parameters - ends) // model.layers
+    return 8 * (ends + 2 * layer) if device == "cpu" else 8 * ends + 4 * model.vocab * model.dim + 14 * layer
 
 
 def sharded_bytes(config: TrainingConfig, ranks: int) -> int:
     """Return the memory of each of several GPUs that share one trainer, computing one sequence each, all layers again.
 
-    Each has its share of the state, and whole: the tensors outside the layers (in bf16, with their gradients in fp32, which
-    the loss also sums up), and two layers.  The formula was not compared with GPUs.
+    Each has its share of the state, and gathers parameters (`_gathered_bytes`).  The formula was not compared with GPUs.
     """
-    model, length = config.model, config.data.sequence_length
-    ends = _values_outside_layers(model)
-    layer = (model.parameters - ends) // model.layers
-    whole = 8 * ends + 4 * model.vocab * model.dim + 14 * layer
+    model, length = config.model, config.data.sequence_length * (2 if config.data.format == "preference" else 1)
+    whole = _gathered_bytes(model, "cuda")
     activations = length * (_saved_values(model, model.layers) * 2 + 16 * (model.dim + model.ffn))
     return CUDA_CONTEXT_BYTES + _state_bytes(config) // ranks + whole + activations + 2 * _logits(model, length) * 4
 
@@ -219,9 +244,12 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
 
 def _comparing_bytes(model: ModelConfig, tokens: int, width: int) -> int:
-    """Return the memory of the reference weights and a pass with them over `tokens` tokens, before the first step."""
-    logits = POLICY_LOGITS * _logits(model, tokens) * 4
-    return width * model.parameters + tokens * _passing_values(model) * 4 + logits
+    """Return the memory of a pass with the reference weights over `tokens` tokens, before the first step.
+
+    The weights take the place of the gradient; on a CPU the file that they are read from counts, too.
+    """
+    weights = 2 * model.parameters if width == 4 else 0
+    return weights + tokens * _passing_values(model) * 4 + POLICY_LOGITS * _logits(model, tokens) * 4
 
 
 def _passing_values(model: ModelConfig) -> int:

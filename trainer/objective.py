@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,61 +24,82 @@ from kernels.losses import (
     row_log_probabilities,
 )
 from trainer.config import TrainingConfig
-from trainer.data.corpus import CorpusReading
 from trainer.data.rows import Rows
 from trainer.device import on_device
 from trainer.models.llama.model import Decoder, Documents, through_head
-from trainer.reference import F32, ReferenceLog
 
 F64 = npt.NDArray[np.float64]
+
+
+class StepRows(Protocol):
+    """Rows of a step, which micro-batches and ranks divide."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def __getitem__(self, span: slice) -> Self:
+        """Return some of the rows."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that are read in a row."""
+
+
+RowsT = TypeVar("RowsT", bound=StepRows)
 
 
 class ObjectiveLoss(NamedTuple):
     """Loss of some rows.  mean: scalar to differentiate.  units_u: (units,), nats of a row, or loss of a pair.
 
-    margins_u: (units,), the pairs' margins; None for other rows.
+    margins_u: (units,), the pairs' margins; None for other rows.  statistics_s: means over the counted tokens, of rollouts.
     """
 
     mean: Tensor
     units_u: Tensor
     margins_u: Tensor | None = None
+    statistics_s: Tensor | None = None
 
     def detached(self) -> ObjectiveLoss:
         """Return the loss without what its gradient needs."""
         return ObjectiveLoss._make(None if each is None else each.detach() for each in self)
 
 
-class Objective(ABC):
-    """Loss on rows.  unit_rows: number of rows in a unit; micro-batches hold whole units."""
+class Objective(ABC, Generic[RowsT]):
+    """Loss on rows.  unit_rows: number of rows in a unit; micro-batches hold whole units.
+
+    most_tokens: limit on the tokens of a micro-batch; None for what the device takes.
+    """
 
     unit_rows = 1
+    most_tokens: int | None = None
 
     @abstractmethod
-    def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
+    def loss(self, model: Decoder, rows: RowsT, z_loss: float) -> ObjectiveLoss:
         """Return the loss of rows, of which there is at least one unit."""
 
     @abstractmethod
-    def weights_u(self, rows: Rows) -> F64:
+    def weights_u(self, rows: RowsT) -> F64:
         """Return each unit's weight in the mean, (units,)."""
 
-    def measured(self, rows: Rows, loss: ObjectiveLoss) -> UnitLosses:
+    @abstractmethod
+    def measured(self, rows: RowsT, loss: ObjectiveLoss) -> UnitLosses:
         """Return the units' losses on the host."""
-        step = self.unit_rows
-        sources_b = np.zeros(len(rows), np.int16) if rows.sources_b is None else rows.sources_b
-        return UnitLosses(
-            _on_host(loss.units_u),
-            self.weights_u(rows),
-            rows.counted_b.reshape(-1, step).sum(axis=1).astype(np.float64),
-            sources_b[::step],
-            None if loss.margins_u is None else _on_host(loss.margins_u),
-        )
+
+
+class ComparedObjective(Objective[RowsT]):
+    """Loss that compares the probabilities of the rows under the model and under other weights."""
+
+    @abstractmethod
+    def log_probabilities(self, model: Decoder, rows: RowsT) -> Tensor:
+        """Return the log-probabilities of what counts in rows, (units, any), without gradient."""
 
 
 @dataclass(frozen=True)
 class UnitLosses:
     """Losses of units, each array (units,).  The mean loss is the sum of losses over the sum of weights.
 
-    tokens: counted tokens.  sources: number of each unit's source.  margins: None except for preferences.
+    tokens: counted tokens.  sources: number of each unit's source.  margins: None except for preferences.  statistics_s:
+    sums over the counted tokens of all units; None except for rollouts.
     """
 
     losses: F64
@@ -87,9 +107,26 @@ class UnitLosses:
     tokens: F64
     sources: npt.NDArray[np.int16]
     margins: F64 | None = None
+    statistics_s: F64 | None = None
 
 
-class LanguageModelObjective(Objective):
+class RowsObjective(Objective[Rows]):
+    """Loss on rows of text, chats or preferences."""
+
+    def measured(self, rows: Rows, loss: ObjectiveLoss) -> UnitLosses:
+        """Return the units' losses on the host."""
+        step = self.unit_rows
+        sources_b = np.zeros(len(rows), np.int16) if rows.sources_b is None else rows.sources_b
+        return UnitLosses(
+            on_host(loss.units_u),
+            self.weights_u(rows),
+            rows.counted_b.reshape(-1, step).sum(axis=1).astype(np.float64),
+            sources_b[::step],
+            None if loss.margins_u is None else on_host(loss.margins_u),
+        )
+
+
+class LanguageModelObjective(RowsObjective):
     """Mean loss over the counted tokens, in nats per token."""
 
     def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
@@ -104,21 +141,19 @@ class LanguageModelObjective(Objective):
         return rows.counted_b.astype(np.float64)
 
 
-class PreferenceObjective(Objective):
-    """DPO loss of pairs.  log: log-probabilities under the reference weights, known for all pairs before the loss."""
+class PreferenceObjective(RowsObjective, ComparedObjective[Rows]):
+    """DPO loss of pairs, whose rows have their log-probabilities under the reference weights."""
 
     unit_rows = 2
 
-    def __init__(self, terms: PreferenceTerms, log: ReferenceLog) -> None:
-        self._terms, self.log = terms, log
+    def __init__(self, terms: PreferenceTerms) -> None:
+        self._terms = terms
 
     def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
         """Return the loss as `Objective.loss` does.  Preferences have no z-loss."""
-        assert rows.pairs_b is not None
         tokens, counts, documents = _tensors(rows, model)
-        assert counts is not None
-        reference_b = on_device(self.log.get(rows.pairs_b[::2].tolist()).reshape(-1), tokens.device)
-        given = PreferenceTokens(tokens[:, 1:], counts, reference_b)
+        assert counts is not None and rows.reference_b is not None
+        given = PreferenceTokens(tokens[:, 1:], counts, on_device(rows.reference_b, tokens.device))
         head = lambda hidden, weight: preference_loss(hidden, weight, given, self._terms)  # noqa: E731
         mean, statistics = through_head(model, tokens[:, :-1], documents, head)
         return ObjectiveLoss(mean, statistics.losses, statistics.margins)
@@ -127,16 +162,13 @@ class PreferenceObjective(Objective):
         """Return 1 for each pair."""
         return np.ones(len(rows) // 2)
 
-
-@torch.no_grad()
-def log_probabilities(model: Decoder, rows: Rows) -> F32:
-    """Return the log-probabilities (P, 2) of pairs: of the counted tokens of the chosen and of the rejected row."""
-    tokens, counts, documents = _tensors(rows, model)
-    assert counts is not None
-    head = lambda hidden, weight: row_log_probabilities(hidden, weight, tokens[:, 1:], counts)  # noqa: E731
-    logp_b = through_head(model, tokens[:, :-1], documents, head)
-    found: F32 = logp_b.float().cpu().numpy().reshape(-1, 2)
-    return found
+    @torch.no_grad()
+    def log_probabilities(self, model: Decoder, rows: Rows) -> Tensor:
+        """Return the log-probabilities (P, 2) of pairs: of the counted tokens of the chosen and of the rejected row."""
+        tokens, counts, documents = _tensors(rows, model)
+        assert counts is not None
+        head = lambda hidden, weight: row_log_probabilities(hidden, weight, tokens[:, 1:], counts)  # noqa: E731
+        return through_head(model, tokens[:, :-1], documents, head).float().view(-1, 2)
 
 
 def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documents | None]:
@@ -148,7 +180,8 @@ def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documen
     return tokens, counts, documents
 
 
-def _on_host(values: Tensor) -> F64:
+def on_host(values: Tensor) -> F64:
+    """Return values on the host, as they are added up."""
     found: F64 = values.detach().double().cpu().numpy()
     return found
 
@@ -213,9 +246,8 @@ class SourceTotals:
         return self._accurate / self._pairs if self._pairs else None
 
 
-def objective_of(config: TrainingConfig, reading: CorpusReading, folder: Path | None) -> Objective:
-    """Return what a run learns from its rows.  folder: of the trainer's files; None to keep none."""
+def objective_of(config: TrainingConfig) -> RowsObjective:
+    """Return the loss on the run's rows."""
     if config.data.format != "preference":
         return LanguageModelObjective()
-    terms = PreferenceTerms(config.data.beta, config.data.label_smoothing)
-    return PreferenceObjective(terms, ReferenceLog.beside(folder, reading.digest))
+    return PreferenceObjective(PreferenceTerms(config.data.beta, config.data.label_smoothing))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,12 +25,11 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from trainer.config import InnerConfig
-from trainer.data.rows import Rows
 from trainer.device import GpuMemory, is_gpu, release_memory
 from trainer.memory import cpu_plan, recomputed_layers
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
-from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, UnitLosses
+from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard
 from trainer.ranks import Ranks, SoleRank
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
@@ -517,9 +516,9 @@ class PendingLoss:
     found: rows of this rank, their loss, and its weight in the whole mean, for each micro-batch.
     """
 
-    objective: Objective
+    objective: Objective[Any]
     ranks: Ranks
-    found: tuple[tuple[Rows, ObjectiveLoss, float], ...]
+    found: tuple[tuple[StepRows, ObjectiveLoss, float], ...]
 
     def read(self) -> StepLoss:
         """Return the loss of all ranks' rows, at the first rank; wait for the device."""
@@ -527,6 +526,19 @@ class PendingLoss:
         own = StepLoss(mean, tuple(self.objective.measured(rows, loss) for rows, loss, _ in self.found))
         all_ranks = self.ranks.collect(own)
         return StepLoss(sum(loss.mean for loss in all_ranks), tuple(part for loss in all_ranks for part in loss.parts))
+
+
+def part_of(rows: RowsT, units: range, objective: Objective[Any]) -> RowsT:
+    """Return some units of rows; the first, to be computed for nothing beside other ranks, if there are none."""
+    unit = objective.unit_rows
+    return rows[units.start * unit : units.stop * unit] if units else rows[:unit]
+
+
+def units_at_once(objective: Objective[Any], rows: StepRows, units: int) -> int:
+    """Return how many of `units` units of rows may be computed at once, as far as the objective limits them."""
+    if objective.most_tokens is None:
+        return units
+    return min(units, max(1, objective.most_tokens // (objective.unit_rows * rows.length)))
 
 
 class InnerLoop:
@@ -540,7 +552,7 @@ class InnerLoop:
         self,
         parameters: LocalParameters,
         config: InnerConfig,
-        objective: Objective | None = None,
+        objective: Objective[Any] | None = None,
         ranks: Ranks | None = None,
         *,
         spares_memory: bool = False,
@@ -548,16 +560,17 @@ class InnerLoop:
         self._spares_memory = spares_memory
         self.model, self._parameters = parameters.model, parameters
         self.config = config
-        self.objective = objective or LanguageModelObjective()
+        self.objective: Objective[Any] = objective or LanguageModelObjective()
         self.optimiser = OPTIMISERS[config.optimizer](parameters, config)
         self._ranks = ranks or SoleRank()
-        self._memory = GpuMemory(self.model.device) if is_gpu(self.model.device) and not spares_memory else None
+        measures = is_gpu(self.model.device) and not spares_memory and self.objective.most_tokens is None
+        self._memory = GpuMemory(self.model.device) if measures else None
         together = parameters if self._ranks.count > 1 else None
         self._micro_batches = MicroBatches(self.model, self._memory, together)
         self._is_planned = False
         self._joined_at = 0
 
-    def step(self, rows: Rows, place: Place) -> PendingLoss:
+    def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows; return their loss before the update.  Does not wait for a GPU."""
         if self.optimiser.steps == 0:
             self._joined_at = place.step
@@ -566,13 +579,12 @@ class InnerLoop:
         self.optimiser.step(scheduled_rate(self.config, place) * factor)
         return loss
 
-    def _accumulate(self, rows: Rows, part: int) -> PendingLoss:
+    def _accumulate(self, rows: StepRows, part: int) -> PendingLoss:
         """Write the gradient of the rows' mean loss into the model, `part` units at a time at each rank."""
         self._parameters.zero_gradient()
-        parts, unit = [], self.objective.unit_rows
-        whole = max(1.0, float(self.objective.weights_u(rows).sum()))
-        for span in self._ranks.spans(len(rows) // unit, part):
-            some = rows[span.start * unit : span.stop * unit] if span else rows[:unit]
+        parts, whole = [], max(1.0, float(self.objective.weights_u(rows).sum()))
+        for span in self._ranks.spans(len(rows) // self.objective.unit_rows, part):
+            some = part_of(rows, span, self.objective)
             found = self.objective.loss(self.model, some, self.config.z_loss)
             weight = float(self.objective.weights_u(some).sum()) / whole if span else 0.0
             (found.mean * weight).backward()  # type: ignore[no-untyped-call]
@@ -580,12 +592,14 @@ class InnerLoop:
                 parts.append((some, found.detached(), weight))
         return PendingLoss(self.objective, self._ranks, tuple(parts))
 
-    def _at_once(self, rows: Rows) -> int:
+    def _at_once(self, rows: StepRows) -> int:
         """Return the units to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
         if self._spares_memory:
             self.model.recomputed = self.model.config.layers
             return 1
         units = -(-len(rows) // self.objective.unit_rows // self._ranks.count)
+        if self.objective.most_tokens is not None:
+            return units_at_once(self.objective, rows, units)
         if self._memory is not None:
             if self._ranks.count > 1 and not self._is_planned:
                 self._plan_recomputation(self.objective.unit_rows * rows.length, self._memory)

@@ -26,6 +26,7 @@ from kernels.layout import Layout, payload_bytes
 from trainer.device import on_device
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
+from trainer.reference import ReferenceWeights
 
 F32 = npt.NDArray[np.float32]
 
@@ -89,7 +90,7 @@ class LocalParameters(ABC):
         """
 
     @abstractmethod
-    def show(self, theta: F32) -> Decoder:
+    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model with the parameters `theta`, to be used without gradients and not in a step; then call `hide`.
 
         Needs no memory: what lies on the device takes the place of the gradient, which is zero between two steps.
@@ -133,7 +134,8 @@ class WholeParameters(LocalParameters):
         super().__init__(model, shards)
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
-        self._encodes_on_host = False
+        """Parameters that are shown where they lie, and the model over them."""
+        self._encodes_on_host = self._shows_copy = False
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`."""
@@ -151,18 +153,21 @@ class WholeParameters(LocalParameters):
                 self._encodes_on_host = True
         return encode_difference(theta, self.model.flat, layout, out)
 
-    def show(self, theta: F32) -> Decoder:
-        """Return a model over the memory in which theta lies, on a CPU; on another device, over a copy."""
-        if self._shown is None or self._shown[0] is not theta:
-            self._shown = theta, self.model.over(_as_tensor(theta) if self.shows_in_place else self.model.gradient)
-        if not self.shows_in_place:
+    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
+        """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
+        if not self.shows_in_place or isinstance(theta, ReferenceWeights):
+            self._shows_copy = True
             load(theta, self.model.gradient)
+            return self.model.over(self.model.gradient)
+        if self._shown is None or self._shown[0] is not theta:
+            self._shown = theta, self.model.over(_as_tensor(theta))
         return self._shown[1]
 
     def hide(self) -> None:
         """Undo `show`."""
-        if not self.shows_in_place:
+        if self._shows_copy:
             self.model.gradient.zero_()
+        self._shows_copy = False
 
     def zero_gradient(self) -> None:
         """Set the gradient to zero."""
@@ -188,7 +193,7 @@ def reads_where_it_lies(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def load(theta: F32, into: Tensor) -> None:
+def load(theta: F32 | ReferenceWeights, into: Tensor) -> None:
     """Copy the parameters to `into`, on any device, block by block."""
     assert theta.shape == into.shape
     for start in range(0, len(theta), LOAD_BLOCK):

@@ -11,21 +11,66 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.layout import chunk_layout, payload_bytes
-from trainer.config import TrainingConfig
+from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.model import Decoder
-from trainer.objective import LanguageModelObjective, Objective, UnitLosses
-from trainer.optim import InnerLoop, MomentsFile, PendingLoss, Place
+from trainer.objective import ComparedObjective, Objective, StepRows, UnitLosses, objective_of
+from trainer.optim import (
+    ROLLOUTS,
+    TEXT,
+    InnerLoop,
+    MicroBatches,
+    MomentsFile,
+    PendingLoss,
+    Place,
+    part_of,
+    units_at_once,
+)
 from trainer.parameters import F32, LocalParameters
-from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
+from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
+from trainer.reference import ReferenceWeights
+from trainer.rl.policy import PolicyObjective, adamw_config
+
+
+class CourseName(Enum):
+    """Name of a course of a run."""
+
+    ROWS = "rows"
+    ROLLOUTS = "rollouts"
+
+
+@dataclass(frozen=True)
+class Course:
+    """Objective that a model is trained on, and the optimiser's settings.
+
+    moments: file of the optimiser's moments, the same for all ranks; None to keep none.
+    """
+
+    objective: Objective[Any]
+    inner: InnerConfig
+    moments: MomentsFile | None = None
+
+
+def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, Course]:
+    """Return the courses of a run.  folder: of the optimisers' moments; None to keep none."""
+    text, rollouts = (MomentsFile(folder / name) if folder is not None else None for name in (TEXT, ROLLOUTS))
+    courses = {CourseName.ROWS: Course(objective_of(config), config.inner, text)}
+    if config.rl is not None:
+        courses[CourseName.ROLLOUTS] = Course(PolicyObjective(config.rl), adamw_config(config.rl), rollouts)
+    return courses
 
 
 class RankWork:
@@ -36,84 +81,120 @@ class RankWork:
 
     def __init__(
         self,
-        config: TrainingConfig,
         parameters: LocalParameters,
-        objective: Objective,
-        ranks: Ranks,
-        moments: MomentsFile | None = None,
+        chunk_parameters: int,
+        courses: Mapping[CourseName, Course],
+        ranks: Ranks | None = None,
+        *,
+        spares_memory: bool = False,
     ) -> None:
-        """Make the work of a rank.  moments: file of the optimiser's moments, the same for all ranks, or None."""
-        self._config, self._objective = config, objective
-        self._ranks, self._moments = ranks, moments
+        """Make the work of a rank, which begins with rows if there are any.  ranks: None for this process alone."""
         self.parameters = parameters
-        self.layout = chunk_layout(config.model.parameters, config.chunk_parameters)
+        self.layout = chunk_layout(parameters.model.config.parameters, chunk_parameters)
+        self._courses, self._name = courses, next(iter(courses))
+        self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
         self._inner: InnerLoop | None = None
         self._shown: Decoder | None = None
 
     @property
     def inner(self) -> InnerLoop:
-        """Inner loop that trains on the run's data, created at the first use."""
+        """Inner loop of the present course, created at the first use."""
         if self._inner is None:
+            course = self._courses[self._name]
             self._inner = InnerLoop(
-                self.parameters, self._config.inner, self._objective, self._ranks, spares_memory=self._config.spares_memory
+                self.parameters, course.inner, course.objective, self._ranks, spares_memory=self._spares_memory
             )
-            if self._moments is not None:
-                self._moments.restore(self._inner.optimiser)
+            if course.moments is not None:
+                course.moments.restore(self._inner.optimiser)
         return self._inner
+
+    def take(self, name: CourseName) -> None:
+        """Turn to a course, if it is another one; the optimiser of the last one is dropped, because memory is for one."""
+        if name is not self._name:
+            with self._ranks.operation("take", name):
+                self._name, self._inner = name, None
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`, which may change afterwards."""
-        self._ranks.tell("load")
-        self.parameters.load(theta)
-        self._ranks.collect(None)
+        with self._ranks.operation("load"):
+            self.parameters.load(theta)
+            self._ranks.collect(None)
 
-    def step(self, rows: Rows, place: Place) -> PendingLoss:
+    def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows, as `InnerLoop.step` does."""
-        self._ranks.tell("step", rows, place)
-        return self.inner.step(rows, place)
+        with self._ranks.operation("step", rows, place):
+            return self.inner.step(rows, place)
 
     def encode_difference(self, theta: F32, out: memoryview) -> float:
         """Encode theta minus the parameters into `out`; return the norm of the difference.  Raises NotFinite."""
-        self._ranks.tell("encode")
-        return self.parameters.encode_difference(theta, self.layout, out)
+        with self._ranks.operation("encode"):
+            return self.parameters.encode_difference(theta, self.layout, out)
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""
-        self._ranks.tell("show")
-        self._shown = self.parameters.show(theta)
-        self._ranks.collect(None)
+        with self._ranks.operation("show"):
+            self._shown = self.parameters.show(theta)
+            self._ranks.collect(None)
+
+    def show_reference(self, path: str) -> None:
+        """Use the reference weights in a file as `show` does.  Raises ValueError and OSError, for all ranks or none."""
+        weights = ReferenceWeights(Path(path), self.parameters.model.config.parameters)
+        with self._ranks.operation("show_reference", path):
+            self._shown = self.parameters.show(weights)
+            self._ranks.collect(None)
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> list[UnitLosses]:
         """Return the losses of rows, at rank 0; call `show` first."""
         assert self._shown is not None
-        self._ranks.tell("measure", rows)
-        own, unit, units = [], self._objective.unit_rows, len(rows) // self._objective.unit_rows
-        for span in self._ranks.spans(units, units):
-            some = rows[span.start * unit : span.stop * unit] if span else rows[:unit]
-            loss = self._objective.loss(self._shown, some, 0.0)
-            own += [self._objective.measured(some, loss)] if span else []
-        return [losses for of_rank in self._ranks.collect(own) for losses in of_rank]
+        with self._ranks.operation("measure", rows):
+            objective, own = self._courses[CourseName.ROWS].objective, []
+            units = len(rows) // objective.unit_rows
+            for span in self._ranks.spans(units, units):
+                some = part_of(rows, span, objective)
+                loss = objective.loss(self._shown, some, 0.0)
+                own += [objective.measured(some, loss)] if span else []
+            return [losses for of_rank in self._ranks.collect(own) for losses in of_rank]
+
+    def log_probabilities(self, rows: StepRows) -> F32 | None:
+        """Return the log-probabilities of a course's rows, (units, any), at rank 0; None at others.
+
+        They are those under the parameters that `show_reference` shows, otherwise under the rank's own.
+        """
+        objective, model = self._courses[self._name].objective, self._shown or self.parameters.model
+        assert isinstance(objective, ComparedObjective)
+        with self._ranks.operation("log_probabilities", rows):
+            units = len(rows) // objective.unit_rows
+
+            def compute(part: int) -> list[F32]:
+                found = []
+                for span in self._ranks.spans(units, part):
+                    values = objective.log_probabilities(model, part_of(rows, span, objective))
+                    found += [values.float().cpu().numpy()] if span else []
+                return found
+
+            at_once = units_at_once(objective, rows, -(-units // self._ranks.count))
+            own = MicroBatches(parameters=self.parameters if self._ranks.count > 1 else None).run(at_once, compute)
+            parts = [values for of_rank in self._ranks.collect(own) for values in of_rank]
+            return np.concatenate(parts) if parts else None
 
     def hide(self) -> None:
         """Use the own parameters again."""
-        self._ranks.tell("hide")
-        self._shown = None
-        self.parameters.hide()
+        with self._ranks.operation("hide"):
+            self._shown = None
+            self.parameters.hide()
 
     def store_moments(self) -> None:
         """Write the moments to their file, for a later process."""
-        if self._moments is not None and self._inner is not None:
-            self._moments.store(self._inner.optimiser, self._ranks)
+        moments = self._courses[self._name].moments
+        if moments is not None and self._inner is not None:
+            moments.store(self._inner.optimiser, self._ranks)
 
     def write_moments(self, path: str) -> None:
         """Write this rank's moments into the file that rank 0 has begun."""
-        assert self._moments is not None
-        self._ranks.collect(self._moments.write(self.inner.optimiser, path))
-
-    def end_reading(self) -> None:
-        """Drop the inner loop, because another optimiser needs its memory."""
-        self._inner = None
+        moments = self._courses[self._name].moments
+        assert moments is not None
+        self._ranks.collect(moments.write(self.inner.optimiser, path))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -152,8 +233,8 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     device, count = torch.device(order.devices[order.number]), len(order.devices)
     join_group(order.number, count, TCPStore("127.0.0.1", order.port, count, False), device)
     parameters = sharded_parameters(order.config.model, device, order.dtype)
-    moments = MomentsFile(order.moments) if order.moments is not None else None
-    return RankWork(order.config, parameters, LanguageModelObjective(), FollowingRank(order, connection), moments)
+    courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
+    return RankWork(parameters, order.config.chunk_parameters, courses, ranks, spares_memory=order.config.spares_memory)
 
 
 def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) -> None:
@@ -169,8 +250,14 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
             work.encode_difference(theta, out)
         case "show":
             work.show(theta)
+        case "show_reference":
+            work.show_reference(*arguments)
         case "measure":
             work.measure(*arguments)
+        case "log_probabilities":
+            work.log_probabilities(*arguments)
+        case "take":
+            work.take(*arguments)
         case "hide":
             work.hide()
         case "write_moments":

@@ -20,6 +20,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,10 +37,15 @@ SETTLE_S = 2.0
 
 
 class Ranks(ABC):
-    """Ranks of a trainer, as one of them sees them.  number: of this rank, from 0.  count: of ranks."""
+    """Ranks of a trainer, as one of them sees them.
+
+    number: of this rank, from 0.  count: of ranks.  are_together: False after an error within an operation, which another
+    rank may still be in; then all have to end.
+    """
 
     number = 0
     count = 1
+    are_together = True
 
     @abstractmethod
     def tell(self, operation: str, *arguments: Any) -> None:
@@ -48,6 +54,16 @@ class Ranks(ABC):
     @abstractmethod
     def collect(self, own: Result) -> list[Result]:
         """Return the results of all ranks in order, at rank 0; send `own`, and return nothing, at others."""
+
+    @contextmanager
+    def operation(self, name: str, *arguments: Any) -> Iterator[None]:
+        """Tell the other ranks to begin an operation, and do the same within."""
+        self.tell(name, *arguments)
+        try:
+            yield
+        except BaseException:
+            self.are_together = self.count == 1
+            raise
 
     def spans(self, units: int, most: int) -> Iterator[range]:
         """Yield the units that this rank computes, at most `most` at a time; as often at each rank, and perhaps none."""
@@ -72,15 +88,15 @@ class SoleRank(Ranks):
 class RankOrder:
     """First message to a rank.
 
-    devices: names of all ranks' devices.  dtype: precision of products.  moments: file of the optimiser's moments; None to
-    keep none.  port: of the store on 127.0.0.1 at which the ranks meet.
+    devices: names of all ranks' devices.  dtype: precision of products.  folder: of the optimisers' moments; None to keep
+    none.  port: of the store on 127.0.0.1 at which the ranks meet.
     """
 
     number: int
     config: TrainingConfig
     devices: tuple[str, ...]
     dtype: torch.dtype
-    moments: Path | None
+    folder: Path | None
     port: int
 
 
@@ -133,7 +149,7 @@ class LeadingRank(Ranks):
             self._connections.append(connection)
             self._watchers.append(threading.Thread(target=self._watch, args=(number, process), daemon=True))
             self._watchers[-1].start()
-            connection.send(RankOrder(number, order.config, order.devices, order.dtype, order.moments, port))
+            connection.send(RankOrder(number, order.config, order.devices, order.dtype, order.folder, port))
         join_group(0, self.count, store, torch.device(order.devices[0]))
 
     def tell(self, operation: str, *arguments: Any) -> None:

@@ -17,7 +17,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,20 +31,27 @@ INITIAL = "initial.bf16"
 """Name of the file in which a trainer keeps the weights that a run of preferences began with."""
 
 
-def read_reference(path: Path, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Read the parameters in `path`, as many as there are in `like`, and to its device, with this precision.
+class ReferenceWeights:
+    """Parameters in a file of bf16 values, which are read where they are asked for.  shape: (n,)."""
 
-    Raises ValueError if the file has another size, and OSError if it cannot be read.
-    """
-    values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
-    count = len(like)
-    if values.shape != (count,):
-        raise ValueError(f"the reference weights have {values.size} parameters, and the model has {count}")
-    weights = torch.empty(count, dtype=dtype, device=like.device)
-    for start in range(0, count, BLOCK):
-        block = torch.from_numpy(values[start : start + BLOCK].astype(np.int16))
-        weights[start : start + BLOCK] = block.view(torch.bfloat16)
-    return weights
+    def __init__(self, path: Path, count: int) -> None:
+        """Open a file.  count: number of parameters of the model.
+
+        Raises ValueError if the file has another size, and OSError if it cannot be read.
+        """
+        self._values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
+        self.shape = self._values.shape
+        if self.shape != (count,):
+            raise ValueError(f"the reference weights have {self._values.size} parameters, and the model has {count}")
+
+    def __len__(self) -> int:
+        """Return the number of parameters."""
+        return len(self._values)
+
+    def __getitem__(self, span: slice) -> F32:
+        """Return some of the parameters in fp32."""
+        values: F32 = torch.from_numpy(self._values[span].astype(np.int16)).view(torch.bfloat16).float().numpy()
+        return values
 
 
 def write_reference(path: Path, theta: F32) -> None:

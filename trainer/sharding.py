@@ -31,6 +31,7 @@ from trainer.device import is_gpu
 from trainer.models.llama.config import ModelConfig, ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.parameters import F32, LOAD_BLOCK, LocalParameters, NotFinite, OfMatrix, TensorShard
+from trainer.reference import ReferenceWeights
 
 
 def join_group(number: int, count: int, store: Store, device: torch.device) -> None:
@@ -88,7 +89,7 @@ class ShardedParameters(LocalParameters):
             at += values.numel()
         super().__init__(model, shards)
 
-    def load(self, theta: F32) -> None:
+    def load(self, theta: F32 | ReferenceWeights) -> None:
         """Set the parameters to this rank's parts of `theta`."""
         assert theta.shape == (self.model.config.parameters,)
         self._gather_nothing()
@@ -96,7 +97,7 @@ class ShardedParameters(LocalParameters):
             for start, stop, values in _within(shard, 0, len(theta)):
                 values.copy_(torch.from_numpy(theta[start:stop].copy()))
 
-    def show(self, theta: F32) -> Decoder:
+    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return the model with the parameters `theta`; its own take the place of the gradient."""
         self._gather_nothing()
         for shard in self.shards:

@@ -26,13 +26,13 @@ from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities, objective_of
-from trainer.optim import InnerLoop, MomentsFile, Place
+from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
+from trainer.optim import InnerLoop, Place
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
-from trainer.rank_work import RankWork
-from trainer.ranks import LeadingRank, SoleRank
+from trainer.rank_work import CourseName, RankWork, courses_of
+from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
-from trainer.reference import INITIAL, read_reference, write_reference
+from trainer.reference import INITIAL, ReferenceLog, write_reference
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,27 @@ class Worker:
         self,
         config: TrainingConfig,
         device: torch.device,
-        moments: MomentsFile | None = None,
+        folder: Path | None = None,
         dtype: torch.dtype | None = None,
         ranks: LeadingRank | None = None,
     ) -> None:
         """Make a worker.
 
-        moments: file of the optimiser's moments, or None.  dtype: precision of products; None for the device's default.
+        folder: of the optimisers' moments, or None.  dtype: precision of products; None for the device's default.
         ranks: processes that share the model, on devices like this one; None for this process alone.
         Raises ValueError for data that cannot be read on this computer.
         """
         self.config = config
         self.tokenizer = tokenizer_of(config)
         self.reading = reading_of(config)
-        self.objective = objective_of(config, self.reading, moments.path.parent if moments is not None else None)
         parameters = _parameters(config.model, device, dtype or default_dtype(device), shared=ranks is not None)
-        self.work = RankWork(config, parameters, self.objective, ranks or SoleRank(), moments)
-        self._initial = moments.path.with_name(INITIAL) if moments is not None else None
+        courses = courses_of(config, folder)
+        objective = courses[CourseName.ROWS].objective
+        assert isinstance(objective, RowsObjective)
+        self.objective = objective
+        self.work = RankWork(parameters, config.chunk_parameters, courses, ranks, spares_memory=config.spares_memory)
+        self._log = ReferenceLog.beside(folder, self.reading.digest) if self._compares else ReferenceLog(None)
+        self._initial = folder / INITIAL if folder is not None else None
 
     @property
     def model(self) -> Decoder:
@@ -141,9 +145,10 @@ class Worker:
         """Write the moments to their file, for a later process."""
         self.work.store_moments()
 
-    def end_reading(self) -> None:
-        """Drop the inner loop, because another optimiser needs its memory."""
-        self.work.end_reading()
+    @property
+    def _compares(self) -> bool:
+        """True if the loss on rows compares the model with other weights."""
+        return isinstance(self.objective, ComparedObjective)
 
     @property
     def parameters(self) -> int:
@@ -169,7 +174,7 @@ class Worker:
         if leased < task.steps * count:
             raise ValueError(f"{task.steps} steps read {task.steps * count} rows, and the task has {leased}")
         numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
-        if isinstance(self.objective, PreferenceObjective):
+        if self._compares:
             leases = chain.from_iterable(range(start, end) for start, end in task.rows)
             if task.round == 0 and not task.reference and self._initial is not None:
                 write_reference(self._initial, theta)
@@ -212,27 +217,32 @@ class Worker:
         path: of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
         ValueError if the weights are needed and there are none.
         """
-        if not isinstance(self.objective, PreferenceObjective):
+        if not self._compares:
             return
         if not held_out:
-            self.objective.log.trim()
-        log, pairs = self.objective.log, {self.reading.pair(each, held_out=held_out): each for each in windows}
-        missing = log.missing(pairs)
+            self._log.trim()
+        pairs = {self.reading.pair(each, held_out=held_out): each for each in windows}
+        missing = self._log.missing(pairs)
         if not path and self._initial is not None and self._initial.exists():
             path = str(self._initial)
         if missing and not path:
             raise ValueError("preferences are compared with the weights that the run began with, and those are not here")
         if not missing:
             return
-        model = self.model.over(read_reference(Path(path), self.model.flat, self.model.compute_dtype))
-        count = max(1, REFERENCE_TOKENS // (2 * self.config.data.sequence_length))
-        for start in range(0, len(missing), count):
-            some = missing[start : start + count]
-            windows = [pairs[pair] for pair in some]
-            rows = _once_here(partial(self.reading.rows, windows, held_out=held_out), between)
-            assert rows is not None
-            log.put(some, log_probabilities(model, rows))
-            between(None)
+        count = max(1, REFERENCE_TOKENS // (2 * self.config.data.sequence_length)) * self.work.parameters.ranks
+        self.work.show_reference(path)
+        try:
+            for start in range(0, len(missing), count):
+                some = missing[start : start + count]
+                windows = [pairs[pair] for pair in some]
+                rows = _once_here(partial(self.reading.rows, windows, held_out=held_out), between)
+                assert rows is not None
+                found = self.work.log_probabilities(rows)
+                assert found is not None
+                self._log.put(some, found)
+                between(None)
+        finally:
+            self.work.hide()
 
     def _place(self, task: Task, step: int) -> Place:
         begin, end = task.shares
@@ -249,7 +259,7 @@ class Worker:
         plan = EvaluationPlan.of(self.reading, self.objective, length, tokens, row)
         plan = replace(plan, batch=plan.batch * self.work.parameters.ranks)
         self._compare(plan.windows, reference, refuse_to_wait, held_out=True)
-        return Evaluation(self.work, plan, theta)
+        return Evaluation(self.work, plan, self._held_out, theta)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
         """Return the held-out loss of `theta`, nats per token."""
@@ -258,8 +268,18 @@ class Worker:
         return evaluation.loss
 
     def batch(self, numbers: Sequence[int]) -> Rows:
-        """Return the rows of the run with these numbers."""
-        return self.reading.rows(numbers)
+        """Return the rows of the run with these numbers, with what is known of them."""
+        return self._known(self.reading.rows(numbers))
+
+    def _held_out(self, windows: Sequence[int]) -> Rows:
+        """Return held-out rows, with what is known of them."""
+        return self._known(self.reading.rows(windows, held_out=True))
+
+    def _known(self, rows: Rows) -> Rows:
+        """Return rows, those of preferences with their log-probabilities under the reference weights."""
+        if rows.pairs_b is None:
+            return rows
+        return replace(rows, reference_b=self._log.get(rows.pairs_b[::2].tolist()).reshape(-1))
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""

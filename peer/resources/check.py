@@ -23,7 +23,6 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from trainer.config import ONE_PROCESS
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -154,6 +153,10 @@ class TrainerDivision(NamedTuple):
 
 
 MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
+ONE_PROCESS = (
+    "a peer that makes or verifies rollouts has one process; leave --processes out, name one GPU if you use --gpus, or "
+    "train with --role trainer"
+)
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 
 
@@ -173,7 +176,7 @@ def check_division(manifest: RunManifest, role: Role, gpus: str | None, processe
         if not numbers or max(numbers) >= len(free):
             raise PeerError(MISSING_GPUS.format(gpus=gpus, here=len(free) or "none"), ExitCode.RESOURCES)
         ranks, free = len(numbers), [min(free[number] for number in numbers)]
-    if ranks > 1 and (manifest.rl is not None or manifest.data.format == "preference"):
+    if ranks > 1 and role is not Role.TRAINER:
         raise PeerError(ONE_PROCESS, ExitCode.RESOURCES)
     return TrainerDivision(ranks, max(free, default=None))
 

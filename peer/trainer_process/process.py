@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,9 +227,11 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
     """Return a trainer's environment variables, given the peer's (`ours`).
 
     OpenMP reads its policy when it is loaded, so it has to be set here: idle threads sleep, instead of keeping a core busy
-    that another trainer could use.
+    that another trainer could use.  Parts of torch make a folder for its compiler, which nothing here uses, unless
+    they are given one that exists.
     """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **child_environment(ours), "PYTHONUNBUFFERED": "1"}
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
+    return {**quiet, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import torch
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.chain.outer_state import SharedRegion
 from trainer.config import TrainingConfig
-from trainer.optim import TEXT, MomentsFile
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.worker import Done, Task, Worker
 
@@ -56,17 +55,15 @@ def team(
     config: TrainingConfig, ranks: int, folder: Path | None = None, dtype: torch.dtype = torch.float32
 ) -> Iterator[Team]:
     """A trainer of some ranks; one rank is an ordinary process.  folder: of the moments."""
-    moments = folder / TEXT if folder is not None else None
-    file = MomentsFile(moments) if moments is not None else None
     size = payload_bytes(chunk_layout(config.model.parameters, config.chunk_parameters))
     regions = SharedRegion(4 * config.model.parameters), SharedRegion(size)
     theta = np.frombuffer(regions[0].view, np.float32)
     leader = None
     try:
         if ranks > 1:
-            order = RankOrder(0, config, ("cpu",) * ranks, dtype, moments, 0)
+            order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder, 0)
             leader = LeadingRank(order, SharedFiles(regions[0].fd, regions[1].fd), unexpected)
-        yield Team(Worker(config, CPU, file, dtype, leader), theta, regions[1].view)
+        yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view)
     finally:
         if leader is not None:
             leader.close()

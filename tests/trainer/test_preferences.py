@@ -13,8 +13,7 @@ from protocol.corpora.manifest import CorpusKind
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
-from trainer.objective import log_probabilities
-from trainer.optim import MomentsFile
+from trainer.objective import ComparedObjective
 from trainer.reference import ReferenceLog
 from trainer.worker import Done, Task, Worker
 
@@ -40,8 +39,7 @@ def worker_on(folder: Path, state: Path | None = None, **data: Any) -> Worker:
     sections = small.run_sections(folder, {"a": 3, "b": 1}, **changes)
     if state is not None:
         state.mkdir(exist_ok=True)
-    moments = None if state is None else MomentsFile(state / "moments.safetensors")
-    return Worker(TrainingConfig.from_sections(sections), small.CPU, moments=moments)
+    return Worker(TrainingConfig.from_sections(sections), small.CPU, state)
 
 
 def computed(worker: Worker, reference: Path | None, theta: Any = None, steps: int = 1, round: int = 1) -> Done:
@@ -194,12 +192,12 @@ def test_the_logs_of_other_data_are_removed(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_are_sums_over_what_counts(folder: Path) -> None:
-    rows = worker_on(folder).reading.rows([0, 1])
-    model = small.model()
-    assert rows.counts_bt is not None
-    found = log_probabilities(model, rows)
+    worker, model = worker_on(folder), small.model()
+    rows = worker.reading.rows([0, 1])
+    assert rows.counts_bt is not None and isinstance(worker.objective, ComparedObjective)
+    found = worker.objective.log_probabilities(model, rows)
     tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64))
     with torch.no_grad():
         logp = torch.log_softmax(model(tokens[:, :-1]) @ model.output_weight.T, dim=-1)
     each = logp.gather(-1, tokens[:, 1:, None])[..., 0] * torch.from_numpy(rows.counts_bt)
-    np.testing.assert_allclose(found.reshape(-1), each.sum(dim=1).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(found.view(-1).numpy(), each.sum(dim=1).numpy(), rtol=1e-5)

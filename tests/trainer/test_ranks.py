@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import pytest
 
 from kernels import codec
 from kernels.layout import chunk_layout
+from protocol.corpora.manifest import CorpusKind
 from tests.tiers import first_fast
 from tests.trainer import small
+from tests.trainer.data.corpora import Shape, preferences, write_corpus
+from tests.trainer.rl.test_learner import groups
 from tests.trainer.team import FAMILIES, Team, team
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
+from trainer.rl.config import RlConfig
+from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.worker import Task
 
 ROUND = Task(0, [[0, 20]], 4, 0)
@@ -70,6 +77,71 @@ def test_ranks_train_and_contribute_as_one_process(family: str, optimizer: str, 
     assert shared_done.norm == pytest.approx(done.norm, rel=1e-4)
     apart = np.abs(decoded(run, shared_data) - decoded(run, data))
     assert (apart <= 1.01 * quanta(run, data)).all()
+
+
+# -- preferences and rollouts ------------------------------------------------------------------------------------------
+
+
+PAIR = 17
+"""Tokens of each text of a pair."""
+
+
+def reference_of(weights: np.ndarray, path: Path) -> Path:
+    """A file of weights in bf16."""
+    path.write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
+    return path
+
+
+@pytest.mark.parametrize("ranks", first_fast([2, 3]))
+def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int) -> None:
+    """5 pairs a step, which no number of ranks divides; each rank compares its own with the reference weights."""
+    shape = Shape(CorpusKind.PREFERENCE, row_tokens=PAIR, block_tokens=2 * PAIR)
+    folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, PAIR), preferences(2, 9, PAIR))})
+    sections = small.run_sections(folder, {"a": 1}, format="preference", sequences_per_step=5, beta=0.5)
+    run = TrainingConfig.from_sections(sections | {"model": config().model.__dict__})
+    begin = theta(run.model)
+    reference = str(reference_of(begin * np.float32(0.9), tmp_path / "reference"))
+    found = []
+    for count in (1, ranks):
+        with team(run, count) as by:
+            done, data, losses = by.compute(replace(ROUND, round=1, reference=reference), begin)
+            evaluation = by.worker.evaluation(by.theta, reference=reference)
+            evaluation.advance(evaluation.total)
+            found.append((done, data, losses, evaluation.loss))
+    (done, data, losses, held_out), (shared_done, shared_data, shared_losses, shared_held_out) = found
+    assert shared_losses == pytest.approx(losses, abs=1e-6)
+    assert shared_held_out == pytest.approx(held_out, abs=1e-6)
+    assert shared_done.margin == pytest.approx(done.margin, abs=1e-5) and shared_done.accuracy == done.accuracy
+    assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
+
+
+@pytest.mark.parametrize("ranks", first_fast([2, 3]))
+def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) -> None:
+    """After a round of text, whose optimiser they drop, and with an evaluation on text afterwards."""
+    rl = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, kl_weight=0.1)
+    run = replace(config(), rl=replace(rl, micro_batch_tokens=80))
+    begin = theta(run.model)
+    reference = reference_of(begin * np.float32(0.9), tmp_path / "reference")
+
+    def learnt(by: Team) -> tuple[Sequence[float], Learnt, bytes, float]:
+        text, losses = by.compute(ROUND, begin)[2], list[float]()
+
+        def after_step(steps: int, loss: float, tokens: int, rate: float) -> bool:
+            losses.append(loss)
+            return False
+
+        learner = Learner(by.worker.config.rl or rl, by.worker.work)
+        task = LearnTask(order=5, first_step=0, reference=reference)
+        done = learner.compute(task, groups(), by.theta, by.out, after_step)
+        return [*text, *losses], done, bytes(by.out), by.worker.evaluate(by.theta, 400)
+
+    with team(run, 1) as one, team(run, ranks) as several:
+        (losses, done, data, held_out), (shared_losses, shared, shared_data, shared_held_out) = map(learnt, (one, several))
+    assert shared_losses == pytest.approx(losses, rel=1e-6, abs=1e-6)
+    assert shared_held_out == pytest.approx(held_out, rel=1e-6)
+    assert (shared.tokens, shared.steps, done.steps) == (done.tokens, done.steps, 3)
+    assert [shared.kl, shared.ratio, shared.entropy] == pytest.approx([done.kl, done.ratio, done.entropy], abs=1e-5)
+    assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
 
 
 @pytest.mark.parametrize(("family", "ranks"), first_fast([("qwen3", 2), ("llama", 3), ("qwen2", 3)]))

@@ -22,7 +22,8 @@ class Rows:
     counts_bt: (B, T), true for predicted tokens that count in the loss; None if all count. documents_bt: (B, T), int, the id
     of each read token's document. Documents do not attend to each other. None if each row is one document. sources_b: (B,),
     the number of each row's source; None if there is one source. pairs_b: (B,), the number of each row's preference, whose
-    chosen row is followed by the rejected one; None for other rows.
+    chosen row is followed by the rejected one; None for other rows. reference_b: (B,), the log-probability of what counts in
+    each row under the reference weights; None if nothing is compared with them.
     """
 
     tokens_bt: Tokens
@@ -30,6 +31,7 @@ class Rows:
     documents_bt: Documents | None = None
     sources_b: npt.NDArray[np.int16] | None = None
     pairs_b: npt.NDArray[np.int64] | None = None
+    reference_b: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows, B."""
@@ -42,7 +44,7 @@ class Rows:
     @property
     def _beside(self) -> tuple[Any, ...]:
         """Arrays besides the tokens, each of which may be None."""
-        return self.counts_bt, self.documents_bt, self.sources_b, self.pairs_b
+        return self.counts_bt, self.documents_bt, self.sources_b, self.pairs_b, self.reference_b
 
     @property
     def length(self) -> int:

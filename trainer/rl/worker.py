@@ -31,7 +31,7 @@ from trainer.models.llama.model import Decoder
 from trainer.parameters import load
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, Scored, TargetedEnvironment, grouped, scored
-from trainer.rl.learner import check_lengths
+from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
 

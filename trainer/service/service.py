@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from kernels.layout import payload_bytes
-from trainer.config import ONE_PROCESS, TrainingConfig
+from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
@@ -34,10 +34,9 @@ from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim import ROLLOUTS, TEXT, MomentsFile
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.config import SLOTS, RlConfig
+from trainer.rl.config import SLOTS
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -144,24 +143,23 @@ rollouts that got the same score both times, and the index of their batch."""
 class RolloutJobs:
     """Rollout jobs of one run.  worker: holds the model that learns; None in a process that only makes and judges rollouts.
 
-    moments: file of the learner's moments; None to keep none.  generator: makes the rollouts.
+    generator: makes the rollouts.
     """
 
     def __init__(
         self,
         config: TrainingConfig,
-        rl: RlConfig,
         worker: Worker | None,
         device: torch.device,
-        moments: MomentsFile | None = None,
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
-        self._config, self._rl, self._worker, self._moments = config, rl, worker, moments
-        self._environment = ExtendedEnvironment(environment_of(config), rl.solve_rates)
+        assert config.rl is not None
+        self._rl, self._worker = config.rl, worker
+        self._environment = ExtendedEnvironment(environment_of(config), self._rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(
-            rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator=generator
+            self._rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator=generator
         )
         self._learner: Learner | None = None
 
@@ -208,10 +206,7 @@ class RolloutJobs:
         """
         assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
-            self._worker.end_reading()
-            self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
-            if self._moments is not None:
-                self._moments.restore(self._learner.optimiser)
+            self._learner = Learner(self._rl, self._worker.work)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
         of_sets = [group for group in groups if group.members[0].rollout.problem >= self._environment.size]
         tried = [self._tried(group, task.round) for group in of_sets]
@@ -223,11 +218,6 @@ class RolloutJobs:
         # token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
-
-    def store_moments(self) -> None:
-        """Write the learner's moments to their file, for a later process."""
-        if self._moments is not None and self._learner is not None:
-            self._moments.store(self._learner.optimiser)
 
     def _tried(self, group: Group, round: int) -> Tried:
         """Count the results of a group; score one of its answers twice, a different one each round."""
@@ -301,8 +291,8 @@ class Service:
             except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error
                 self._fail(job, error)
             self._send(job, job.message["do"], **answer)
-            if job.message["do"] == "compute":
-                self._store_moments()
+            if job.message["do"] == "compute" and self._worker is not None:
+                self._worker.store_moments()  # while the peer exchanges the round's result
 
     def _fail(self, job: Job, error: Exception) -> NoReturn:
         """End the process with a sentence.  If another rank has ended, that is the reason, and its watcher ends us."""
@@ -352,18 +342,13 @@ class Service:
         config = TrainingConfig.from_sections(message["sections"])
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
-        text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
-        if len(devices) > 1 and not config.may_have_ranks:
-            raise ValueError(ONE_PROCESS)
         if message["trains"]:
             if len(devices) > 1:
                 names = tuple(str(each) for each in devices)
-                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, text.path if text else None, 0))
-            self._worker = Worker(config, device, text, speed.dtype, self._ranks)
+                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, folder, 0))
+            self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
-        self._jobs = (
-            RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
-        )
+        self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None
         self._pace = PowerPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
@@ -422,13 +407,6 @@ class Service:
         ranks = self._ranks.count if self._ranks is not None else 1
         return {**asdict(done), "threads": ranks * torch.get_num_threads()}
 
-    def _store_moments(self) -> None:
-        """Write the optimisers' moments while the peer exchanges the round's result."""
-        if self._worker is not None:
-            self._worker.store_moments()
-        if self._jobs is not None:
-            self._jobs.store_moments()
-
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
         """Return the function to call after each rollout."""
 
@@ -470,8 +448,8 @@ class Service:
             return
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
             lacks = isinstance(error, OUT_OF_MEMORY) and not self._configured().spares_memory
-            if lacks or (self._ranks is not None and self._evaluation is not None):
-                self._fail(job, error)  # it starts again with less, or the other ranks may be in the middle of it
+            if lacks or not (self._ranks is None or self._ranks.are_together):
+                self._fail(job, error)  # it starts again with less, or another rank waits for this one
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:

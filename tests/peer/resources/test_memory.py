@@ -145,11 +145,12 @@ def test_a_trainer_of_several_processes(
     assert check.check_division(LARGE, Role.SEED, gpus, processes) == check.TrainerDivision()
 
 
-def test_runs_with_rollouts_have_trainers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_trains_has_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "free_gpu_memories", list)
-    monkeypatch.setattr(check, "available_memory", lambda: 1000 * GB)
-    with pytest.raises(PeerError, match="trains in one process"):
-        check.check_division(ROLLOUTS, Role.TRAINER, None, 2)
+    assert check.check_division(ROLLOUTS, Role.TRAINER, None, 2).ranks == 2
+    for role in (Role.ROLLOUT, Role.VALIDATOR):
+        with pytest.raises(PeerError, match="has one process"):
+            check.check_division(ROLLOUTS, role, None, 2)
 
 
 def test_processes_divide_the_state_and_have_their_own_activations() -> None:

@@ -43,7 +43,8 @@ def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> No
     (held_out, loss, data), (shared_held_out, shared_loss, shared_data) = (
         contribution(tmp_path, ranks) for ranks in (TrainerRanks(), TWO)
     )
-    assert (shared_held_out, shared_loss) == pytest.approx((held_out, loss), rel=1e-6)
+    # each trainer measures whether it computes in bf16; `tests.trainer.test_ranks` compares the numbers in fp32
+    assert (shared_held_out, shared_loss) == pytest.approx((held_out, loss), rel=1e-3)
     assert len(shared_data) == len(data)
 
 

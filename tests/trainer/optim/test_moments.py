@@ -18,7 +18,7 @@ FIRST, SECOND = Task(5, [[0, 12]], 6, 30), Task(6, [[12, 18]], 3, 36)
 
 
 def worker(folder: Path) -> Worker:
-    return Worker(small.config(), small.CPU, MomentsFile(folder / TEXT))
+    return Worker(small.config(), small.CPU, folder)
 
 
 def computed(by: Worker, task: Task) -> bytes:
@@ -80,7 +80,7 @@ def test_the_moments_of_another_model_are_not_used(tmp_path: Path) -> None:
     computed(first, FIRST)
     first.store_moments()
     config = small.config(model=small.MODEL | {"layers": 1})
-    other = Worker(config, small.CPU, MomentsFile(tmp_path / TEXT))
+    other = Worker(config, small.CPU, tmp_path)
     assert other.inner.optimiser.steps == 0 and not other.inner.optimiser.mean.any()
 
 

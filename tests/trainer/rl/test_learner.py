@@ -43,7 +43,7 @@ def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
 
 
 def learner(**changes: Any) -> Learner:
-    made = Learner(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"])
+    made = Learner.alone(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"])
     made.model.flat.copy_(torch.from_numpy(small.theta()))
     return made
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rl.learner import PADDING, Packed, pack, places_of
+from trainer.rl.policy import PADDING, Packed, pack, places_of
 from trainer.rl.rollout import Rollout
 
 ROW = 40
@@ -80,10 +80,10 @@ def test_a_sequence_longer_than_a_row_is_an_error_before_anything_is_packed() ->
 def test_places_that_no_row_uses_can_be_cut_off() -> None:
     packed = pack([rollout(10, 20), rollout(20, 8)], [1.0, 2.0], ROW)
     trimmed = packed.trimmed()
-    assert packed.shape == (2, ROW) and trimmed.shape == (2, 29)
+    assert packed.tokens.shape == (2, ROW) and trimmed.tokens.shape == (2, 29)
     assert (packed.documents[:, 29:] == PADDING).all()
     assert np.array_equal(trimmed.targets, packed.targets[:, :29])
-    assert trimmed.rows(slice(1, 2)).documents[0].tolist() == [1] * 27 + [PADDING] * 2
+    assert trimmed[1:2].documents[0].tolist() == [1] * 27 + [PADDING] * 2
 
 
 def test_nothing_makes_no_row() -> None:

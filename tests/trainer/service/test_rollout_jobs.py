@@ -33,12 +33,16 @@ TASK: dict[str, Any] = {"run": "ab" * 32, "version": 2, "peer": "12D3KooWme", "p
 
 @pytest.fixture
 def worker() -> Worker:
-    return small.worker(environment="sort")
+    return worker_of(RL)
+
+
+def worker_of(rl: RlConfig) -> Worker:
+    return Worker(replace(small.config(environment="sort"), rl=rl), small.CPU)
 
 
 @pytest.fixture
 def jobs(worker: Worker) -> RolloutJobs:
-    made = RolloutJobs(worker.config, RL, worker, small.CPU)
+    made = RolloutJobs(worker.config, worker, small.CPU)
     made.keep_version(2, small.theta())
     return made
 
@@ -115,9 +119,10 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     assert [each[3:] for each in tried] == [(*found, 0)] * 2
 
 
-def test_a_kl_term_compares_with_the_file_that_the_task_names(worker: Worker, tmp_path: Path) -> None:
+def test_a_kl_term_compares_with_the_file_that_the_task_names(tmp_path: Path) -> None:
     """Weights far from the policy's make another contribution than the policy's own."""
-    jobs = RolloutJobs(worker.config, replace(RL, kl_weight=10.0, drop_zero_advantage=False), worker, small.CPU)
+    worker = worker_of(replace(RL, kl_weight=10.0, drop_zero_advantage=False))
+    jobs = RolloutJobs(worker.config, worker, small.CPU)
     jobs.keep_version(2, small.theta())
     jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)
     made = []
