@@ -10,7 +10,6 @@ import io
 import math
 import os
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -321,33 +320,34 @@ class MomentsFile:
         begun, ranks = time.monotonic(), ranks or SoleRank()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
             return
-        temporary = ""
+        unfinished = self.path.with_name(f".{self.path.name}.new")
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
-            with os.fdopen(descriptor, "wb") as file:
+            unfinished.unlink(missing_ok=True)  # of a process that was killed
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
                 file.write(header_of(_places(optimiser), ExportFormat.FP32))
                 file.flush()
-                ranks.tell("write_moments", temporary)
-                flaws = [flaw for flaw in ranks.collect(self.write(optimiser, temporary)) if flaw]
+                with ranks.operation("write_moments", unfinished):
+                    flaws = [flaw for flaw in ranks.collect(self.write(optimiser, unfinished)) if flaw]
                 if flaws:
                     raise OSError(0, flaws[0])
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            os.replace(unfinished, self.path)
             self._stored = optimiser.steps
         except OSError as error:
             with suppress(OSError):
-                os.unlink(temporary)
+                unfinished.unlink()
             print(f"the optimiser's moments were not written to {self.path}: {error.strerror}", file=sys.stderr)
         ended = time.monotonic()
         self._due_at = ended + (ended - begun) / SHARE
 
-    def write(self, optimiser: Optimiser, path: str) -> str:
+    def write(self, optimiser: Optimiser, path: Path) -> str:
         """Write the moments that lie here into a file with a header; return a sentence if that fails, otherwise nothing."""
         places = _places(optimiser)
         body, spans = len(header_of(places, ExportFormat.FP32)), optimiser.spans()
         spans["steps"] = [MomentSpan(0, torch.tensor([float(optimiser.steps)]))]
         try:
-            with open(path, "r+b", buffering=0) as file:
+            with path.open("r+b", buffering=0) as file:
                 for place in places:
                     for span in spans[place.name]:
                         file.seek(body + 4 * (place.offset + span.start))

@@ -135,23 +135,21 @@ class WholeParameters(LocalParameters):
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
         """Parameters that are shown where they lie, and the model over them."""
-        self._encodes_on_host = self._shows_copy = False
+        self._encoder, self._shows_copy = DifferenceEncoder(model.device), False
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`."""
         load(theta, self.model.flat)
 
     def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
-        """Encode as `LocalParameters.encode_difference` does, on the device if its kernels are Triton's."""
-        if self.device.type == "cuda" and not self._encodes_on_host:
-            try:
-                return encode_on_gpu(theta, self.model.flat, layout, out)
-            except NotFinite:
-                raise
-            except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and its errors differ by version
-                print(f"contributions are encoded on the host, because the GPU's kernel fails: {error}", file=sys.stderr)
-                self._encodes_on_host = True
-        return encode_difference(theta, self.model.flat, layout, out)
+        """Encode as `LocalParameters.encode_difference` does."""
+        assert len(out) == payload_bytes(layout)
+        squares = 0.0
+        for span in layout:
+            encoded, square = self._encoder.encode(theta[span.values], self.model.flat[span.values])
+            out[span.encoded] = encoded.data
+            squares += square
+        return math.sqrt(squares)
 
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
@@ -200,37 +198,54 @@ def load(theta: F32 | ReferenceWeights, into: Tensor) -> None:
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
 
 
-def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
-    """Encode theta minus the local `parameters` into `out`, chunk by chunk; return the norm of the difference."""
-    assert len(out) == payload_bytes(layout)
-    squares = 0.0
-    for span in layout:
-        difference = theta[span.values] - parameters[span.values].cpu().numpy()
-        squares += float(np.sum(np.square(difference, dtype=np.float64)))
-        if not math.isfinite(squares):
-            raise NotFinite("a parameter is not finite")
-        codec.encode(difference, out[span.encoded])
-    return math.sqrt(squares)
+Encoded = tuple[npt.NDArray[np.uint8], float]
+"""Codec bytes of some values, and the sum of the values' squares."""
 
 
-def encode_on_gpu(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
-    """Encode as `encode_difference` does, and with its bytes, on the GPU on which `parameters` lie.
+class DifferenceEncoder:
+    """Encoder of differences, which computes on the device if its kernels are Triton's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_host = device.type != "cuda"
+
+    def encode(self, theta: F32, values: Tensor) -> Encoded:
+        """Encode theta minus `values`, as many.  Raises NotFinite."""
+        if not self._on_host:
+            try:
+                return encode_on_gpu(theta, values)
+            except NotFinite:
+                raise
+            except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and its errors differ by version
+                print(f"contributions are encoded on the host, because the GPU's kernel fails: {error}", file=sys.stderr)
+                self._on_host = True
+        return encode_on_host(theta, values)
+
+
+def encode_on_host(theta: F32, values: Tensor) -> Encoded:
+    """Encode as `DifferenceEncoder.encode` does."""
+    difference = theta - values.cpu().numpy()
+    square = float(np.sum(np.square(difference, dtype=np.float64)))
+    if not math.isfinite(square):
+        raise NotFinite("a parameter is not finite")
+    encoded = np.empty(codec.encoded_bytes(len(difference)), np.uint8)
+    codec.encode(difference, encoded)
+    return encoded, square
+
+
+def encode_on_gpu(theta: F32, values: Tensor) -> Encoded:
+    """Encode as `encode_on_host` does, and with its bytes, on the GPU on which `values` lie.
 
     Only theta is copied there, and the encoded bytes back.
     """
     from kernels import codec_triton
 
-    assert len(out) == payload_bytes(layout)
-    squares = 0.0
-    for span in layout:
-        base = on_device(theta[span.values].copy(), parameters.device)
-        encoded = torch.empty(span.size, dtype=torch.uint8, device=parameters.device)
-        try:
-            squares += codec_triton.encode_difference(base, parameters[span.values], encoded) ** 2
-        except ValueError as error:
-            raise NotFinite("a parameter is not finite") from error
-        out[span.encoded] = encoded.cpu().numpy().data
-    return math.sqrt(squares)
+    base = on_device(theta.copy(), values.device)
+    encoded = torch.empty(codec.encoded_bytes(len(values)), dtype=torch.uint8, device=values.device)
+    try:
+        norm = codec_triton.encode_difference(base, values, encoded)
+    except ValueError as error:
+        raise NotFinite("a parameter is not finite") from error
+    return encoded.cpu().numpy(), norm**2
 
 
 def _as_tensor(theta: F32) -> Tensor:

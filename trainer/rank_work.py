@@ -190,11 +190,12 @@ class RankWork:
         if moments is not None and self._inner is not None:
             moments.store(self._inner.optimiser, self._ranks)
 
-    def write_moments(self, path: str) -> None:
-        """Write this rank's moments into the file that rank 0 has begun."""
+    def write_moments(self, path: Path) -> None:
+        """Write this rank's moments into the file that rank 0, in `MomentsFile.store`, has begun."""
         moments = self._courses[self._name].moments
         assert moments is not None
-        self._ranks.collect(moments.write(self.inner.optimiser, path))
+        with self._ranks.operation("write_moments", path):
+            self._ranks.collect(moments.write(self.inner.optimiser, path))
 
 
 # ------------------------------------------------------------------------------------------------------------------------

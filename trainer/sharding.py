@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,12 +26,21 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from kernels import codec
-from kernels.codec import BLOCK, PIECE
+from kernels.codec import BLOCK
 from kernels.layout import ChunkSpan, Layout, payload_bytes
 from trainer.device import is_gpu
 from trainer.models.llama.config import ModelConfig, ParameterPlace
 from trainer.models.llama.model import Decoder
-from trainer.parameters import F32, LOAD_BLOCK, LocalParameters, NotFinite, OfMatrix, TensorShard
+from trainer.parameters import (
+    F32,
+    LOAD_BLOCK,
+    DifferenceEncoder,
+    LocalParameters,
+    NotFinite,
+    OfMatrix,
+    TensorShard,
+    encode_on_host,
+)
 from trainer.reference import ReferenceWeights
 
 
@@ -75,6 +85,7 @@ class ShardedParameters(LocalParameters):
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.ranks, self._rank = mesh.size(), mesh.get_local_rank()
+        self._encoder = DifferenceEncoder(model.device)
         parameters = list(model.parameters())
         count = sum(_local(parameter).numel() for parameter in parameters)
         self._gradient = torch.zeros(count, device=_local(parameters[0]).device)
@@ -152,16 +163,18 @@ class ShardedParameters(LocalParameters):
         for chunk in layout:
             for shard in self.shards:
                 for start, stop, values in _within(shard, chunk.start, chunk.start + chunk.count):
-                    difference = theta[start:stop] - values.cpu().numpy()
-                    squares += float(np.sum(np.square(difference, dtype=np.float64)))
                     first = min(stop, -(-start // BLOCK) * BLOCK)
                     last = stop if stop == chunk.values.stop else max(first, stop // BLOCK * BLOCK)
                     for begin, end in ((start, first), (last, stop)):
                         if begin < end:
                             edge = edges[slots[begin // BLOCK], begin % BLOCK :]
-                            edge[: end - begin] = difference[begin - start : end - start]
-                    if math.isfinite(squares):
-                        _write(difference[first - start : last - start], first, chunk, out)
+                            difference = theta[begin:end] - values[begin - start : end - start].cpu().numpy()
+                            edge[: end - begin] = difference
+                            squares += float(np.sum(np.square(difference, dtype=np.float64)))
+                    if first < last and math.isfinite(squares):
+                        squares += self._encode_blocks(
+                            theta[first:last], values[first - start : last - start], first, chunk, out
+                        )
         total = torch.tensor(squares, dtype=torch.float64)
         dist.all_reduce(torch.from_numpy(edges))
         dist.all_reduce(total)
@@ -169,9 +182,19 @@ class ShardedParameters(LocalParameters):
             raise NotFinite("a parameter is not finite")
         for slot in range(self._rank, len(cut), self.ranks):
             block, chunk = cut[slot]
-            _write(edges[slot][: chunk.values.stop - block * BLOCK], block * BLOCK, chunk, out)
+            values = edges[slot][: chunk.values.stop - block * BLOCK]
+            _place(encode_on_host(values, torch.zeros(len(values)))[0], block * BLOCK, len(values), chunk, out)
         self.least(0)  # all have written
         return math.sqrt(total)
+
+    def _encode_blocks(self, theta: F32, values: Tensor, start: int, chunk: ChunkSpan, out: memoryview) -> float:
+        """Encode whole blocks from `start` of the flat vector on; return the sum of squares, infinite if a value is."""
+        try:
+            encoded, square = self._encoder.encode(theta, values)
+        except NotFinite:  # the other ranks have to hear of it first
+            return math.inf
+        _place(encoded, start, len(theta), chunk, out)
+        return square
 
     def _gather_nothing(self) -> None:
         """Free the root's gathered parameters, which FSDP2 keeps after a forward pass alone."""
@@ -218,10 +241,9 @@ def _cut_blocks(places: Sequence[ParameterPlace], ranks: int, layout: Layout) ->
     return sorted(found.items(), key=lambda item: item[0])
 
 
-def _write(values: F32, start: int, chunk: ChunkSpan, out: memoryview) -> None:
-    """Encode values that begin with a block at `start` of the flat vector."""
+def _place(encoded: npt.NDArray[np.uint8], start: int, count: int, chunk: ChunkSpan, out: memoryview) -> None:
+    """Copy the encoded blocks of `count` values to their places; they begin at `start` of the flat vector."""
     scales, codes = codec.parts(out[chunk.encoded], chunk.count)
-    scratch = np.empty(min(PIECE, len(values)), np.float32)
-    for done in range(0, len(values), PIECE):
-        some, at = values[done : done + PIECE], start - chunk.start + done
-        codec.encode_piece(some, scratch, scales[at // BLOCK :][: codec.blocks_of(len(some))], codes[at : at + len(some)])
+    own_scales, own_codes = codec.parts(encoded, count)
+    at = start - chunk.start
+    scales[at // BLOCK :][: len(own_scales)], codes[at : at + count] = own_scales, own_codes

@@ -177,7 +177,7 @@ class OuterState:
     def reset(self) -> None:
         """Set the state to zeros and `rounds` to 0, as before the initial parameters are written."""
         if not self._blank:
-            zeros = bytes(self._piece)
+            self._torn, zeros = True, bytes(self._piece)
             for piece in pieces_of(self.view, self._piece):
                 piece[:] = zeros[: len(piece)]
         self.rounds, self._torn, self._blank = 0, False, False

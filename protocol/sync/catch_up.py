@@ -151,7 +151,7 @@ class CatchUp:
     async def _load_start(self) -> None:
         if await self._load_newest(above=-1):
             return
-        self.replica.state.reset()
+        await self.offload(self.replica.state.reset)
         self._begun = False
         if self.initialise is not None:
             await self.initialise(self.replica.state.theta)

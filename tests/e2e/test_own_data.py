@@ -110,7 +110,7 @@ def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_pat
         swarm.create_run()
         organiser = swarm.peer("organiser").start()
         swarm.until("older checkpoints to go", lambda: organiser.committed >= 13)
-        late = swarm.peer("late").start()
+        late = swarm.peer("late").start("--processes", "2")
         rounds = swarm.whole(organiser, late)
         (folder,) = (late.folder / "runs").iterdir()
         initial = np.concatenate(list(WeightsFolder(tmp_path / "folder").values())).astype("<f4")

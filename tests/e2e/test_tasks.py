@@ -39,7 +39,7 @@ def amended(peer: Peer) -> list[ev.TasksAmended]:
 def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
     with Swarm(tmp_path, ROLLOUT_RUN) as swarm:
         swarm.create_run()
-        organiser = swarm.peer("organiser").start()
+        organiser = swarm.peer("organiser").start("--processes", "2")
         volunteer = swarm.peer("volunteer").start("--role", "rollout")
         swarm.until("versions of rollouts", lambda: organiser.heard(ev.RolloutsUsed))
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from kernels import codec, codec_triton
 from kernels.layout import chunk_layout, payload_bytes
 from tests.kernels.test_codec import by_definition, encoded
 from tests.kernels.test_reduce import mean_of
 from tests.kernels.vectors import Floats, normal, vectors
-from trainer.parameters import NotFinite, encode_difference, encode_on_gpu
+from tests.trainer import small
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+from trainer.parameters import LocalParameters, NotFinite, WholeParameters
+from trainer.sharding import join_group, leave_group, sharded_parameters
 
 
 def on_gpu(base: Floats, values: Floats) -> tuple[bytes, float]:
@@ -64,12 +71,37 @@ def test_weighted_mean_of_ordinary_values_gives_the_bytes_of_the_cpu(count: int)
     assert mean_on_gpu(parts, [5, 1, 7, 2], count) == mean_of(parts, [5, 1, 7, 2], count)
 
 
-def test_a_whole_contribution_has_the_bytes_of_the_cpu() -> None:
-    theta, parameters = normal(9999, 1), torch.from_numpy(normal(9999, 2))
-    layout = chunk_layout(9999, 4096)
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process is the only rank."""
+    join_group(0, 1, HashStore(), small.CPU)
+    yield
+    leave_group()
+
+
+@pytest.mark.parametrize("kind", ["whole", "shared"])
+def test_a_whole_contribution_has_the_bytes_of_the_cpu(
+    alone: None, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one process, and of a rank, whose tensors meet within blocks."""
+    config = ModelConfig.from_mapping(small.MODEL | {"vocab": 259, "ffn": 25})
+    theta, local = normal(config.parameters, 1), normal(config.parameters, 2)
+    layout = chunk_layout(config.parameters, 1024)
     ours, theirs = (memoryview(bytearray(payload_bytes(layout))) for _ in range(2))
-    norm = encode_on_gpu(theta, parameters, layout, ours)
-    assert norm == pytest.approx(encode_difference(theta, parameters, layout, theirs), rel=1e-9) and ours == theirs
-    parameters[5000] = np.inf
+    on_host = WholeParameters(Decoder(config, small.CPU))
+    on_host.load(local)
+    with monkeypatch.context() as patch:  # the encoder takes the device for a GPU, and Triton's interpreter computes there
+        patch.setattr("trainer.parameters.DifferenceEncoder.__init__", lambda self, device: setattr(self, "_on_host", False))
+        parameters: LocalParameters = (
+            WholeParameters(Decoder(config, small.CPU))
+            if kind == "whole"
+            else sharded_parameters(config, small.CPU, torch.float32)
+        )
+    parameters.load(local)
+    norm = parameters.encode_difference(theta, layout, ours)
+    assert norm == pytest.approx(on_host.encode_difference(theta, layout, theirs), rel=1e-9) and ours == theirs
+    local[5000] = np.inf
+    parameters.load(local)
     with pytest.raises(NotFinite), np.errstate(invalid="ignore"):
-        encode_on_gpu(theta, parameters, layout, ours)
+        parameters.encode_difference(theta, layout, ours)
+    assert not capsys.readouterr().err, "the host did not help"

@@ -105,6 +105,8 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
     for count in (1, ranks):
         with team(run, count) as by:
             done, data, losses = by.compute(replace(ROUND, round=1, reference=reference), begin)
+            with pytest.raises(OSError):
+                by.worker.evaluation(by.theta, reference=str(tmp_path / "missing"))  # before any other rank is told
             evaluation = by.worker.evaluation(by.theta, reference=reference)
             evaluation.advance(evaluation.total)
             found.append((done, data, losses, evaluation.loss))

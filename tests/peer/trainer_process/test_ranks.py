@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -9,8 +13,9 @@ import pytest
 import trio
 
 from peer.trainer_process.process import TrainerRanks
-from protocol.trainer_link import Progress, TrainerDied, TrainerGaveUp
-from tests.peer.trainer_process.test_process import LONG, SHORT, Bench, nothing, nothing_heard, with_trainer
+from protocol.trainer_link import TrainerDied, TrainerGaveUp
+from tests.peer.trainer_process.test_process import SHORT, Bench, nothing, nothing_heard, with_trainer
+from trainer.optim import TEXT
 
 pytestmark = pytest.mark.slow
 
@@ -48,34 +53,204 @@ def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> No
     assert len(shared_data) == len(data)
 
 
-@pytest.mark.parametrize(("rank", "at_work"), [(1, True), (0, True), (1, False)])
-def test_all_ranks_end_with_any_of_them_and_the_trainer_starts_again(tmp_path: Path, rank: int, at_work: bool) -> None:
+def test_all_ranks_end_with_any_of_them_also_without_work_and_the_trainer_starts_again(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        trainer, theta = bench.trainer, bench.theta.view
-        await trainer.initialise(theta)
         ranks = ranks_of(bench)
-
-        def kill_at_three(progress: Progress) -> None:
-            if progress.steps == 3:
-                ranks[rank].kill()
-
-        if at_work:
-            with pytest.raises(TrainerDied) as died:
-                await trainer.compute(LONG, theta, kill_at_three)
-            assert "SIGKILL" in str(died.value)
-        else:
-            ranks[rank].kill()
-            while not bench.stopped:
-                await trio.sleep(0.01)
-            assert "SIGKILL" in bench.stopped[0]
-        await trainer.until_ready()
-        done = await trainer.compute(SHORT, theta, nothing_heard)
-        assert done.steps == SHORT.steps
-        assert len(bench.started) == 2 and trainer.pid == bench.started[-1]
+        ranks[1].kill()
+        while not bench.stopped:
+            await trio.sleep(0.01)
+        assert "SIGKILL" in bench.stopped[0]
+        await bench.trainer.until_ready()
+        assert len(bench.started) == 2 and bench.trainer.pid == bench.started[-1]
         _, alive = psutil.wait_procs(ranks, timeout=30)
         assert not alive, "no rank outlives the others"
 
     with_trainer(tmp_path, scenario, ranks=TWO)
+
+
+# -- a rank that is killed or stopped at an operation, and strangers at the ranks' ports ---------------------------------
+
+
+HOOK = """
+import os, pathlib, signal, sys
+if "trainer" in sys.orig_argv:
+    from trainer import ranks
+
+    def told(tell):
+        def wrapped(self, operation, *arguments):
+            tell(self, operation, *arguments)
+            plan = pathlib.Path(os.environ["RANK_FAULTS"], f"rank-{self.number}")
+            if plan.exists() and plan.read_text().split()[0] == operation:
+                number = int(plan.read_text().split()[1])
+                plan.unlink()
+                os.kill(os.getpid(), number)
+
+        return wrapped
+
+    for kind in (ranks.LeadingRank, ranks.FollowingRank):
+        kind.tell = told(kind.tell)
+"""
+"""Has a rank send itself a signal in the operation that its file names.  Python runs this at the start of each process."""
+OPERATIONS = ("show", "measure", "hide", "load", "step", "encode")
+"""Of an evaluation and of a round, in their order."""
+
+
+class Faults:
+    """Faults of the ranks of a bench's trainer, one at a time."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        (folder / "sitecustomize.py").write_text(HOOK)
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("RANK_FAULTS", str(folder))
+
+    def plan(self, operation: str, rank: int, number: signal.Signals) -> None:
+        """The next time that this rank does this, it gets a signal."""
+        unfinished = self._folder / "rank.new"
+        unfinished.write_text(f"{operation} {number.value}")
+        unfinished.replace(self._folder / f"rank-{rank}")
+
+    async def come(self) -> None:
+        """Return when the faults have come."""
+        while [*self._folder.glob("rank-*")]:
+            await trio.sleep(0.01)
+
+
+async def measured(bench: Bench) -> tuple[float, bytes]:
+    """Held-out loss and contribution."""
+    loss = (await bench.trainer.evaluate(bench.theta.view, nothing)).loss
+    return loss, bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data)
+
+
+def test_a_rank_that_is_killed_at_any_operation_leaves_no_process_and_no_wrong_contribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, first = Faults(tmp_path, monkeypatch), list[tuple[float, bytes]]()
+
+    async def scenario(bench: Bench) -> None:
+        trainer = bench.trainer
+        await trainer.initialise(bench.theta.view)
+        first.append(await measured(bench))
+        for number, operation in enumerate(OPERATIONS):
+            ranks = ranks_of(bench)
+            faults.plan(operation, number % 2, signal.SIGKILL)
+            with pytest.raises(TrainerDied, match="SIGKILL"):
+                await measured(bench)
+            _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
+            assert not alive
+            await trainer.until_ready()
+            assert await measured(bench) == first[0], operation
+
+    with_trainer(tmp_path, scenario, ranks=TWO)
+
+
+def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, folder = Faults(tmp_path, monkeypatch), tmp_path / "moments"
+    folder.mkdir()
+
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+        for rank in (0, 1):
+            ranks = ranks_of(bench)
+            faults.plan("write_moments", rank, signal.SIGKILL)
+            await measured(bench)
+            _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
+            assert not alive and not (folder / TEXT).exists()
+            while len(bench.stopped) <= rank:
+                await trio.sleep(0.01)
+            await bench.trainer.until_ready()
+        await measured(bench)
+        await bench.trainer.evaluate(bench.theta.view, nothing)  # after the moments are written
+        assert [path.name for path in folder.iterdir()] == [TEXT], "nothing half-written is left"
+
+    with_trainer(tmp_path, scenario, ranks=TWO, moments=folder)
+
+
+def test_a_rank_that_is_stopped_for_a_while_at_any_operation_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults(tmp_path, monkeypatch)
+    found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
+
+    async def stopped(bench: Bench, rank: int) -> None:
+        await faults.come()
+        process = ranks_of(bench)[rank]
+        while process.status() != psutil.STATUS_STOPPED:
+            await trio.sleep(0.01)
+        process.resume()
+
+    for stops in found:
+
+        async def scenario(bench: Bench, stops: bool = stops) -> None:
+            await bench.trainer.initialise(bench.theta.view)
+            for operation in OPERATIONS:
+                for rank in (0, 1):
+                    async with trio.open_nursery() as nursery:
+                        if stops:
+                            faults.plan(operation, rank, signal.SIGSTOP)
+                            nursery.start_soon(stopped, bench, rank)
+                        found[stops].append(await measured(bench))
+            assert len(bench.started) == 1
+
+        with_trainer(tmp_path, scenario, ranks=TWO)
+    assert found[True] == found[False]
+
+
+def ports_of(ranks: Sequence[psutil.Process]) -> set[tuple[str, int]]:
+    """The addresses at which they listen."""
+    found = set[tuple[str, int]]()
+    for process in ranks:
+        with suppress(psutil.Error):
+            found |= {tuple(each.laddr) for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+    return found
+
+
+SAID = (b"", b"\x01", bytes(4096), b"\xff" * 4096, b"GET / HTTP/1.0\r\n\r\n")
+"""What strangers say, and then stay connected: nothing, a little, and what is no word of any protocol there."""
+
+
+def test_strangers_at_the_ports_of_ranks_change_nothing(tmp_path: Path) -> None:
+    """Every port from the moment it is there, while the ranks meet, and again while they work."""
+    found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
+    held: list[socket.socket] = []
+
+    def knock(ports: set[tuple[str, int]]) -> None:
+        for port in ports:
+            assert port[0] == "127.0.0.1"
+            for said in SAID:
+                with suppress(OSError):
+                    held.append(socket.create_connection(port, 5))
+                    held[-1].sendall(said)
+
+    async def keep_knocking(knocked: set[tuple[str, int]]) -> None:
+        while True:
+            fresh = ports_of(psutil.Process().children(recursive=True)) - knocked
+            knocked |= fresh
+            await trio.to_thread.run_sync(knock, fresh)
+            await trio.sleep(0.001)
+
+    for disturbed in found:
+
+        async def scenario(bench: Bench, disturbed: bool = disturbed) -> None:
+            knocked = set[tuple[str, int]]()
+            async with trio.open_nursery() as nursery:
+                if disturbed:
+                    nursery.start_soon(keep_knocking, knocked)
+                await bench.trainer.until_ready()
+                await bench.trainer.initialise(bench.theta.view)
+                for _ in range(3):
+                    found[disturbed].append(await measured(bench))
+                    if disturbed:
+                        await trio.to_thread.run_sync(knock, ports_of(ranks_of(bench)))
+                assert len(bench.started) == 1 and (len(knocked) >= 3) == disturbed
+                nursery.cancel_scope.cancel()
+
+        with_trainer(tmp_path, scenario, starts=False, ranks=TWO)
+    for each in held:
+        each.close()
+    assert found[True] == found[False]
 
 
 def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
