@@ -14,6 +14,7 @@ least fp32). The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ CHUNK_TOKENS = 4096
 """Most tokens whose logits are in memory at once."""
 CHUNK_LOGITS = 1 << 27
 """Most logits in memory at once: 512 MiB of fp32, which are 1046 tokens with a vocabulary of 128 256."""
+PIECE_LOGITS = 1 << 20
+"""Most logits whose losses a CPU computes at once: 4 MiB of fp32, which stay in its caches."""
 LARGEST_LOG_RATIO = 20.0
 """Limit on differences of log-probabilities, so that no ratio overflows; e^20 is far beyond any delta."""
 
@@ -104,19 +107,22 @@ class _ChunkedLoss(torch.autograd.Function):
             torch.zeros_like(weight_vd, dtype=torch.float32) if differentiate and weight_vd.requires_grad else None
         )
         for start in range(0, targets_t.numel(), chunk_tokens):
-            span = slice(start, start + chunk_tokens)
-            logits_tv = (hidden_td[span] @ product_weight_vd.T).float()
-            chunk = _nats_in_place(logits_tv, targets_t[span])
-            nats_t[span] = chunk.nats_t
-            if z_loss:
-                total += z_loss * (chunk.top_t.square() * share_t[span]).sum()
-            if not differentiate:
-                continue
-            gradient_tv = _gradient_in_place(chunk, targets_t[span], share_t[span], z_loss).to(hidden_td.dtype)
+            chunk = slice(start, start + chunk_tokens)
+            logits_tv = hidden_td[chunk] @ product_weight_vd.T  # overwritten with their gradient
+            for span in _pieces(logits_tv):
+                tokens = slice(start + span.start, start + span.stop)
+                piece = _nats_in_place(logits_tv[span].float(), targets_t[tokens])  # in their own memory, if they are fp32
+                nats_t[tokens] = piece.nats_t
+                if z_loss:
+                    total += z_loss * (piece.top_t.square() * share_t[tokens]).sum()
+                if differentiate:
+                    gradient_tv = _gradient_in_place(piece, targets_t[tokens], share_t[tokens], z_loss)
+                    if logits_tv.dtype != torch.float32:
+                        logits_tv[span] = gradient_tv
             if grad_hidden_td is not None:
-                torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
+                torch.mm(logits_tv, product_weight_vd, out=grad_hidden_td[chunk])
             if grad_weight_vd is not None:
-                _add_product(grad_weight_vd, gradient_tv.T, hidden_td[span])
+                _add_product(grad_weight_vd, logits_tv.T, hidden_td[chunk])
         total += (nats_t * share_t).sum()
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
@@ -146,8 +152,16 @@ def _shares(targets_t: Tensor, mask_t: Tensor | None) -> Tensor:
     return mask_t.float() / mask_t.sum().clamp(min=1)
 
 
-class _Chunk(NamedTuple):
-    """Loss on a chunk of tokens.
+def _pieces(logits_tv: Tensor) -> Iterator[slice]:
+    """Yield spans of tokens whose losses are computed at once: all on a GPU, as many as fit its caches on a CPU."""
+    tokens, vocab = logits_tv.shape
+    at_once = max(1, PIECE_LOGITS // vocab) if logits_tv.device.type == "cpu" else tokens
+    for start in range(0, tokens, at_once):
+        yield slice(start, min(tokens, start + at_once))
+
+
+class _Piece(NamedTuple):
+    """Loss on some tokens.
 
     nats_t, sums_t: fp32 (tokens,). top_t, top_index_t: (tokens,), the largest logit, and its place. exp_tv: exponentials of
     the logits, divided by that of the largest, fp32; sums_t has their sums.
@@ -160,21 +174,21 @@ class _Chunk(NamedTuple):
     sums_t: Tensor
 
 
-def _nats_in_place(logits_tv: Tensor, targets_t: Tensor) -> _Chunk:
+def _nats_in_place(logits_tv: Tensor, targets_t: Tensor) -> _Piece:
     """Overwrite logits with exponentials, which the loss and its gradient share."""
     top_t, top_index_t = logits_tv.max(dim=1)
     own_t = logits_tv.gather(1, targets_t[:, None]).squeeze(1)
     exp_tv = logits_tv.sub_(top_t[:, None]).exp_()
     sums_t = exp_tv.sum(dim=1)
-    return _Chunk(top_t + sums_t.log() - own_t, top_t, top_index_t, exp_tv, sums_t)
+    return _Piece(top_t + sums_t.log() - own_t, top_t, top_index_t, exp_tv, sums_t)
 
 
-def _gradient_in_place(chunk: _Chunk, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
+def _gradient_in_place(piece: _Piece, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
     """Overwrite the exponentials with share * (softmax - one-hot of target + 2 z max * one-hot of argmax)."""
-    gradient_tv = chunk.exp_tv.mul_((share_t / chunk.sums_t)[:, None])
+    gradient_tv = piece.exp_tv.mul_((share_t / piece.sums_t)[:, None])
     gradient_tv.scatter_add_(1, targets_t[:, None], -share_t[:, None])
     if z_loss:
-        gradient_tv.scatter_add_(1, chunk.top_index_t[:, None], (2 * z_loss * chunk.top_t * share_t)[:, None])
+        gradient_tv.scatter_add_(1, piece.top_index_t[:, None], (2 * z_loss * piece.top_t * share_t)[:, None])
     return gradient_tv
 
 

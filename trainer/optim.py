@@ -64,11 +64,10 @@ class Optimiser(ABC):
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip the gradient to the global norm, update the parameters, and zero the gradient."""
+        """Clip the gradient to the global norm, and update the parameters."""
         self.steps += 1
         self.parameters.clip_gradient(self._config.clip_norm)
         self._update(rate)
-        self.parameters.zero_gradient()
 
     @abstractmethod
     def _update(self, rate: float) -> None:

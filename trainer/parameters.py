@@ -93,12 +93,12 @@ class LocalParameters(ABC):
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model with the parameters `theta`, to be used without gradients and not in a step; then call `hide`.
 
-        Needs no memory: what lies on the device takes the place of the gradient, which is zero between two steps.
+        Needs no memory: what lies on the device takes the place of the gradient, which has no use between two steps.
         """
 
     @abstractmethod
     def hide(self) -> None:
-        """Undo `show`: the parameters are as before, and the gradient is zero."""
+        """Undo `show`: the parameters are as before, and the gradient is undefined."""
 
     @abstractmethod
     def zero_gradient(self) -> None:
@@ -135,7 +135,7 @@ class WholeParameters(LocalParameters):
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
         """Parameters that are shown where they lie, and the model over them."""
-        self._encoder, self._shows_copy = DifferenceEncoder(model.device), False
+        self._encoder = DifferenceEncoder(model.device)
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`."""
@@ -154,7 +154,6 @@ class WholeParameters(LocalParameters):
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
         if not self.shows_in_place or isinstance(theta, ReferenceWeights):
-            self._shows_copy = True
             load(theta, self.model.gradient)
             return self.model.over(self.model.gradient)
         if self._shown is None or self._shown[0] is not theta:
@@ -162,10 +161,7 @@ class WholeParameters(LocalParameters):
         return self._shown[1]
 
     def hide(self) -> None:
-        """Undo `show`."""
-        if self._shows_copy:
-            self.model.gradient.zero_()
-        self._shows_copy = False
+        """Do nothing: the parameters have not changed."""
 
     def zero_gradient(self) -> None:
         """Set the gradient to zero."""

@@ -121,7 +121,6 @@ class ShardedParameters(LocalParameters):
         self._gather_nothing()
         for shard in self.shards:
             shard.values.copy_(shard.gradient)
-        self.zero_gradient()
 
     def zero_gradient(self) -> None:
         """Set the gradient to zero."""

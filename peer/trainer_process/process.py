@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ import trio
 
 from kernels.layout import chunk_layout, payload_bytes
 from peer.installation import child_environment
+from peer.paths import make_private, runtime_dir
 from peer.trainer_process.busy_hour import BusyHour
 from peer.trainer_process.log import TrainerLog
 from protocol.chain.outer_state import SharedRegion
@@ -223,15 +223,25 @@ async def start_trainer(fds: Sequence[int]) -> trio.Process:
     )
 
 
+ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
+"""Tunables of glibc, by which freed memory is kept for the next step, and large pages are asked for.
+
+By default each large tensor is memory that the kernel maps, clears and takes back, which costs a fifth of a step in bf16.
+"""
+
+
 def environment(ours: Mapping[str, str]) -> dict[str, str]:
     """Return a trainer's environment variables, given the peer's (`ours`).
 
-    OpenMP reads its policy when it is loaded, so it has to be set here: idle threads sleep, instead of keeping a core busy
-    that another trainer could use.  Parts of torch make a folder for its compiler, which nothing here uses, unless
-    they are given one that exists.
+    OpenMP and glibc read theirs when they are loaded, so these have to be set here. OpenMP's idle threads sleep, instead of
+    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write.
     """
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
-    return {**quiet, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
+    defaults = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GLIBC_TUNABLES": ALLOCATOR,
+        "TORCHINDUCTOR_CACHE_DIR": str(make_private(runtime_dir() / "compiled")),
+    }
+    return {**defaults, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
 
 
 # ------------------------------------------------------------------------------------------------------------------------
