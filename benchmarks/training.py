@@ -1,9 +1,14 @@
 """Speed of training against transformers and against the arithmetic alone: `python -m benchmarks.training`.
 
-For each model and precision, one optimiser step on the same rows, in turn: ours (`trainer.optim.InnerLoop`), transformers'
-Llama with its own loss and torch's fused AdamW, and the bound: only the products and the attention of such a step, forward
-and backward.  Each figure is the median over the rounds; a ratio is the median of the rounds' ratios, because the speed of a
-shared computer drifts.  bf16 is measured where the device trains in it.  Prints a table, or with --json one object
+For each model and precision, one optimiser step on the same rows, in turn, each in a process of its own:
+
+* ours: `trainer.optim.InnerLoop`, in the environment of a trainer process; with --compile also with compiled layers
+* theirs: transformers' Llama with its own loss and torch's fused AdamW, in the environment of whoever starts this
+* tuned: the same in the environment of a trainer process, whose allocator keeps freed memory
+* bound: only the products and the attention of such a step, forward and backward
+
+Each figure is the median over the rounds; a ratio is the median of the rounds' ratios, because the speed of a shared
+computer drifts.  bf16 is measured where the device trains in it.  Prints a table, or with --json one object
 {rows: [{parameters, dtype, over_transformers, over_bound, tokens_per_s}]}; asserts nothing.
 """
 
@@ -11,7 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from peer.trainer_process.process import environment
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import device_speed, pick_device, wait_for
@@ -38,12 +47,16 @@ MODELS = {
 INNER = InnerConfig(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.0, "wsd", 0, 0.2, 0)
 
 
-def ours(config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens_bt: np.ndarray) -> Callable[[], object]:
+def ours(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens_bt: np.ndarray, *, compiles: bool
+) -> Callable[[], object]:
     model = Decoder(config, device)
     values = torch.empty(config.parameters)
     initial_parameters(config, 0, values.numpy())
     model.flat.copy_(values)
     model.compute_dtype = dtype
+    if compiles:
+        model.compile_layers()
     loop, rows = InnerLoop(WholeParameters(model), INNER), Rows(tokens_bt)
     return lambda: loop.step(rows, Place(1, 0.0)).read()
 
@@ -109,38 +122,89 @@ def bound(config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: i
     return step
 
 
-def measure(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> dict[str, Any]:
+def work_of(kind: str, name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> Callable[[], object]:
     config, device = ModelConfig.from_mapping(MODELS[name]), pick_device(arguments.device)
     rows, length = arguments.rows, arguments.length
+    if kind == "bound":
+        return bound(config, device, dtype, rows, length)
     tokens_bt = np.random.default_rng(0).integers(0, config.vocab, (rows, length + 1), dtype=np.int32)
-    works = {
-        "ours": ours(config, device, dtype, tokens_bt),
-        "theirs": theirs(config, device, dtype, tokens_bt),
-        "bound": bound(config, device, dtype, rows, length),
-    }
-    seconds: dict[str, list[float]] = {each: [] for each in works}
-    for round_number in range(arguments.rounds + 1):  # the first warms up
-        for each, work in works.items():
-            wait_for(device)
-            began = time.perf_counter()
-            work()
-            wait_for(device)
-            if round_number:
-                seconds[each].append(time.perf_counter() - began)
+    if kind in ("theirs", "tuned"):
+        return theirs(config, device, dtype, tokens_bt)
+    return ours(config, device, dtype, tokens_bt, compiles=kind == "compiled")
 
-    def ratio(other: str) -> float:
-        return statistics.median(theirs / own for own, theirs in zip(seconds["ours"], seconds[other], strict=True))
 
-    return {
+def serve(kind: str, name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> None:
+    """Do a step for each line of the standard input, and print its seconds."""
+    work, device = work_of(kind, name, dtype, arguments), pick_device(arguments.device)
+    for _ in sys.stdin:
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
+        print(time.perf_counter() - began, flush=True)
+
+
+class Server:
+    """Process that does steps of one kind."""
+
+    def __init__(self, kind: str, name: str, dtype: str, arguments: argparse.Namespace) -> None:
+        shape = [f"--{each}={getattr(arguments, each)}" for each in ("rows", "length", "device")]
+        command = [sys.executable, "-m", "benchmarks.training", "--serve", kind, "--models", name, "--dtypes", dtype, *shape]
+        variables = dict(os.environ) if kind == "theirs" else environment(os.environ)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
+
+    def step(self) -> float:
+        """Seconds of a step."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+WARM_UP = 2
+
+
+def measure(name: str, dtype: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    kinds = ["ours", "theirs", "tuned", "bound"] + (["compiled"] if arguments.compile else [])
+    servers = {kind: Server(kind, name, dtype, arguments) for kind in kinds}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for round_number in range(arguments.rounds + WARM_UP):
+        for kind, server in servers.items():
+            spent = server.step()
+            if round_number >= WARM_UP:
+                seconds[kind].append(spent)
+    for server in servers.values():
+        server.end()
+    tokens = arguments.rows * arguments.length
+    figures: dict[str, Any] = {
         "model": name,
-        "parameters": config.parameters,
-        "dtype": str(dtype).removeprefix("torch."),
-        "over_transformers": ratio("theirs"),
-        "over_bound": ratio("bound"),
-        "tokens_per_s": rows * length / statistics.median(seconds["ours"]),
-        "transformers_tokens_per_s": rows * length / statistics.median(seconds["theirs"]),
-        "bound_tokens_per_s": rows * length / statistics.median(seconds["bound"]),
+        "parameters": ModelConfig.from_mapping(MODELS[name]).parameters,
+        "dtype": dtype,
     }
+    for mark in kinds[:1] + kinds[4:]:
+        ratios = {
+            each: statistics.median(other / own for own, other in zip(seconds[mark], seconds[each], strict=True))
+            for each in ("theirs", "tuned", "bound")
+        }
+        prefix = "" if mark == "ours" else f"{mark}_"
+        figures |= {
+            f"{prefix}over_transformers": ratios["theirs"],
+            f"{prefix}over_tuned_transformers": ratios["tuned"],
+            f"{prefix}over_bound": ratios["bound"],
+        }
+    names = {
+        "ours": "",
+        "theirs": "transformers_",
+        "tuned": "tuned_transformers_",
+        "bound": "bound_",
+        "compiled": "compiled_",
+    }
+    return figures | {f"{names[kind]}tokens_per_s": tokens / statistics.median(seconds[kind]) for kind in kinds}
 
 
 def main() -> None:
@@ -151,23 +215,30 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--compile", action="store_true", help="measure compiled layers, too")
+    parser.add_argument("--serve", choices=["ours", "theirs", "tuned", "bound", "compiled"], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.models[0], getattr(torch, arguments.dtypes[0]), arguments)
+        return
     trains_in = str(device_speed(pick_device(arguments.device)).dtype).removeprefix("torch.")
-    dtypes = [getattr(torch, name) for name in arguments.dtypes or dict.fromkeys(["float32", trains_in])]
+    dtypes = arguments.dtypes or list(dict.fromkeys(["float32", trains_in]))
     rows = [measure(name, dtype, arguments) for name in arguments.models for dtype in dtypes]
+    kinds = ["", "compiled_"] if arguments.compile else [""]
+    print("| model | dtype | tokens/s | transformers | tuned | bound | over transformers | over tuned | over bound |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        for kind in kinds:
+            own, ratios = f"{kind}tokens_per_s", ("over_transformers", "over_tuned_transformers", "over_bound")
+            speeds = (own, "transformers_tokens_per_s", "tuned_transformers_tokens_per_s", "bound_tokens_per_s")
+            print(
+                f"| {row['model']} ({row['parameters'] / 1e6:.1f} M) | {row['dtype']}{' compiled' if kind else ''} | "
+                f"{' | '.join(f'{row[each]:.0f}' for each in speeds)} | "
+                f"{' | '.join(f'{row[kind + each]:.2f}' for each in ratios)} |"
+            )
     if arguments.json:
         print(json.dumps({"threads": torch.get_num_threads(), "rows": rows}))
-        return
-    print(
-        "| model | dtype | tokens/s | transformers | bound | over transformers | over bound |\n|---|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        print(
-            f"| {row['model']} ({row['parameters'] / 1e6:.1f} M) | {row['dtype']} | {row['tokens_per_s']:.0f} | "
-            f"{row['transformers_tokens_per_s']:.0f} | {row['bound_tokens_per_s']:.0f} | {row['over_transformers']:.2f} | "
-            f"{row['over_bound']:.2f} |"
-        )
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def _pieces(logits_tv: Tensor) -> Iterator[slice]:
         yield slice(start, min(tokens, start + at_once))
 
 
-class _Piece(NamedTuple):
+class _ComputedLogits(NamedTuple):
     """Loss on some tokens.
 
     nats_t, sums_t: fp32 (tokens,). top_t, top_index_t: (tokens,), the largest logit, and its place. exp_tv: exponentials of
@@ -174,16 +174,16 @@ class _Piece(NamedTuple):
     sums_t: Tensor
 
 
-def _nats_in_place(logits_tv: Tensor, targets_t: Tensor) -> _Piece:
+def _nats_in_place(logits_tv: Tensor, targets_t: Tensor) -> _ComputedLogits:
     """Overwrite logits with exponentials, which the loss and its gradient share."""
     top_t, top_index_t = logits_tv.max(dim=1)
     own_t = logits_tv.gather(1, targets_t[:, None]).squeeze(1)
     exp_tv = logits_tv.sub_(top_t[:, None]).exp_()
     sums_t = exp_tv.sum(dim=1)
-    return _Piece(top_t + sums_t.log() - own_t, top_t, top_index_t, exp_tv, sums_t)
+    return _ComputedLogits(top_t + sums_t.log() - own_t, top_t, top_index_t, exp_tv, sums_t)
 
 
-def _gradient_in_place(piece: _Piece, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
+def _gradient_in_place(piece: _ComputedLogits, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
     """Overwrite the exponentials with share * (softmax - one-hot of target + 2 z max * one-hot of argmax)."""
     gradient_tv = piece.exp_tv.mul_((share_t / piece.sums_t)[:, None])
     gradient_tv.scatter_add_(1, targets_t[:, None], -share_t[:, None])

@@ -111,7 +111,8 @@ class TrainingConfig:
     rl, environment: for an RL run; None and empty in other runs. environment: with its options, as the manifest names it.
     tokenizer: None for bytes. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
     the run's corpora. spares_memory: True after the process has run out of memory: it computes one unit at a time, and all
-    layers again, and generates half as many sequences at once.
+    layers again, and generates half as many sequences at once. compiles: "on" or "off" to have torch compile the layers or
+    not, "auto" to compile them on a GPU.
     """
 
     seed: int
@@ -126,13 +127,14 @@ class TrainingConfig:
     files: Mapping[str, str] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()
     spares_memory: bool = False
+    compiles: str = "auto"
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters}` of a manifest.
 
-        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`, `blocks` and
-        `spares_memory`.
+        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`, `blocks`,
+        `spares_memory` and `compiles`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -147,6 +149,7 @@ class TrainingConfig:
             files=dict(sections.get("files", {})),
             blocks=tuple(sections.get("blocks", ())),
             spares_memory=bool(sections.get("spares_memory", False)),
+            compiles=str(sections.get("compiles", "auto")),
         )
 
     @property

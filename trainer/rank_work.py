@@ -24,7 +24,7 @@ import torch
 from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
-from trainer.device import OUT_OF_MEMORY
+from trainer.device import OUT_OF_MEMORY, is_gpu
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, Objective, StepRows, UnitLosses, objective_of
@@ -198,6 +198,16 @@ class RankWork:
             self._ranks.collect(moments.write(self.inner.optimiser, path))
 
 
+def compile_layers(model: Decoder, config: TrainingConfig) -> None:
+    """Have the layers compiled if the configuration wants it, and if there is a compiler."""
+    if config.compiles == "off" or (config.compiles == "auto" and not is_gpu(model.device)):
+        return
+    try:
+        model.compile_layers()
+    except OSError as error:
+        print(f"the layers are not compiled: {error}", file=sys.stderr)
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 # Process of a rank other than rank 0.
 
@@ -234,6 +244,7 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     device, count = torch.device(order.devices[order.number]), len(order.devices)
     join_group(order.number, count, TCPStore("127.0.0.1", order.port, count, False), device)
     parameters = sharded_parameters(order.config.model, device, order.dtype)
+    compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
     return RankWork(parameters, order.config.chunk_parameters, courses, ranks, spares_memory=order.config.spares_memory)
 

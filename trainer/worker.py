@@ -29,7 +29,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
 from trainer.optim import InnerLoop, Place
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
-from trainer.rank_work import CourseName, RankWork, courses_of
+from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
@@ -118,6 +118,7 @@ class Worker:
         self.tokenizer = tokenizer_of(config)
         self.reading = reading_of(config)
         parameters = _parameters(config.model, device, dtype or default_dtype(device), shared=ranks is not None)
+        compile_layers(parameters.model, config)
         courses = courses_of(config, folder)
         objective = courses[CourseName.ROWS].objective
         assert isinstance(objective, RowsObjective)

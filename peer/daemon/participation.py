@@ -441,7 +441,7 @@ class Participation:
             generator=GeneratorName(now.generator),
             ranks=TrainerRanks(now.gpus or "", now.processes or 1),
         )
-        settings = replace(settings, scratch=self._scratch)
+        settings = replace(settings, scratch=self._scratch, compiles=now.compile)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
         trainer.limit_power(now.max_power)

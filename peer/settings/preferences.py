@@ -142,6 +142,12 @@ class Preferences:
         "generator of rollouts; auto: vLLM if it is installed and there is a GPU, otherwise the built-in one",
         one_of("auto", "builtin", "vllm"),
     )
+    compile: str = _setting(
+        "auto",
+        "have torch compile the model's layers, which makes steps faster and the first one 10 to 30 s later; needs a C "
+        "compiler; auto: on a GPU",
+        one_of("auto", "on", "off"),
+    )
     state: str = _setting(
         "auto",
         "place of the run's parameters and momentum, and of the peer's contribution; ram: memory; disk: files, read and "

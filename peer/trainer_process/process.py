@@ -303,6 +303,7 @@ class TrainerSettings:
     generator: name of the program that makes rollouts.
     scratch: the folder of the file for the contribution; None to hold it in memory.
     ranks: processes that share the model.
+    compiles: "on" or "off" to have torch compile the layers or not; "auto" to compile them on a GPU.
     """
 
     sections: Mapping[str, Any]
@@ -316,6 +317,7 @@ class TrainerSettings:
     first_backoff_s: float = FIRST_BACKOFF_S
     scratch: ScratchFolder | None = None
     ranks: TrainerRanks = TrainerRanks()
+    compiles: str = "auto"
 
     @classmethod
     def for_run(
@@ -604,7 +606,7 @@ class TrainerProcess:
             channel.send({"do": "power", "watts": self._watts})
         answer = await channel.ask(
             "configure",
-            sections={**settings.sections, "spares_memory": self._spares_memory},
+            sections={**settings.sections, "spares_memory": self._spares_memory, "compiles": settings.compiles},
             device=settings.device,
             trains=settings.trains,
             moments=str(settings.moments or ""),

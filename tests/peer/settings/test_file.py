@@ -109,6 +109,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "generator",
         "gpus",
         "processes",
+        "compile",
         "state",
         "metrics_port",
         "owner",

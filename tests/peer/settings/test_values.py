@@ -163,6 +163,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "port_mapping": False,
         "relay": 0.0,
         "generator": "vllm",
+        "compile": "on",
         "state": "disk",
         "threads": 3,
         "gpus": "0,2",

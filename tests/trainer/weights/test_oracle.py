@@ -16,6 +16,7 @@ import torch
 
 from tests.trainer.weights.models import CONFIGS, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.models.llama.model import Decoder, hidden_states
 from trainer.weights.folder import SHARD_BYTES, WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -77,6 +78,22 @@ def test_an_exported_folder_gives_the_same_logits_in_transformers(name: str, sha
     assert_same_logits(our_logits(config, values), their_logits(model, config))
     assert model.config.tie_word_embeddings == config.tied
     assert model.generation_config.eos_token_id is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bf16_logits_are_as_near_to_fp32_as_those_of_transformers(name: str, tmp_path: Path) -> None:
+    config, tokens = CONFIGS[name], tokens_for(CONFIGS[name])
+    theirs = their_model(write(tmp_path, config, random_parameters(config)))
+    exact = their_logits(theirs, config)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = their_logits(theirs, config).float()
+    ours = Decoder(config, torch.device("cpu"))
+    ours.flat.copy_(torch.from_numpy(random_parameters(config)))
+    ours.compute_dtype = torch.bfloat16
+    with torch.no_grad():
+        hidden = hidden_states(ours, tokens)
+        found = (hidden @ ours.output_weight.to(hidden.dtype).T).float()
+    assert 0 < (found - exact).square().mean() <= 1.05 * (rounded - exact).square().mean()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -157,6 +157,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self._width, config.norm_eps)
         self.o_proj = nn.Linear(config.query_width, config.dim, bias=False)
         self._norms = config.qk_norm
+        self._attend = causal_attention
 
     def forward(self, normed_btd: Tensor, context: Context) -> Tensor:
         """Return the layer's attention, (B, T, dim)."""
@@ -167,11 +168,15 @@ class Attention(nn.Module):
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         query, key = (_rotate(each, context.cos, context.sin) for each in (query, key))
         if context.past is None:
-            mixed = causal_attention(query, key, value, context.documents)
+            mixed = (causal_attention if context.documents is None else self._attend)(query, key, value, context.documents)
         else:
             mixed = _looking_back(query, *context.past.extend(self._number, key, value), context.past.mask)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
+
+    def attend_uncompiled(self) -> None:
+        """Leave the attention out of what is compiled: its documents have other lengths in every step."""
+        self._attend = torch.compiler.disable(causal_attention)  # type: ignore[no-untyped-call]
 
 
 class FeedForward(nn.Module):
@@ -266,6 +271,22 @@ class Decoder(nn.Module):
         model = Decoder(self.config, flat.device, flat)
         model.compute_dtype = self.compute_dtype
         return model
+
+    def compile_layers(self) -> None:
+        """Have torch compile each layer at its first use, which takes 20 s on a CPU.
+
+        Raises OSError if there is no compiler for C++.
+        """
+        from torch._inductor import cpp_builder, exc  # with the compiler 144 MB
+
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler as error:
+            raise OSError("torch needs a compiler for C++, such as g++, and found none") from error
+        for layer in self.model.layers:
+            assert isinstance(layer, Layer)
+            layer.self_attn.attend_uncompiled()
+            layer.compile()
 
     @property
     def tensors(self) -> dict[str, nn.Parameter]:

@@ -1,5 +1,9 @@
 """The decoder looks only back, and lives in one flat vector."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -49,3 +53,41 @@ def test_gradients_are_the_same_bits_if_layers_are_computed_again(recomputed: in
         model(tokens, documents).square().sum().backward()
         found.append(model.gradient)
     assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+@pytest.mark.slow
+def test_compiled_layers_have_the_same_gradients() -> None:
+    """In a process of its own, which loads torch's compiler."""
+    code = """
+import numpy as np, torch
+from tests.trainer import small
+from trainer.models.llama.model import Documents
+tokens = torch.arange(24).view(2, 12)
+for documents in (None, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)):
+    for recomputed in (0, 1):
+        found = []
+        for compiles in (False, True):
+            model = small.model()
+            model.recomputed = recomputed
+            if compiles:
+                model.compile_layers()
+            model(tokens, documents).square().sum().backward()
+            found.append(model.gradient)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_a_compiler_a_trainer_says_so_and_trains() -> None:
+    code = """
+from dataclasses import replace
+from tests.trainer import small
+from trainer.optim import Place
+from trainer.worker import Worker
+worker = Worker(replace(small.config(), compiles="on"), small.CPU)
+worker.inner.step(worker.batch(range(2)), Place(0, 0.0)).read()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "CXX": "/nowhere/c++"}, capture_output=True, text=True
+    )
+    assert "the layers are not compiled: torch needs a compiler for C++" in ran.stderr

@@ -1,0 +1,316 @@
+"""Does training apart reach what training together does, with a model of 10 M parameters on a real corpus?
+
+    peer data build --tokenizer bytes CORPUS code=FOLDER ...        (50 MB of text or more)
+    python -m benchmarks.convergence CORPUS --save FILE [--json]
+
+1, 2, 4 and 8 members train apart for H = 30 and 100 steps a round, with the real codec and outer step, against one model
+that averages their gradients in every step, by AdamW and by Muon.  All runs of a seed start from the same parameters,
+trained by four members together before, and read the same rows: in step s, member k reads the same whatever H is.  The rates
+of both sides are tuned before, each with two members (H = 30), and the best is used for all.
+
+Besides the held-out loss, each result is judged by a task: after a short fine-tuning, how many of 512 new questions of the
+form "c=3;f=8;a=5;f?" does it answer?  (arXiv 2511.13761 warns that equal losses can hide worse results after fine-tuning.)
+
+`--save` keeps finished runs and the common start, so that an interrupted table goes on.  Asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.diloco_bench import apply_int8, data_parallel, rows_of
+from kernels.layout import chunk_layout, payload_bytes
+from kernels.outer_step import automatic
+from peer.corpora.run_data import MANIFEST, RunData
+from protocol.corpora.manifest import read_manifest
+from protocol.run.sections import CORPORA
+from trainer.config import DataConfig, InnerConfig, PhaseConfig, SourceConfig, TrainingConfig
+from trainer.data.rows import Rows
+from trainer.device import device_speed
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.llama.model import hidden_states
+from trainer.optim import InnerLoop, Place
+from trainer.parameters import WholeParameters
+from trainer.worker import Task, Worker
+
+F32 = npt.NDArray[np.float32]
+MODEL = ModelConfig(vocab=256, dim=384, layers=6, heads=6, kv_heads=3, ffn=1088, rope_base=1e4, norm_eps=1e-5, tied=True)
+CHUNK = 1 << 18
+ROWS, LENGTH = 1, 256
+"""Rows of a member's step, and their tokens."""
+STEPS, WARM_STEPS, WARM_MEMBERS, WARM_RATE = 300, 2000, 4, 1e-3
+"""Steps of each member, after the common start of four members that train together by AdamW."""
+MEMBERS, LENGTHS, TUNED_MEMBERS, TUNED_LENGTH = (1, 2, 4, 8), (30, 100), 2, 30
+RATES = {"adamw": (2.5e-4, 5e-4, 1e-3), "muon": (2.5e-4, 5e-4, 1e-3)}
+EVALUATION_TOKENS = 1 << 16
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.  inner_steps: H; 0 for data-parallel."""
+
+    seed: int
+    optimizer: str
+    rate: float
+    members: int
+    inner_steps: int
+
+    def __str__(self) -> str:
+        kind = f"H = {self.inner_steps}" if self.inner_steps else "data-parallel"
+        return f"seed {self.seed}, {self.optimizer} {self.rate:g}, {self.members} members, {kind}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a run.  loss: held-out, nats per byte.  accuracy: share of questions answered after fine-tuning."""
+
+    loss: float
+    accuracy: float
+
+
+class Bench:
+    """The runs of one corpus."""
+
+    def __init__(self, corpus: Path, save: Path | None) -> None:
+        """Open a corpus.  save: file of finished runs, beside which the common starts are kept."""
+        self._save = save
+        manifest = read_manifest((corpus / MANIFEST).read_bytes())
+        names = [source.name for source in manifest.sources]
+        places = RunData((corpus,), {}).places
+        self._files, self._blocks = places.sections["files"], tuple(places.sections["blocks"])
+        self._data = DataConfig(
+            LENGTH,
+            ROWS,
+            sources=tuple(SourceConfig(name, f"{CORPORA}0", name) for name in names),
+            phases=(PhaseConfig(0, (1,) * len(names)),),
+            documents="joined",
+        )
+        self.dtype = device_speed(CPU).dtype
+        self._starts: dict[int, F32] = {}
+
+    def member(self, seed: int, optimizer: str, rate: float) -> Worker:
+        inner = InnerConfig(
+            lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
+            warmup_steps=20, cooldown=0.0, joiner_warmup_steps=10, optimizer=optimizer,
+        )  # fmt: skip
+        most = WARM_STEPS + STEPS
+        config = TrainingConfig(seed, MODEL, self._data, inner, most, CHUNK, files=self._files, blocks=self._blocks)
+        return Worker(config, CPU, dtype=self.dtype)
+
+    @cached_property
+    def _judge(self) -> Worker:
+        return self.member(0, "adamw", 1e-3)
+
+    def start(self, seed: int) -> F32:
+        """The parameters from which all runs of a seed start."""
+        kept = self._save.with_name(f"{self._save.name}.start-{seed}.npy") if self._save else None
+        if seed not in self._starts and kept and kept.exists():
+            self._starts[seed] = np.load(kept, allow_pickle=False)
+        if seed not in self._starts:
+            member = self.member(seed, "adamw", WARM_RATE)
+            theta = np.empty(member.parameters, dtype=np.float32)
+            initial_parameters(MODEL, seed, theta)
+            self._starts[seed] = data_parallel(member, theta, range(WARM_STEPS), lambda step: WARM_MEMBERS)
+            print(
+                f"the start of seed {seed}: loss {self._judge.evaluate(self._starts[seed], EVALUATION_TOKENS):.4f}, "
+                f"accuracy {task_accuracy(self._starts[seed], self.dtype):.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if kept:
+                np.save(kept, self._starts[seed])
+        return self._starts[seed]
+
+    def run(self, case: Case) -> Outcome:
+        member, theta = self.member(case.seed, case.optimizer, case.rate), self.start(case.seed)
+        if case.inner_steps:
+            theta = self._apart(case, theta.copy())
+        else:
+            theta = data_parallel(member, theta, range(WARM_STEPS, WARM_STEPS + STEPS), lambda step: case.members)
+        return Outcome(self._judge.evaluate(theta, EVALUATION_TOKENS), task_accuracy(theta, self.dtype))
+
+    def _apart(self, case: Case, theta: F32) -> F32:
+        momentum, size = np.zeros_like(theta), payload_bytes(chunk_layout(theta.size, CHUNK))
+        members = [self.member(case.seed, case.optimizer, case.rate) for _ in range(case.members)]
+        for first in range(WARM_STEPS, WARM_STEPS + STEPS, case.inner_steps):
+            encoded, tokens = [bytearray(size) for _ in members], []
+            for number, (member, out) in enumerate(zip(members, encoded, strict=True)):
+                rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
+                task = Task(0, rows, case.inner_steps, first)
+                tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
+            apply_int8(theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps))
+        return theta
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+
+PAIRS, QUESTIONS, TASK_STEPS, TASK_ROWS = 5, 512, 60, 16
+TASK_INNER = InnerConfig(5e-4, 0.9, 0.95, 1e-8, 0.0, 1.0, 0.0, "wsd", 5, 0.5, 0)
+
+
+def questions(count: int, seed: int) -> Rows:
+    """Rows such as "c=3;f=8;a=5;f?8", of which only the last byte counts."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        letters, digits = random.permutation(26)[:PAIRS], random.integers(0, 10, PAIRS)
+        asked = int(random.integers(PAIRS))
+        pairs = ";".join(f"{chr(97 + letter)}={digit}" for letter, digit in zip(letters, digits, strict=True))
+        lines.append(f"\n{pairs};{chr(97 + letters[asked])}?{digits[asked]}".encode())
+    tokens_bt = np.frombuffer(b"".join(lines), np.uint8).reshape(count, -1)
+    counts_bt = np.zeros((count, tokens_bt.shape[1] - 1), np.bool_)
+    counts_bt[:, -1] = True
+    return Rows(tokens_bt, counts_bt)
+
+
+def task_accuracy(theta: F32, dtype: torch.dtype) -> float:
+    """Share of new questions that the model answers after `TASK_STEPS` steps on others."""
+    from trainer.models.llama.model import Decoder
+
+    model = Decoder(MODEL, CPU)
+    model.flat.copy_(torch.from_numpy(theta))
+    model.compute_dtype = dtype
+    loop = InnerLoop(WholeParameters(model), TASK_INNER)
+    for step in range(TASK_STEPS):
+        loop.step(questions(TASK_ROWS, step + 1), Place(step, step / TASK_STEPS)).read()
+    rows = questions(QUESTIONS, 0)
+    tokens_bt = torch.from_numpy(rows.tokens_bt.astype(np.int64))
+    with torch.no_grad():
+        hidden_bd = hidden_states(model, tokens_bt[:, :-1])[:, -1].float()
+        answers_b = (hidden_bd @ model.output_weight.T).argmax(dim=1)
+    return float((answers_b == tokens_bt[:, -1]).float().mean())
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Finished runs, one JSON line each, in a file if one is named."""
+
+    def __init__(self, corpus: Path, path: Path | None) -> None:
+        manifest = (corpus / MANIFEST).read_bytes()
+        root = torch.frombuffer(bytearray(manifest), dtype=torch.uint8).long().sum().item()
+        self._settings = {"steps": STEPS, "warm": WARM_STEPS, "rows": ROWS, "length": LENGTH, "corpus": root}
+        self._path = path
+        self.outcomes: dict[Case, Outcome] = {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                if entry["settings"] == self._settings:
+                    self.outcomes[Case(**entry["case"])] = Outcome(**entry["outcome"])
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        self.outcomes[case] = outcome
+        if self._path:
+            entry = {"settings": self._settings, "case": asdict(case), "outcome": asdict(outcome)}
+            with self._path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs of a table: seeds, optimisers, members and lengths of rounds."""
+
+    seeds: Sequence[int]
+    optimizers: Sequence[str]
+    members: Sequence[int]
+    lengths: Sequence[int]
+
+    def tuning(self, optimizer: str, *, apart: bool) -> list[Case]:
+        """The runs from which a rate is chosen."""
+        length = TUNED_LENGTH if apart else 0
+        return [Case(self.seeds[0], optimizer, rate, TUNED_MEMBERS, length) for rate in RATES[optimizer]]
+
+    def tuned(self, outcomes: dict[Case, Outcome], optimizer: str, *, apart: bool) -> float:
+        """The rate with the lowest loss."""
+        return min(self.tuning(optimizer, apart=apart), key=lambda case: outcomes[case].loss).rate
+
+    def rows(self, outcomes: dict[Case, Outcome]) -> Iterator[tuple[Case, Case]]:
+        """Each run apart with that together, for whose rates the tuning is done."""
+        for optimizer in self.optimizers:
+            together, apart = (self.tuned(outcomes, optimizer, apart=each) for each in (False, True))
+            for seed in self.seeds:
+                for members in self.members:
+                    for length in self.lengths:
+                        case = Case(seed, optimizer, apart, members, length)
+                        yield case, replace(case, rate=together, inner_steps=0)
+
+
+def complete(cases: Sequence[Case], progress: Progress, run: Callable[[Case], Outcome]) -> None:
+    """Do the runs that are not done."""
+    for case in dict.fromkeys(cases):
+        if case not in progress.outcomes:
+            began = time.monotonic()
+            progress.add(case, run(case))
+            outcome = progress.outcomes[case]
+            print(
+                f"{time.monotonic() - began:5.0f} s  {case}: loss {outcome.loss:.4f}, accuracy {outcome.accuracy:.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def table_of(plan: Plan, outcomes: dict[Case, Outcome]) -> list[dict[str, Any]]:
+    """One entry for each run apart."""
+    return [
+        {
+            **asdict(apart),
+            "together_rate": together.rate,
+            "loss": outcomes[apart].loss,
+            "together_loss": outcomes[together].loss,
+            "excess_percent": 100 * (outcomes[apart].loss / outcomes[together].loss - 1),
+            "accuracy": outcomes[apart].accuracy,
+            "together_accuracy": outcomes[together].accuracy,
+        }
+        for apart, together in plan.rows(outcomes)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--save", type=Path, help="file of finished runs; they are not run again")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--optimizers", nargs="+", choices=list(RATES), default=list(RATES))
+    parser.add_argument("--members", nargs="+", type=int, default=list(MEMBERS))
+    parser.add_argument("--inner-steps", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    plan = Plan(arguments.seeds, arguments.optimizers, arguments.members, arguments.inner_steps)
+    bench, progress = Bench(arguments.corpus, arguments.save), Progress(arguments.corpus, arguments.save)
+    for optimizer in plan.optimizers:
+        for apart in (False, True):
+            complete(plan.tuning(optimizer, apart=apart), progress, bench.run)
+    complete([case for pair in plan.rows(progress.outcomes) for case in pair], progress, bench.run)
+    rows = table_of(plan, progress.outcomes)
+    print("| optimiser | members | H | rates | together | apart | excess | accuracy together | apart |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['optimizer']} | {row['members']} | {row['inner_steps']} | {row['together_rate']:g}, {row['rate']:g} | "
+            f"{row['together_loss']:.4f} | {row['loss']:.4f} | {row['excess_percent']:+.2f} % | "
+            f"{row['together_accuracy']:.3f} | {row['accuracy']:.3f} |"
+        )
+    if arguments.json:
+        print(json.dumps({"parameters": MODEL.parameters, "dtype": str(bench.dtype), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
