@@ -209,18 +209,18 @@ def _saved_values(model: ModelConfig, recomputed: int = 0) -> int:
 
     Each layer keeps these vectors:
 
-    * with the model's width: the inputs of attention and feed-forward, each also normed, with and without weight;
+    * with the model's width: the inputs of attention and feed-forward, each also normed;
     * with the queries' width: the query, and the attention's output; with the keys' width: key and value;
-    * if queries and keys are normed: both before the norm, and both normed without weight;
+    * if queries and keys are normed: both before the norm;
     * with the feed-forward's width: the gate, its activation, the other branch, and the product of both.
 
-    A layer also keeps one value for each head and each norm. After the last layer, its output is kept, normed with and
-    without weight, and the gradient of the output.
+    A layer also keeps one value for each head and each norm. After the last layer, its output is kept, also
+    normed, and the gradient of the output.
     """
-    normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
-    layer = 6 * model.dim + 2 * (model.query_width + model.kv_width) + normed + 4 * model.ffn + model.heads + 2
+    normed = model.query_width + model.kv_width + model.heads + model.kv_heads if model.qk_norm else 0
+    layer = 4 * model.dim + 2 * (model.query_width + model.kv_width) + normed + 4 * model.ffn + model.heads + 2
     kept = model.layers - recomputed + (1 if recomputed else 0)
-    return kept * layer + recomputed * model.dim + 4 * model.dim
+    return kept * layer + recomputed * model.dim + 3 * model.dim
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:

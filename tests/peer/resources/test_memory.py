@@ -54,7 +54,7 @@ def test_a_run_that_fitted_by_the_state_alone_is_refused_with_numbers() -> None:
     assert available > 1.5 * LARGE.state_bytes
     problem = memory_problem(LARGE, Role.TRAINER, available, None)
     assert problem is not None and problem.count("\n") == 0
-    assert "the run needs about 6." in problem and "GB in the trainer" in problem and "3.0 GB are free" in problem
+    assert "the run needs about 5." in problem and "GB in the trainer" in problem and "3.0 GB are free" in problem
     assert "--role seed" in problem
 
 
