@@ -154,8 +154,8 @@ class TrainerDivision(NamedTuple):
 
 MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
 ONE_PROCESS = (
-    "a peer that makes or verifies rollouts has one process; leave --processes out, name one GPU if you use --gpus, or "
-    "train with --role trainer"
+    "a peer that makes or verifies rollouts has one process; leave --processes out, start a peer for each GPU (--gpus 0, "
+    "--gpus 1), or train with --role trainer"
 )
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,8 +31,12 @@ class Volunteer:
 
     def peer(self) -> psutil.Process:
         """The peer itself, not the interface."""
-        (found,) = (each for each in self.swarm.processes() if each.cmdline()[2:4] == ["peer", "--attached"])
-        return found
+        found = []
+        for each in self.swarm.processes():
+            with suppress(psutil.Error):  # it may end meanwhile
+                found += [each] if each.cmdline()[2:4] == ["peer", "--attached"] else []
+        (peer,) = found
+        return peer
 
     def until_gone(self) -> None:
         """Nothing of a peer or an interface is left: no process, no socket."""

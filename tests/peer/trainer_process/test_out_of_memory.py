@@ -25,7 +25,7 @@ def planted(method, rank):
     work = getattr(RankWork, method)
 
     def runs_out(self, *arguments):
-        if not self._config.spares_memory and self._ranks.number == rank:
+        if not self._spares_memory and self._ranks.number == rank:
             raise torch.OutOfMemoryError("planted by a test")
         return work(self, *arguments)
 

@@ -134,7 +134,7 @@ def test_a_rank_that_is_killed_at_any_operation_leaves_no_process_and_no_wrong_c
         for number, operation in enumerate(OPERATIONS):
             ranks = ranks_of(bench)
             faults.plan(operation, number % 2, signal.SIGKILL)
-            with pytest.raises(TrainerDied, match="SIGKILL"):
+            with pytest.raises(TrainerDied):
                 await measured(bench)
             _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
             assert not alive
