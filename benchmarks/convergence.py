@@ -54,7 +54,7 @@ ROWS, LENGTH = 1, 256
 STEPS, WARM_STEPS, WARM_MEMBERS, WARM_RATE = 300, 2000, 4, 1e-3
 """Steps of each member, after the common start of four members that train together by AdamW."""
 MEMBERS, LENGTHS, TUNED_MEMBERS, TUNED_LENGTH = (1, 2, 4, 8), (30, 100), 2, 30
-RATES = {"adamw": (2.5e-4, 5e-4, 1e-3), "muon": (2.5e-4, 5e-4, 1e-3)}
+RATES = {"adamw": (1.25e-4, 2.5e-4, 5e-4), "muon": (1.25e-4, 2.5e-4, 5e-4)}
 EVALUATION_TOKENS = 1 << 16
 CPU = torch.device("cpu")
 
@@ -152,7 +152,7 @@ class Bench:
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
-            apply_int8(theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps))
+            apply_int8(theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps), CHUNK)
         return theta
 
 

@@ -203,9 +203,11 @@ def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int]
     return member.model.flat.numpy().copy()
 
 
-def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep) -> None:
-    """One round's exchange and outer step, with the real codec."""
-    for span in chunk_layout(len(theta), CHUNK):
+def apply_int8(
+    theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep, chunk: int = CHUNK
+) -> None:
+    """One round's exchange and outer step, with the real codec.  chunk: parameters of a chunk."""
+    for span in chunk_layout(len(theta), chunk):
         parts = [memoryview(data)[span.encoded] for data in encoded]
         result = memoryview(bytearray(span.size))
         aggregate.weighted_mean(parts, tokens, span.count, result)

@@ -188,7 +188,8 @@ def trainer_line(status: PeerStatus) -> str:
     device = [clean(status.device, 40)] if status.device else []
     speed = [f"{100 * status.mfu:.0f} % MFU"] if status.mfu is not None else []
     busy = [f"trained {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
-    return ", ".join([*device, *speed, *busy, f"process {status.trainer_pid}"])
+    energy = [f"{1000 * status.joules_per_token:.1f} mJ a token"] if status.joules_per_token is not None else []
+    return ", ".join([*device, *speed, *energy, *busy, f"process {status.trainer_pid}"])
 
 
 def goal_line(status: PeerStatus) -> str:

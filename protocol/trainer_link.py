@@ -152,6 +152,10 @@ class TrainerLink(Protocol):
     def busy_share(self) -> float | None:
         """Share of the last hour in which it trained; None before it was first ready."""
 
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy that the GPUs drew for each token of the last round; None if they have no counter of it."""
+
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
         ...

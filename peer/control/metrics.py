@@ -88,6 +88,7 @@ def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:
         ("inner_steps", "Inner steps wanted in the running round.", status.inner_steps),
         ("tokens_per_second", "Tokens a second that this peer trains.", status.tokens_per_s),
         ("mfu", "Share of the device's measured matmul speed that training reaches.", status.mfu),
+        ("joules_per_token", "Energy that the GPUs drew for each token of the last round.", status.joules_per_token),
         ("busy_share", "Share of the last hour in which the trainer trained.", status.busy_share),
         ("loss", "Loss of the running round, else of the last one, in nats a token.", status.loss),
         ("held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss),

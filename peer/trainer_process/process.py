@@ -370,6 +370,7 @@ class TrainerProcess:
         self.device = ""
         """Device on which it computes, in torch's words; empty before it was first ready."""
         self.figures: DeviceFigures | None = None
+        self.joules_per_token: float | None = None
         self._shifts: BusyHour | None = None
 
     @property
@@ -432,7 +433,8 @@ class TrainerProcess:
         with shifts.shift(trio.current_time):
             answer = await self._ask_alone("compute", hear, task=fields)
         self._worked()
-        self.threads = answer["threads"]
+        self.threads, joules = answer["threads"], answer["joules"]
+        self.joules_per_token = joules / answer["tokens"] if joules is not None else None
         data = self._contribution.view.toreadonly()
         return Contribution(
             task.round,

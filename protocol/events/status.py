@@ -210,6 +210,7 @@ class NodeStatus:
     trainer_pid: process ID of the trainer; None while none is ready.  device: name of its device and precision of its
     products; empty before it was ready.  mfu: share of the device's measured speed that training reaches; None while it does
     not train.  busy_share: share of the last hour in which it trained; None before it was ready.
+    joules_per_token: energy that its GPUs drew for each token of the last round; None if they have no counter of it.
     version: version of the software.  swarm: the other peers of the run, a map for each.
     rollouts: this peer's work with rollouts, a map; None in a run without them.
     organiser: ID of the peer that signed the run; empty before the node runs.
@@ -261,6 +262,7 @@ class NodeStatus:
     device: str = ""
     mfu: float | None = None
     busy_share: float | None = None
+    joules_per_token: float | None = None
     version: str
     swarm: list[SwarmPeer] = field(default_factory=list)
     rollouts: RolloutStatus | None = None

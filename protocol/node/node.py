@@ -327,6 +327,7 @@ class Node:
             device=figures.device if figures is not None else "",
             mfu=figures.utilisation(rate) if figures is not None and work and work.steps else None,
             busy_share=self._process.busy_share if self._process else None,
+            joules_per_token=self._process.joules_per_token if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
             organiser=self._replica.manifest.organiser,

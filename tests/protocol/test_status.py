@@ -120,6 +120,7 @@ EARLY: dict[str, Any] = {
     "device": "",
     "mfu": None,
     "busy_share": None,
+    "joules_per_token": None,
     "version": "1",
     "swarm": [],
     "rollouts": None,

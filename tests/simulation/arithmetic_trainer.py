@@ -48,6 +48,7 @@ class ArithmeticTrainer:
 
     figures = None
     busy_share = None
+    joules_per_token = None
 
     @property
     def pid(self) -> int | None:

@@ -48,8 +48,15 @@ def test_the_average_stays_below_the_limit_and_near_it(step_s: float, every: flo
 
 def test_a_limit_that_is_not_reached_costs_nothing() -> None:
     card = Card(busy=150.0, idle=60.0)
-    card.run(200.0, 0.3, until_s=60.0)
+    pace = card.run(200.0, 0.3, until_s=60.0)
     assert card.steps == pytest.approx(200, abs=1)
+    assert pace.spent == pytest.approx(150.0 * 60.0, rel=0.01), "joules of the steps"
+
+
+def test_the_energy_of_waiting_is_not_that_of_work() -> None:
+    card = Card(busy=300.0, idle=60.0)
+    pace = card.run(200.0, 1.0, until_s=100.0)
+    assert pace.spent == pytest.approx(300.0 * card.steps)
 
 
 def test_a_limit_below_the_draw_of_an_idle_card_stops_nothing() -> None:

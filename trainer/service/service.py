@@ -66,12 +66,16 @@ Meter = Callable[[], float | None]
 
 
 class PowerPace:
-    """Pace of the work under a power limit.  watts: the limit; 0 for none.  clock: seconds."""
+    """Pace of the work under a power limit.  watts: the limit; 0 for none.  clock: seconds.
+
+    spent: joules that the device has drawn in work, since the owner last set it to 0.
+    """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:
         self._meter, self._clock = meter, clock
         self.watts = 0.0
         self._at, self._joules, self._debt = clock(), meter(), 0.0
+        self.spent = 0.0
 
     @property
     def measures(self) -> bool:
@@ -88,20 +92,23 @@ class PowerPace:
         wait: waits the given number of seconds; returns True if an urgent command has arrived.
         """
         worked = self._clock() - self._at
-        self._count()
+        self.spent += self._count()
         deadline = self._at + MOST_TIMES * worked
         while self.watts and self._debt > 0 and self._at < deadline and not wait(LOOK_S):
             self._count()
         self._debt = min(0.0, self._debt) if self._at >= deadline else self._debt
 
-    def _count(self) -> None:
+    def _count(self) -> float:
+        """Count the time since the last call; return the joules that were drawn in it."""
+        drawn = 0.0
         now, joules = self._clock(), self._meter()
         if joules is None or self._joules is None:
             self._debt = 0.0
         else:
-            drawn = self._debt + joules - self._joules - self.watts * (now - self._at)
-            self._debt = max(drawn, -self.watts * SMOOTHED_S)
+            drawn = joules - self._joules
+            self._debt = max(self._debt + drawn - self.watts * (now - self._at), -self.watts * SMOOTHED_S)
         self._at, self._joules = now, joules
+        return drawn
 
 
 def meter_of(*devices: torch.device) -> Meter:
@@ -399,13 +406,15 @@ class Service:
 
         self._inbox.wait_while_paused(job)
         self._pace.begin()
+        self._pace.spent = 0.0
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between)
         ranks = self._ranks.count if self._ranks is not None else 1
-        return {**asdict(done), "threads": ranks * torch.get_num_threads()}
+        joules = ranks * self._pace.spent if self._pace.measures else None
+        return {**asdict(done), "threads": ranks * torch.get_num_threads(), "joules": joules}
 
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
         """Return the function to call after each rollout."""
