@@ -5,8 +5,9 @@
     preference      minus the mean over pairs of (1 - smoothing) log sigmoid(margin) + smoothing log sigmoid(-margin)
 
 The forward pass computes the logits of a chunk of tokens, turns them into their gradient and drops them: only a scalar
-factor of the gradient depends on later computation. Beyond inputs and gradients, memory holds the logits of a chunk twice.
-The loss of preferences has one such factor for each row, so its backward pass computes the logits again.
+factor of the gradient depends on later computation. Beyond inputs and gradients, memory holds the logits of one chunk in
+fp32, and in bf16 also their copy for the products. The loss of preferences has one such factor for each row, so its backward
+pass computes the logits again.
 
 Logits come from a product in the precision of the hidden states; all later computation is in fp32 (for the policy loss, at
 least fp32). The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); its weight is 2e-4 in INTELLECT-1.
@@ -119,10 +120,13 @@ class _ChunkedLoss(torch.autograd.Function):
                     gradient_tv = _gradient_in_place(piece, targets_t[tokens], share_t[tokens], z_loss)
                     if logits_tv.dtype != torch.float32:
                         logits_tv[span] = gradient_tv
+                    del gradient_tv
+                del piece
             if grad_hidden_td is not None:
                 torch.mm(logits_tv, product_weight_vd, out=grad_hidden_td[chunk])
             if grad_weight_vd is not None:
                 _add_product(grad_weight_vd, logits_tv.T, hidden_td[chunk])
+            del logits_tv  # before the next chunk's are made
         total += (nats_t * share_t).sum()
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
