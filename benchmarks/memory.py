@@ -1,9 +1,10 @@
 """What a run's memory is estimated at, and what a real peer takes: `python -m benchmarks.memory`.
 
-For each model a real `peer join` trains one round of two steps alone, from a run file.  The peak of the peer is the
-kernel's own (VmHWM); that of the trainer is sampled, without the memory that it shares with the peer, which counts there.
-With --state disk the parameters and the contribution are files, which count in both processes while they are mapped.
-Prints a table, or with --json one object; asserts nothing.
+For each configuration a real `peer join` trains one round alone, from a run file. The peak of the peer is the kernel's own
+(VmHWM). That of its trainer, all ranks together, is sampled (RssAnon and RssFile), without the memory that it shares with
+the peer, which counts there. Two configurations hide the
+processor's instructions for bf16. Prints a table; with --json
+the last line is one object with the trainers' figures, in bytes. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +16,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from benchmarks.neighbours import events
-from peer.resources.computer import Need, StatePlace, memory_need
-from protocol.run.run_file import load_run_file
-from protocol.wire.identity import Identity
+from peer.joining.run_source import create_run
+from peer.resources.computer import Need, memory_need, multiplies_bf16
+from trainer.memory import TrainerSetup
 
-MODELS = {
-    "demo": "sequence_length = 256 # 0.8 M parameters",
-    "30M": "[model]\ndim = 512\nlayers = 10",
-    "100M": "[model]\ndim = 768\nlayers = 16",
-    "180M": "[model]\ndim = 1024\nlayers = 15",
-}
 LOOK_EVERY_S = 0.01
 END_DEADLINE_S = 60.0
+PAIRS = "pairs.jsonl"
+ROUNDS = "[rounds]\ninner_steps = {steps}\ngrace_s = 1.0\n"
+FP32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+"""Environment without instructions for bf16, on a computer that has them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration.  file: sections of the run file.  options: of `peer join`.  environment: of the peer."""
+
+    file: str
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 2
+
+
+SMALL = "[model]\ndim = 512\nlayers = 10\n"
+PREFERENCES = f'[data]\nformat = "preference"\nfrom = "{PAIRS}"\nsequence_length = 512\nsequences_per_step = 4\n'
+CASES = {
+    "30M": Case(SMALL),
+    "30M, fp32": Case(SMALL, environment=FP32),
+    "30M, 2 ranks": Case(SMALL, ("--processes", "2")),
+    "30M, 3 ranks, fp32": Case(SMALL, ("--processes", "3"), FP32),
+    "30M, offload": Case(SMALL, ("--offload", "on")),
+    "30M, Muon": Case(SMALL + '[inner]\noptimizer = "muon"\n'),
+    "30M, preferences": Case(SMALL + PREFERENCES),
+    "16M, a vocabulary of 128k": Case("[model]\nvocab = 128256\ndim = 128\nlayers = 2\n"),
+    "47M, some layers computed again, fp32": Case(
+        "[model]\ndim = 512\nlayers = 16\n[data]\nsequence_length = 8192\nsequences_per_step = 1\n", (), FP32, steps=1
+    ),
+    "20M, all layers computed again, fp32": Case(
+        "[model]\ndim = 256\nffn = 8192\nlayers = 3\n[data]\nsequence_length = 16384\nsequences_per_step = 1\n",
+        (),
+        FP32,
+        steps=1,
+    ),
+}
 
 
 @dataclass
@@ -45,9 +78,8 @@ class Peak:
     def look(self, process: psutil.Process) -> None:
         """At a running peer and its trainer."""
         self.peer = max(self.peer, resident(process.pid).get("VmHWM", 0))
-        for child in process.children():
-            of_child = resident(child.pid)
-            self.trainer = max(self.trainer, of_child.get("RssAnon", 0) + of_child.get("RssFile", 0))
+        ranks = [resident(child.pid) for child in process.children(recursive=True)]
+        self.trainer = max(self.trainer, sum(rank.get("RssAnon", 0) + rank.get("RssFile", 0) for rank in ranks))
 
 
 def resident(pid: int) -> dict[str, int]:
@@ -60,33 +92,23 @@ def resident(pid: int) -> dict[str, int]:
     return {name.rstrip(":"): 1024 * int(count) for name, count, _ in words}
 
 
-def run_file(name: str) -> str:
-    model = "[data]\n" + MODELS[name] if name == "demo" else MODELS[name]
-    return f'name = "memory"\n{model}\n[rounds]\ninner_steps = 2\ngrace_s = 1.0\n'
+def write_pairs(path: Path) -> None:
+    """Some hundred pairs, long enough for the rows of `PREFERENCES`."""
+    text = "the quick brown fox jumps over the lazy dog and " * 9
+    pairs = ({"prompt": f"{number} {text[:100]}", "chosen": text[:380], "rejected": text[20:390]} for number in range(300))
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
-def measure(name: str, place: StatePlace, patience_s: float) -> tuple[int, Need, Peak]:
+def measure(what: str, case: Case, patience_s: float) -> tuple[int, Need, Peak]:
     """(parameters, estimate, peak) of one round."""
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         file, log = Path(folder) / "run.toml", Path(folder) / "log"
-        file.write_text(run_file(name))
-        manifest = load_run_file(file, Identity.generate().peer_id)
-        command = [
-            sys.executable,
-            "-m",
-            "peer",
-            "join",
-            str(file),
-            "--headless",
-            "--log-format",
-            "json",
-            "--local",
-            "--data-dir",
-            str(Path(folder) / "peer"),
-            "--state",
-            place.value,
-        ]
-        environment = {**os.environ, "PEER_RUNTIME_DIR": str(Path(folder) / "runtime")}
+        write_pairs(Path(folder) / PAIRS)
+        file.write_text(f'name = "memory"\n{case.file}{ROUNDS.format(steps=case.steps)}')
+        manifest = create_run(file, Path(folder) / "peer").manifest
+        command = [sys.executable, "-m", "peer", "join", str(file), "--headless", "--log-format", "json", "--local"]
+        command += ["--data-dir", str(Path(folder) / "peer"), *case.options]
+        environment = {**os.environ, "PEER_RUNTIME_DIR": str(Path(folder) / "runtime"), **case.environment}
         peak, deadline = Peak(), time.monotonic() + patience_s
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
@@ -99,8 +121,15 @@ def measure(name: str, place: StatePlace, patience_s: float) -> tuple[int, Need,
             process.terminate()
             process.wait(END_DEADLINE_S)
         if not is_over(log):
-            raise SystemExit(f"{name}: no round in {patience_s:.0f} s; the last words: {log.read_text()[-300:]}")
-        return manifest.parameters, memory_need(manifest, place=place), peak
+            raise SystemExit(f"{what}: no round in {patience_s:.0f} s; the last words: {log.read_text()[-300:]}")
+        return manifest.parameters, memory_need(manifest, setup=setup_of(case)), peak
+
+
+def setup_of(case: Case) -> TrainerSetup:
+    """How the trainer computes: on this CPU."""
+    options = dict(zip(case.options[::2], case.options[1::2], strict=True))
+    processes, offload = int(options.get("--processes", 1)), options.get("--offload") == "on"
+    return TrainerSetup("cpu", processes, multiplies_bf16() and case.environment != FP32, offload)
 
 
 def is_over(log: Path) -> bool:
@@ -110,39 +139,27 @@ def is_over(log: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["demo", "30M", "100M"])
-    parser.add_argument("--state", choices=[place.value for place in StatePlace], default=StatePlace.RAM.value)
-    parser.add_argument("--patience", type=float, default=3600.0, help="seconds that a model may take")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="WHAT")
+    parser.add_argument("--patience", type=float, default=3600.0, help="seconds that a configuration may take")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.json:
+    print(
+        "| what | parameters | peer, estimate MB | peer, peak MB | ratio | trainer, estimate MB | trainer, peak MB | "
+        "ratio |\n|---|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    rows = []
+    for what in arguments.only:
+        parameters, need, peak = measure(what, CASES[what], arguments.patience)
+        rows.append({"what": what, "estimate": need.trainer, "peak": peak.trainer})
         print(
-            "| model | parameters | peer, estimate MB | peer, peak MB | ratio | trainer, estimate MB | trainer, peak MB | "
-            "ratio |\n|---|---|---|---|---|---|---|---|",
+            f"| {what} | {parameters / 1e6:.1f} M | {need.peer / 1e6:.0f} | {peak.peer / 1e6:.0f} | "
+            f"{need.peer / peak.peer:.2f} | {need.trainer / 1e6:.0f} | {peak.trainer / 1e6:.0f} | "
+            f"{need.trainer / peak.trainer:.2f} |",
             flush=True,
         )
-    rows = []
-    for name in arguments.models:
-        parameters, need, peak = measure(name, StatePlace(arguments.state), arguments.patience)
-        rows.append(
-            {
-                "model": name,
-                "parameters": parameters,
-                "peer_estimate": need.peer,
-                "peer_peak": peak.peer,
-                "trainer_estimate": need.trainer,
-                "trainer_peak": peak.trainer,
-            }
-        )
-        if not arguments.json:
-            print(
-                f"| {name} | {parameters / 1e6:.1f} M | {need.peer / 1e6:.0f} | {peak.peer / 1e6:.0f} | "
-                f"{need.peer / peak.peer:.2f} | {need.trainer / 1e6:.0f} | {peak.trainer / 1e6:.0f} | "
-                f"{need.trainer / peak.trainer:.2f} |",
-                flush=True,
-            )
     if arguments.json:
-        print(json.dumps({"models": rows}))
+        print(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import TrainingConfig
-from trainer.memory import TrainerWork, trainer_memory
+from trainer.memory import TrainerSetup, TrainerWork, trainer_memory
 
 if TYPE_CHECKING:
     from trainer.environments.environment import Environment
@@ -148,7 +148,7 @@ def measure(name: str, kl_weight: float) -> list[Found]:
             if done.returncode:
                 raise SystemExit(f"{name}, {work.value}: {done.stderr[-600:]}")
             told = json.loads(done.stdout.splitlines()[-1])
-            estimate = trainer_memory(config_of(name, kl_weight), "cpu", work).host
+            estimate = trainer_memory(config_of(name, kl_weight), TrainerSetup(), work).host
             found.append(Found(name, work.value, told["parameters"], estimate, told["peak"]))
     return found
 

@@ -112,7 +112,8 @@ class TrainingConfig:
     tokenizer: None for bytes. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
     the run's corpora. spares_memory: True after the process has run out of memory: it computes one unit at a time, and all
     layers again, and generates half as many sequences at once. compiles: "on" or "off" to have torch compile the layers or
-    not, "auto" to compile them on a GPU.
+    not, "auto" to compile them on a GPU. offload: True if parameters, gradients and moments lie in the memory of the
+    computer, and layers are copied to a GPU when it computes them.
     """
 
     seed: int
@@ -128,13 +129,14 @@ class TrainingConfig:
     blocks: tuple[str, ...] = ()
     spares_memory: bool = False
     compiles: str = "auto"
+    offload: bool = False
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters}` of a manifest.
 
         An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`, `blocks`,
-        `spares_memory` and `compiles`.
+        `spares_memory`, `compiles` and `offload`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -150,7 +152,13 @@ class TrainingConfig:
             blocks=tuple(sections.get("blocks", ())),
             spares_memory=bool(sections.get("spares_memory", False)),
             compiles=str(sections.get("compiles", "auto")),
+            offload=bool(sections.get("offload", False)),
         )
+
+    @property
+    def unit_rows(self) -> int:
+        """Number of rows that are computed together: two for a pair of preferences."""
+        return 2 if self.data.format == "preference" else 1
 
     @property
     def tokens_per_step(self) -> int:

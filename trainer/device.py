@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
     """Return the torch device of this name; `auto` is CUDA or ROCm if available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    return torch.device("cuda", 0) if name == "cuda" else torch.device(name)  # a device without a number cannot be current
 
 
 def pick_devices(name: str, gpus: str, processes: int) -> tuple[torch.device, ...]:

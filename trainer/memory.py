@@ -26,7 +26,7 @@ ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 KEPT_BYTES = 4096 * MB
 """Limit on the activations of one sequence on a CPU; layers beyond it are computed again, which takes a third longer."""
-SHARDING_BYTES = 80 * MB
+SHARDING_BYTES = 120 * MB
 """Memory of torch's FSDP in a process of several ranks."""
 COMPILER_BYTES = 144 * MB
 """Memory of torch's compiler, which torch's function to compute layers again loads."""
@@ -44,15 +44,47 @@ REFERENCE_TOKENS = 1 << 12
 """Number of tokens of preferences whose log-probabilities under the reference weights are computed at once."""
 CHOICE_BYTES = 36
 """Bytes per token of the vocabulary when a token is chosen: logit, 64 random bits in three places, noise (`sampling`)."""
-POLICY_LOGITS = 6
-"""Values held per logit in the policy loss: the logit, the log-probability, the probability, gradients."""
+GPU_LOGIT_BYTES = 6
+"""Bytes held per logit in the language model's loss on a GPU: in bf16 and in fp32.  A CPU has one of them."""
+POLICY_LOGIT_BYTES = 24
+"""Bytes held per logit in the policy loss: the logit, the log-probability, the probability, gradients."""
+PREFERENCE_LOGIT_BYTES = 12
+"""Bytes held per logit in the loss of preferences."""
 STATE_BYTES = 16
 """Bytes of a parameter, its gradient and Adam's two moments, each in fp32."""
 MUON_STATE_BYTES = 12
 """The same for a matrix that Muon updates, which has one moment."""
-MAX_HELD_BYTES = 384 * MB
-"""Limit on the memory that the allocator holds in pieces too small to use; the estimate is half of a step's need up to this
-limit."""
+HELD = 0.45
+"""Memory that a CPU's allocator holds in pieces too small to use, as a share of a step's need without large blocks."""
+MAX_HELD_BYTES = 256 * MB
+"""Limit on this memory: of longer rows, whose blocks are few and large, it takes a smaller share."""
+LARGE_BYTES = 32 * MB
+"""Size of blocks that leave no such pieces.  But smaller blocks take a part of the place that a chunk of logits has left, so
+that the next chunk gets another place."""
+
+
+@dataclass(frozen=True)
+class TrainerSetup:
+    """Division and precision of a trainer.
+
+    device: "cpu" or "cuda".  ranks: processes that share the model.  bf16: True if a CPU's products are bf16; a GPU's always
+    are.  offload: True if parameters, gradients and moments lie in the memory of the computer.
+    """
+
+    device: str = "cpu"
+    ranks: int = 1
+    bf16: bool = False
+    offload: bool = False
+
+    @property
+    def has_bf16(self) -> bool:
+        """True if products are bf16."""
+        return self.bf16 or self.device != "cpu"
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if torch's FSDP gathers each layer before it is computed."""
+        return self.ranks > 1 or self.offload
 
 
 @dataclass(frozen=True)
@@ -71,98 +103,82 @@ class TrainerWork(Enum):
     VERIFY = "verify"
 
 
-def trainer_memory(
-    config: TrainingConfig, device: str, work: TrainerWork = TrainerWork.TRAIN, ranks: int = 1
-) -> TrainerMemory:
-    """Estimate a trainer's memory on "cpu" or "cuda"; of several ranks, all host memory, and the memory of each GPU.
+def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWork = TrainerWork.TRAIN) -> TrainerMemory:
+    """Estimate a trainer's memory; of several ranks, all host memory, and the memory of each GPU.
 
-    Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks.
+    Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks. Rank 0 keeps
+    the versions of an RL run, and verifies.
     """
-    if config.rl is None:
-        return _of_reading(config, device) if ranks == 1 else _of_ranks(config, device, ranks)
-    model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
+    model, rl = config.model, config.rl
+    reading = _with_processes(setup, _state_bytes(config), _reading_bytes(config, setup))
+    if rl is None:
+        return reading
+    width, state = 4 if setup.device == "cpu" else 2, STATE_BYTES * model.parameters
     versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
-    if work is TrainerWork.GENERATE:
-        used = versions + _generating_bytes(model, rl, width)
-    elif work is TrainerWork.VERIFY:
-        used = versions + _verifying_bytes(model, rl, width)
-    elif ranks > 1:
-        return _learning_of_ranks(config, rl, device, ranks, versions)
-    else:
-        passes = max(_learning_bytes(model, rl, width), _verifying_bytes(model, rl, width))
-        used = versions + STATE_BYTES * model.parameters + passes
-        reading = _of_reading(config, device)
-        used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
-    if device == "cpu":
-        return TrainerMemory(CPU_PROCESS_BYTES + used, 0)
-    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + used)
+    match work:
+        case TrainerWork.GENERATE:
+            found = [_with_processes(setup, 0, _generating_bytes(model, rl, width))]
+        case TrainerWork.VERIFY:
+            found = [_with_processes(setup, 0, _verifying_bytes(model, rl, width))]
+        case TrainerWork.TRAIN:
+            learning = _with_processes(setup, state, _learning_bytes(model, rl, setup))
+            verifying, idle = _verifying_bytes(model, rl, width), _with_processes(setup, state, 0)
+            if setup.device == "cpu":
+                found = [reading, learning, TrainerMemory(idle.host + verifying, 0)]
+            else:
+                found = [reading, learning, TrainerMemory(idle.host, idle.device + verifying)]
+    host, device = max(each.host for each in found), max(each.device for each in found)
+    return TrainerMemory(host + versions, 0) if setup.device == "cpu" else TrainerMemory(host, device + versions)
 
 
-def _learning_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of a step on rollouts, or of the comparison with reference weights before it.
+def _with_processes(setup: TrainerSetup, state: int, needed: int) -> TrainerMemory:
+    """Return the memory of all ranks.  state: bytes of all ranks' state.  needed: bytes of each rank's work."""
+    if setup.device == "cpu":
+        process = CPU_PROCESS_BYTES + (SHARDING_BYTES if setup.is_sharded else 0)
+        return TrainerMemory(state + setup.ranks * (process + needed), 0)
+    on_host, on_device = (state, 0) if setup.offload else (0, state // setup.ranks)
+    return TrainerMemory(setup.ranks * CUDA_PROCESS_BYTES + on_host, CUDA_CONTEXT_BYTES + on_device + needed)
+
+
+def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
+    """Return the memory of a rank's step on the run's data, or of the comparison of preferences before it."""
+    model, length, unit = config.model, config.data.sequence_length, config.unit_rows
+    plan = StepPlan(1, model.layers)
+    if setup.device == "cpu" and not config.spares_memory:
+        plan = cpu_plan(model, length, unit, bf16=setup.bf16)
+    rows = min(-(-config.data.sequences_per_step // setup.ranks), plan.units) * unit
+    logit_bytes = (
+        PREFERENCE_LOGIT_BYTES if unit == 2 else (GPU_LOGIT_BYTES if setup.device != "cpu" else 2 if setup.bf16 else 4)
+    )
+    needed = _step_bytes(model, rows * length, setup.has_bf16, plan.recomputed, logit_bytes) + _copied_bytes(model, setup)
+    needed += COMPILER_BYTES if plan.recomputed and setup.device == "cpu" and not setup.is_sharded else 0
+    if unit == 2:  # a CPU's allocator keeps what this took
+        comparing = _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), setup.device)
+        needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
+    return needed
+
+
+def _learning_bytes(model: ModelConfig, rl: RlConfig, setup: TrainerSetup) -> int:
+    """Return the memory of a rank's step on rollouts, or of the comparison with reference weights before it.
 
     On a CPU a micro-batch has its whole size; on a GPU at least one row.
     """
-    rows = max(rl.row_tokens, rl.micro_batch_tokens) if width == 4 else rl.row_tokens
-    comparing = _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0
-    return max(_step_bytes(model, rows, width, logits_kept=POLICY_LOGITS), comparing)
+    most = max(rl.row_tokens, rl.micro_batch_tokens)
+    rows = most if setup.device == "cpu" else rl.row_tokens
+    learning = _step_bytes(model, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(model, setup)
+    return max(learning, _comparing_bytes(model, most, setup.device) if rl.kl_weight else 0)
 
 
-def _of_ranks(config: TrainingConfig, device: str, ranks: int) -> TrainerMemory:
-    if device != "cpu":
-        return TrainerMemory(ranks * CUDA_PROCESS_BYTES, sharded_bytes(config, ranks))
-    state, whole = _state_bytes(config), _gathered_bytes(config.model, device)
-    return TrainerMemory(state + ranks * (_of_reading(config, device).host - state + whole + SHARDING_BYTES), 0)
+def _copied_bytes(model: ModelConfig, setup: TrainerSetup) -> int:
+    """Return the memory of copies of parameters: in bf16, or those that a rank gathers, with their gradients.
 
-
-def _learning_of_ranks(config: TrainingConfig, rl: RlConfig, device: str, ranks: int, versions: int) -> TrainerMemory:
-    """Estimate the memory of ranks that learn from rollouts; rank 0 also keeps the versions, and verifies.
-
-    versions: bytes of the versions.
+    A rank gathers the tensors outside the layers, the layer that is computed, and the next one.
     """
-    model, width, reading = config.model, 4 if device == "cpu" else 2, _of_ranks(config, device, ranks)
-    state, whole = STATE_BYTES * model.parameters, _gathered_bytes(model, device)
-    learning, verifying = _learning_bytes(model, rl, width), _verifying_bytes(model, rl, width)
-    if device == "cpu":
-        each = CPU_PROCESS_BYTES + SHARDING_BYTES + whole
-        return TrainerMemory(versions + max(reading.host, state + ranks * each + max(ranks * learning, verifying)), 0)
-    used = CUDA_CONTEXT_BYTES + state // ranks + whole + max(learning, verifying)
-    return TrainerMemory(reading.host, versions + max(reading.device, used))
-
-
-def _gathered_bytes(model: ModelConfig, device: str) -> int:
-    """Return the memory of what a rank gathers: the tensors outside the layers, and two layers, with their gradients.
-
-    On a GPU they are gathered in bf16, with gradients in fp32, which the loss also sums up.
-    """
-    ends = _values_outside_layers(model)
+    if not setup.is_sharded:
+        return 2 * model.parameters if setup.has_bf16 else 0
+    ends, width = _values_outside_layers(model), 2 if setup.has_bf16 else 4
     layer = (model.parameters - ends) // model.layers
-    return 8 * (ends + 2 * layer) if device == "cpu" else 8 * ends + 4 * model.vocab * model.dim + 14 * layer
-
-
-def sharded_bytes(config: TrainingConfig, ranks: int) -> int:
-    """Return the memory of each of several GPUs that share one trainer, computing one sequence each, all layers again.
-
-    Each has its share of the state, and gathers parameters (`_gathered_bytes`).  The formula was not compared with GPUs.
-    """
-    model, length = config.model, config.data.sequence_length * (2 if config.data.format == "preference" else 1)
-    whole = _gathered_bytes(model, "cuda")
-    activations = length * (_saved_values(model, model.layers) * 2 + 16 * (model.dim + model.ffn))
-    return CUDA_CONTEXT_BYTES + _state_bytes(config) // ranks + whole + activations + 2 * _logits(model, length) * 4
-
-
-def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
-    model, length, width = config.model, config.data.sequence_length, 4 if device == "cpu" else 2
-    unit = 2 if config.data.format == "preference" else 1
-    plan = cpu_plan(model, length, unit) if device == "cpu" else StepPlan(1, model.layers)
-    needed = _step_bytes(model, min(config.data.sequences_per_step, plan.units) * unit * length, width, plan.recomputed)
-    needed += COMPILER_BYTES if plan.recomputed and device == "cpu" else 0
-    needed += 2 * model.parameters if width == 2 else 0  # the weights in bf16
-    if unit == 2:
-        needed = max(needed, _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), width))
-    if device == "cpu":
-        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(config) + needed, 0)
-    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + _state_bytes(config) + needed)
+    return (ends + 2 * layer) * 2 * width + max(ends, layer) * 4
 
 
 @dataclass(frozen=True)
@@ -173,18 +189,18 @@ class StepPlan:
     recomputed: int
 
 
-def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1) -> StepPlan:
+def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1, *, bf16: bool = False) -> StepPlan:
     """Return how a CPU divides a step of units of `unit_rows` sequences of `length` tokens."""
-    unit = unit_rows * length * 4
-    units = ACTIVATION_BYTES // (unit * _saved_values(model))
+    tokens = unit_rows * length
+    units = ACTIVATION_BYTES // (tokens * _saved_bytes(model, bf16))
     if units:
         return StepPlan(units, 0)
-    return StepPlan(1, recomputed_layers(model, unit_rows * length, KEPT_BYTES))
+    return StepPlan(1, recomputed_layers(model, tokens, KEPT_BYTES, bf16=bf16))
 
 
-def recomputed_layers(model: ModelConfig, tokens: int, most: int) -> int:
+def recomputed_layers(model: ModelConfig, tokens: int, most: int, *, bf16: bool) -> int:
     """Return the fewest layers to compute again so that the activations of `tokens` tokens take at most `most` bytes."""
-    fitting = (count for count in range(model.layers) if tokens * 4 * _saved_values(model, count) <= most)
+    fitting = (count for count in range(model.layers) if tokens * _saved_bytes(model, bf16, count) <= most)
     return next(fitting, model.layers)
 
 
@@ -202,25 +218,31 @@ def _state_bytes(config: TrainingConfig) -> int:
     return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends)
 
 
-def _saved_values(model: ModelConfig, recomputed: int = 0) -> int:
-    """Return the number of values per token that the forward pass keeps for the backward pass.
+def _saved_bytes(model: ModelConfig, bf16: bool, recomputed: int = 0) -> int:
+    """Return the bytes per token that the forward pass keeps for the backward pass.
 
     Of a layer that is computed again, only the input is kept, and the values of one such layer at a time.
 
-    Each layer keeps these vectors:
+    Each layer keeps these vectors in fp32:
 
-    * with the model's width: the inputs of attention and feed-forward, each also normed;
-    * with the queries' width: the query, and the attention's output; with the keys' width: key and value;
+    * with the model's width: the inputs of attention and feed-forward;
     * if queries and keys are normed: both before the norm;
+    * one value for each head and each norm.
+
+    And these in the precision of products:
+
+    * with the model's width: the inputs of attention and feed-forward, normed;
+    * with the queries' width: the query, and the attention's output; with the keys' width: key and value;
     * with the feed-forward's width: the gate, its activation, the other branch, and the product of both.
 
-    A layer also keeps one value for each head and each norm. After the last layer, its output is kept, also
-    normed, and the gradient of the output.
+    After the last layer, its output is kept, also normed, and the gradient of the output.
     """
+    width = 2 if bf16 else 4
     normed = model.query_width + model.kv_width + model.heads + model.kv_heads if model.qk_norm else 0
-    layer = 4 * model.dim + 2 * (model.query_width + model.kv_width) + normed + 4 * model.ffn + model.heads + 2
+    sums = 2 * model.dim + normed + model.heads + 2
+    products = 2 * model.dim + 2 * (model.query_width + model.kv_width) + 4 * model.ffn
     kept = model.layers - recomputed + (1 if recomputed else 0)
-    return kept * layer + recomputed * model.dim + 3 * model.dim
+    return kept * (4 * sums + width * products) + recomputed * 4 * model.dim + (4 + 2 * width) * model.dim
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
@@ -243,13 +265,13 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
     return weights + tokens * _passing_values(model) * 4 + judged
 
 
-def _comparing_bytes(model: ModelConfig, tokens: int, width: int) -> int:
+def _comparing_bytes(model: ModelConfig, tokens: int, device: str) -> int:
     """Return the memory of a pass with the reference weights over `tokens` tokens, before the first step.
 
     The weights take the place of the gradient; on a CPU the file that they are read from counts, too.
     """
-    weights = 2 * model.parameters if width == 4 else 0
-    return weights + tokens * _passing_values(model) * 4 + POLICY_LOGITS * _logits(model, tokens) * 4
+    weights = 2 * model.parameters if device == "cpu" else 0
+    return weights + tokens * _passing_values(model) * 4 + POLICY_LOGIT_BYTES * _logits(model, tokens)
 
 
 def _passing_values(model: ModelConfig) -> int:
@@ -262,15 +284,17 @@ def _logits(model: ModelConfig, tokens: int) -> int:
     return min(tokens, LOSS_TOKENS, max(1, LOSS_LOGITS // model.vocab)) * model.vocab
 
 
-def _step_bytes(model: ModelConfig, tokens: int, width: int, recomputed: int = 0, logits_kept: int = 2) -> int:
+def _step_bytes(model: ModelConfig, tokens: int, bf16: bool, recomputed: int = 0, logit_bytes: int = 4) -> int:
     """Return the peak memory of a forward and backward pass besides parameters and gradients.
 
-    width: bytes of an activation.  recomputed: layers that are computed again.  logits_kept: number of values held per logit
-    in one chunk of the loss.
+    recomputed: layers that are computed again.  logit_bytes: bytes held per logit in one chunk of the loss.
     """
-    saved = tokens * _saved_values(model, recomputed) * width
-    passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values
-    logits = logits_kept * _logits(model, tokens) * 4
-    weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up
-    used = saved + passing + logits + weights
-    return used + min(used // 2, MAX_HELD_BYTES)
+    embedding, logits = model.vocab * model.dim, _logits(model, tokens)
+    saved = tokens * _saved_bytes(model, bf16, recomputed)
+    loss = logit_bytes * logits + (6 if bf16 else 4) * embedding  # with the gradient of the output weights
+    passing = tokens * 8 * (2 * model.dim + model.ffn) + 6 * model.ffn * model.dim  # gradients of a layer
+    passing += 4 * embedding if model.tied else 0
+    used = max(saved + max(loss, 8 * embedding, passing), 12 * embedding)
+    chunk = (2 if bf16 else 4) * logits
+    large = sum(size for size in (chunk, 4 * embedding) if size > LARGE_BYTES)
+    return used + min(int(HELD * max(0, used - large)), MAX_HELD_BYTES) + chunk

@@ -603,11 +603,12 @@ class InnerLoop:
             if self._ranks.count > 1 and not self._is_planned:
                 self._plan_recomputation(self.objective.unit_rows * rows.length, self._memory)
             return units
-        plan = cpu_plan(self.model.config, rows.length, self.objective.unit_rows)
+        bf16 = self.model.compute_dtype == torch.bfloat16
+        plan = cpu_plan(self.model.config, rows.length, self.objective.unit_rows, bf16=bf16)
         self.model.recomputed = plan.recomputed
         return min(units, plan.units)
 
     def _plan_recomputation(self, tokens: int, memory: GpuMemory) -> None:
         """Have as many layers computed again as the activations of a unit need, because no rank may run out of memory."""
-        needed = recomputed_layers(self.model.config, tokens, memory.free() // 2)
+        needed = recomputed_layers(self.model.config, tokens, memory.free() // 2, bf16=True)
         self.model.recomputed, self._is_planned = -self._parameters.least(-needed), True

@@ -243,7 +243,7 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
 
     device, count = torch.device(order.devices[order.number]), len(order.devices)
     join_group(order.number, count, TCPStore("127.0.0.1", order.port, count, False), device)
-    parameters = sharded_parameters(order.config.model, device, order.dtype)
+    parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
     return RankWork(parameters, order.config.chunk_parameters, courses, ranks, spares_memory=order.config.spares_memory)

@@ -4,7 +4,10 @@ Tensors that are sharded by rows are contiguous parts of the flat vector. So a r
 whole blocks in them where they belong; only blocks in which parts of several ranks meet, a few for each tensor and rank, are
 added up over all ranks. The contribution has the bytes that one process would write.
 
-The module is imported only by trainers of several ranks, because torch's FSDP needs 80 MB.
+With offload each rank's part lies in the memory of the computer, also that of a single rank, and FSDP2 copies a layer to the
+GPU to gather it, and its gradient back. The optimiser then works on the CPU.
+
+The module is imported only by trainers that need it, because torch's FSDP takes 80 MB.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from kernels import codec
 from kernels.codec import BLOCK
@@ -60,10 +63,13 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
-def sharded_parameters(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ShardedParameters:
+def sharded_parameters(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, offload: bool = False
+) -> ShardedParameters:
     """Return this rank's part of a model whose values are undefined until `load`; the whole model is nowhere.
 
-    dtype: precision of products.  Call `join_group` first.
+    dtype: precision of products.  offload: True to keep the part, its gradients and moments in the memory of the computer,
+    from which each layer is copied to the device while it is computed.  Call `join_group` first.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model = Decoder(config, device, torch.empty(config.parameters, device="meta"))
@@ -72,11 +78,12 @@ def sharded_parameters(config: ModelConfig, device: torch.device, dtype: torch.d
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:  # by default each layer would also round its inputs
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    place = CPUOffloadPolicy(pin_memory=is_gpu(device)) if offload else OffloadPolicy()
     for module in (*model.model.layers, model):
-        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=place)
         sharded.set_gradient_divide_factor(1.0)  # a sum: the loss of a rank is its share of the mean over all rows
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other sum with a factor
-    model.to_empty(device=device)
+    model.to_empty(device="cpu" if offload else device)
     return ShardedParameters(model, mesh)
 
 
@@ -95,7 +102,9 @@ class ShardedParameters(LocalParameters):
             assert values.shape == (len(rows), *place.shape[1:]), f"{place.name} is sharded in another way"
             gradient = self._gradient[at : at + values.numel()].view(values.shape)
             # FSDP2 adds to a gradient where it lies, so that the shards stay views
-            parameter.grad = DTensor.from_local(gradient, mesh, [Shard(0)], shape=parameter.shape, stride=parameter.stride())
+            assert isinstance(parameter, DTensor)
+            # `from_local` would copy it to a GPU
+            parameter.grad = DTensor(gradient, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
             shards.append(TensorShard(place, place.offset + rows.start * _width(place), values, gradient))
             at += values.numel()
         super().__init__(model, shards)
@@ -141,7 +150,8 @@ class ShardedParameters(LocalParameters):
         matrix = parts[0].new_empty(sum(got))
         dist.all_to_all_single(matrix, torch.cat([part.flatten() for part in parts]), got, sent)
         if mine:
-            matrix = compute(matrix.view(mine.shape)).contiguous()
+            whole = matrix.view(mine.shape).to(self.model.device)
+            matrix = compute(whole).to(matrix.device).contiguous()
         back = parts[0].new_empty(sum(sent))
         dist.all_to_all_single(back, matrix.flatten(), sent, got)
         return [rows.view(part.shape) for rows, part in zip(torch.split(back, sent[: len(parts)]), parts, strict=True)]

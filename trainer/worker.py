@@ -24,7 +24,6 @@ from trainer.data.rows import Rows
 from trainer.device import default_dtype, is_gpu
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
 from trainer.optim import InnerLoop, Place
@@ -117,7 +116,7 @@ class Worker:
         self.config = config
         self.tokenizer = tokenizer_of(config)
         self.reading = reading_of(config)
-        parameters = _parameters(config.model, device, dtype or default_dtype(device), shared=ranks is not None)
+        parameters = _parameters(config, device, dtype or default_dtype(device), shared=ranks is not None)
         compile_layers(parameters.model, config)
         courses = courses_of(config, folder)
         objective = courses[CourseName.ROWS].objective
@@ -287,11 +286,11 @@ class Worker:
         self.work.load(theta)
 
 
-def _parameters(config: ModelConfig, device: torch.device, dtype: torch.dtype, *, shared: bool) -> LocalParameters:
+def _parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype, *, shared: bool) -> LocalParameters:
     if shared:
         from trainer.sharding import sharded_parameters  # loads torch's FSDP
 
-        return sharded_parameters(config, device, dtype)
-    model = Decoder(config, device)
+        return sharded_parameters(config.model, device, dtype, offload=config.offload)
+    model = Decoder(config.model, device)
     model.compute_dtype = dtype
     return WholeParameters(model)

@@ -37,7 +37,7 @@ from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
-from peer.resources.check import check_division, check_generator, check_memory, chosen_role
+from peer.resources.check import TrainerDivision, check_division, check_generator, check_memory, chosen_role, may_offload
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
@@ -110,6 +110,8 @@ class Participation:
         self._paused = ""
         self._own_data: OwnData | None = None
         """Data of this peer's own, in a run on the members' own data."""
+        self._division: TrainerDivision | None = None
+        self._offload_later = False
         self._keeps_moments = False
         """True if the disk has room for the trainer's moments as well."""
         self._role = settings.role
@@ -319,8 +321,9 @@ class Participation:
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
         now = self._settings.live.now
-        division = check_division(manifest, role, now.gpus, now.processes)
+        division = self._division = check_division(manifest, role, now.gpus, now.processes, now.offload)
         place = check_memory(manifest, role, state, self._emit, division)
+        self._offload_later = now.offload == "auto" and may_offload(manifest, role, division, place)
         self.scratch_bytes = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
         clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
@@ -431,7 +434,8 @@ class Participation:
         places = TrainerPlaces(files, (*(folder / SHARDS for folder in corpora.folders), self._folder / BLOCKS))
         if self._own_data is not None:
             places = TrainerPlaces({**files, OWN_CORPUS: self._own_data.manifest_path}, (self._own_data.blocks,))
-        now = self._settings.live.now
+        now, division = self._settings.live.now, self._division
+        assert division is not None, "the memory was checked"
         settings = TrainerSettings.for_run(
             signed.manifest,
             self._folder / "trainer.log",
@@ -439,7 +443,7 @@ class Participation:
             trains=self._role is Role.TRAINER,
             moments=self._folder if self._keeps_moments else None,
             generator=GeneratorName(now.generator),
-            ranks=TrainerRanks(now.gpus or "", now.processes or 1),
+            ranks=TrainerRanks(division.gpus, now.processes or 1, division.setup.offload, self._offload_later),
         )
         settings = replace(settings, scratch=self._scratch, compiles=now.compile)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess

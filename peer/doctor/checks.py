@@ -23,7 +23,7 @@ from peer.discovery.upnp import Upnp
 from peer.errors import PeerError
 from peer.formatting import size
 from peer.measurements.speeds import measure_disk
-from peer.resources.computer import StatePlace, available_memory, free_gpu_memory, memory_need, usable_cores
+from peer.resources.computer import StatePlace, available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.room import STATES_ON_DISK
 from protocol.events.events import Event, PortMapped
 from protocol.membership.handshake import TOLERANCE_S
@@ -288,8 +288,8 @@ def disk(folder: Path, manifest: RunManifest, scratch_bytes: int = 0) -> list[Ch
 
 def memory(manifest: RunManifest, role: Role, gpu_free: int | None, place: StatePlace = StatePlace.RAM) -> list[Check]:
     """Check the memory of the computer and of the GPU against the run's need at a peer with this role."""
-    device, available = "cpu" if gpu_free is None else "cuda", available_memory()
-    need, on_disk = (memory_need(manifest, role, device, each) for each in (place, StatePlace.DISK))
+    setup, available = sole_process(gpu_free), available_memory()
+    need, on_disk = (memory_need(manifest, role, setup, each) for each in (place, StatePlace.DISK))
     seed = memory_need(manifest, Role.SEED, place=place).host
     files = f", keep the state in files (--state disk, {size(on_disk.host)})"
     fits = place is StatePlace.RAM and on_disk.host <= available

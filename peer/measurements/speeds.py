@@ -23,7 +23,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.measurements.exchange import ExchangeSpeed, measure_exchange
 from peer.measurements.sizes import DEMO, sized
-from peer.resources.computer import available_memory, free_gpu_memory, memory_need, usable_cores
+from peer.resources.computer import available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.core_share import chosen_threads
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
@@ -240,7 +240,7 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
     gpu, available = free_gpu_memory(), available_memory()
     manifest = sized(model, on_gpu=gpu is not None)
     if model != DEMO:
-        need = memory_need(manifest, device="cpu" if gpu is None else "cuda")
+        need = memory_need(manifest, setup=sole_process(gpu))
         host = need.trainer + 2 * FLOAT_BYTES * manifest.parameters  # theta and a contribution, and no outer state
         for needed, free, where in ((host, available, "memory"), (need.gpu, gpu or 0, "the GPU's memory")):
             if needed > free:

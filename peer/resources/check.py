@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import trio
@@ -16,6 +17,8 @@ from peer.resources.computer import (
     free_gpu_memory,
     memory_need,
     memory_problem,
+    offload_sentence,
+    sole_process,
     state_place,
 )
 from protocol.events.events import Event, Notice, RoleChosen
@@ -24,6 +27,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName, choose_generator
+from trainer.memory import TrainerSetup
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of a peer's role if its owner sets none: from the manifest's needs and this computer's capacity.
@@ -83,7 +87,7 @@ def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> 
 
 
 def _needed(manifest: RunManifest, role: Role, gpu: int | None, place: StatePlace) -> str:
-    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", place)
+    need = memory_need(manifest, role, sole_process(gpu), place)
     return f"{size(need.host)} of memory" + (f" and {size(need.gpu)} of the GPU's" if need.gpu else "")
 
 
@@ -98,7 +102,7 @@ FOUNDER_RESTS = (
 
 def check_together(manifest: RunManifest, peers: int) -> None:
     """Raise `PeerError` unless this many peers fit here if all start at the same moment, when each finds the memory free."""
-    need, available = memory_need(manifest, device="cpu" if free_gpu_memory() is None else "cuda"), available_memory()
+    need, available = memory_need(manifest, setup=sole_process(free_gpu_memory())), available_memory()
     if peers * need.host > available:
         raise PeerError(
             f"{peers} peers need about {size(peers * need.host)} of memory (each {size(need.peer)}, its trainer "
@@ -146,10 +150,14 @@ IN_FILES = (
 
 
 class TrainerDivision(NamedTuple):
-    """Processes of a trainer.  ranks: their number.  gpu: free bytes of the fullest of their GPUs; None on a CPU."""
+    """Processes of a trainer.  setup: their number and kind.  gpu: free bytes of the fullest GPU; None on a CPU.
 
-    ranks: int = 1
+    gpus: numbers of the GPUs, with commas between them; empty on a CPU.
+    """
+
+    setup: TrainerSetup
     gpu: int | None = None
+    gpus: str = ""
 
 
 MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
@@ -160,17 +168,21 @@ ONE_PROCESS = (
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 
 
-def check_division(manifest: RunManifest, role: Role, gpus: str | None, processes: int | None) -> TrainerDivision:
+def check_division(
+    manifest: RunManifest, role: Role, gpus: str | None, processes: int | None, offload: str = "auto"
+) -> TrainerDivision:
     """Return the division of the trainer; raise `PeerError` if it is not possible.
 
     gpus: "all", or numbers of GPUs with commas between them, which share the model; None for one.  processes: number of
-    processes that share the model on a CPU; None for one.
+    processes that share the model on a CPU; None for one.  offload: the setting of this name; with "auto", parameters and
+    optimiser lie in the computer's memory if the least micro-batch with all layers computed again does not fit the GPU.
     """
     if role is Role.SEED:
-        return TrainerDivision()
+        return TrainerDivision(sole_process(None))
     free, ranks = free_gpu_memories(), processes or 1
     if ranks > 1 and free:
         raise PeerError(ONE_EACH, ExitCode.RESOURCES)
+    numbers = [free.index(max(free))] if free else []
     if gpus is not None:
         numbers = list(range(len(free))) if gpus == "all" else [int(number) for number in gpus.split(",")]
         if not numbers or max(numbers) >= len(free):
@@ -178,7 +190,18 @@ def check_division(manifest: RunManifest, role: Role, gpus: str | None, processe
         ranks, free = len(numbers), [min(free[number] for number in numbers)]
     if ranks > 1 and role is not Role.TRAINER:
         raise PeerError(ONE_PROCESS, ExitCode.RESOURCES)
-    return TrainerDivision(ranks, max(free, default=None))
+    gpu = max(free, default=None)
+    setup = replace(sole_process(gpu), ranks=ranks)
+    short = offload == "auto" and gpu is not None and memory_need(manifest, role, setup).gpu > gpu
+    trains = role is Role.TRAINER and (offload == "on" or short)
+    return TrainerDivision(replace(setup, offload=trains), gpu, ",".join(map(str, numbers)))
+
+
+def may_offload(manifest: RunManifest, role: Role, division: TrainerDivision, place: StatePlace) -> bool:
+    """Return True if the trainer can keep parameters and optimiser in the computer's memory, beside a GPU."""
+    setup = replace(division.setup, offload=True)
+    fits = memory_problem(manifest, role, available_memory(), division.gpu, place, setup) is None
+    return role is Role.TRAINER and division.gpu is not None and fits
 
 
 def check_memory(
@@ -193,14 +216,16 @@ def check_memory(
     state: the setting of this name; with "auto", a notice gives the reason for files.  division: the trainer's; None for one
     process.
     """
-    if division is None:
-        division = TrainerDivision(gpu=None if role is Role.SEED else free_gpu_memory())
-    available, (ranks, gpu) = available_memory(), division
-    place = state_place(state, manifest, role, available, gpu, ranks)
-    problem = memory_problem(manifest, role, available, gpu, place, ranks)
+    division = division or check_division(manifest, role, None, None)
+    available, setup, gpu = available_memory(), division.setup, division.gpu
+    place = state_place(state, manifest, role, available, gpu, setup)
+    problem = memory_problem(manifest, role, available, gpu, place, setup)
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)
+    if setup.offload and gpu is not None:
+        need = memory_need(manifest, role, setup, place)
+        emit(Notice("info", offload_sentence(manifest, gpu, need, available)))
     if state == "auto" and place is StatePlace.DISK:
-        need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", ranks=ranks).host
-        emit(Notice("info", IN_FILES.format(need=size(need), available=size(available))))
+        whole = memory_need(manifest, role, setup).host
+        emit(Notice("info", IN_FILES.format(need=size(whole), available=size(available))))
     return place

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
-from peer.formatting import size
+from peer.formatting import amount, size
 from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
-from trainer.memory import TrainerWork, trainer_memory
+from trainer.memory import TrainerSetup, TrainerWork, trainer_memory
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Memory that a run needs in the peer and in its trainer, estimated from the manifest alone.
@@ -59,12 +60,24 @@ def free_gpu_memories() -> list[int]:
     except pynvml.NVMLError:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles]
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in _visible_gpus(pynvml)]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def _visible_gpus(nvml: Any) -> Iterator[Any]:
+    """Yield NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves: numbers or UUIDs, up to the first unknown one."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    here = nvml.nvmlDeviceGetCount()
+    for name in map(str, range(here)) if names is None else names.split(","):
+        if name.strip().isdigit() and int(name) < here:
+            yield nvml.nvmlDeviceGetHandleByIndex(int(name))
+        elif name.strip().startswith("GPU-"):
+            yield nvml.nvmlDeviceGetHandleByUUID(name.strip().encode())
+        else:
+            return
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -100,16 +113,25 @@ class Need:
         return self.peer + self.trainer
 
 
+def sole_process(gpu: int | None) -> TrainerSetup:
+    """Return the setup of a trainer of one process.  gpu: free bytes of its GPU; None for this CPU."""
+    return TrainerSetup("cuda") if gpu is not None else TrainerSetup(bf16=multiplies_bf16())
+
+
+def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return True if a trainer will probably compute in bf16 on this CPU: Intel's with AMX.  The trainer measures it."""
+    return "amx_bf16" in _text(processor).split()
+
+
 def memory_need(
     manifest: RunManifest,
     role: Role = Role.TRAINER,
-    device: str = "cpu",
+    setup: TrainerSetup | None = None,
     place: StatePlace = StatePlace.RAM,
-    ranks: int = 1,
 ) -> Need:
     """Return the memory that a peer of this role needs; the GPU's is that of each of several.
 
-    device: the trainer's device, "cpu" or "cuda".  ranks: processes of the trainer.
+    setup: the trainer's; None for one process on this CPU.
 
     Results are always files, and pass through memory chunk by chunk, so they do not count.
     """
@@ -119,7 +141,8 @@ def memory_need(
         peer += shared_bytes(manifest, role)
     if role is Role.SEED:
         return Need(peer, 0, 0)
-    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device, WORK[role], ranks)
+    config = TrainingConfig.from_sections(manifest.trainer_sections())
+    trainer = trainer_memory(config, setup or sole_process(None), WORK[role])
     files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
     return Need(peer, trainer.host + files, trainer.device)
 
@@ -131,13 +154,26 @@ def shared_bytes(manifest: RunManifest, role: Role) -> int:
 
 
 def state_place(
-    wanted: str, manifest: RunManifest, role: Role, available: int, gpu: int | None, ranks: int = 1
+    wanted: str,
+    manifest: RunManifest,
+    role: Role,
+    available: int,
+    gpu: int | None,
+    setup: TrainerSetup | None = None,
 ) -> StatePlace:
     """Return the place that the setting `state` names: with "auto", disk if memory is short.  The rest: `memory_problem`."""
     if wanted != "auto":
         return StatePlace(wanted)
-    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda", ranks=ranks)
+    need = memory_need(manifest, role, setup or sole_process(gpu))
     return StatePlace.DISK if need.host > available else StatePlace.RAM
+
+
+def offload_sentence(manifest: RunManifest, gpu: int, need: Need, available: int) -> str:
+    """Return the sentence on a trainer that keeps parameters and optimiser in the computer's memory.  gpu: free bytes."""
+    return (
+        f"{amount(manifest.parameters)} parameters on a GPU with {size(gpu)} free: parameters and optimiser lie in the "
+        f"computer's memory, of which {size(need.host)} are needed and {size(available)} are free"
+    )
 
 
 def memory_problem(
@@ -146,15 +182,15 @@ def memory_problem(
     available: int,
     gpu: int | None,
     place: StatePlace = StatePlace.RAM,
-    ranks: int = 1,
+    setup: TrainerSetup | None = None,
 ) -> str | None:
     """Return a sentence with numbers and a remedy if the run does not fit; None if it fits.
 
     available: bytes of memory.  gpu: free bytes of the GPU's memory, the least of several; None if the trainer computes on
-    the CPU.  ranks: processes of the trainer.
+    the CPU.  setup: the trainer's; None for one process.
     """
-    device = "cpu" if gpu is None else "cuda"
-    need, on_disk = (memory_need(manifest, role, device, each, ranks) for each in (place, StatePlace.DISK))
+    setup = setup or sole_process(gpu)
+    need, on_disk = (memory_need(manifest, role, setup, each) for each in (place, StatePlace.DISK))
     remedies = ["close other programs"]
     if place is StatePlace.RAM and on_disk.host <= available < need.host:
         remedies.append(f"keep the state in files (--state disk, {size(on_disk.host)})")
@@ -162,12 +198,14 @@ def memory_problem(
     if role is not Role.SEED and seed.host <= available:
         remedies.append(f"keep and serve the run without training (--role seed, {size(seed.host)})")
     remedy = ", ".join([*remedies, "or join a smaller run"])
+    if need.host > available and setup.offload and gpu is not None:
+        return f"{offload_sentence(manifest, gpu, need, available)}; {remedy}"
     if need.host > available:
         parts = f" ({size(need.peer)} in the peer, {size(need.trainer)} in the trainer)" if need.trainer else ""
         files = ", with its state in files," if place is StatePlace.DISK else ""
         return f"the run needs about {size(need.host)} of memory{parts}{files} and {size(available)} are free here; {remedy}"
     if gpu is not None and need.gpu > gpu:
-        whose = "the GPU's memory" if ranks == 1 else f"the memory of each of {ranks} GPUs"
+        whose = "the GPU's memory" if setup.ranks == 1 else f"the memory of each of {setup.ranks} GPUs"
         return f"the run needs about {size(need.gpu)} of {whose} and {size(gpu)} are free there; {remedy}"
     return None
 

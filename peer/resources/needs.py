@@ -7,8 +7,7 @@ from peer.formatting import duration, size
 from peer.resources.computer import memory_need, shared_bytes
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
-from trainer.config import TrainingConfig
-from trainer.memory import sharded_bytes
+from trainer.memory import TrainerSetup
 
 GPU_SIZES = (12, 24, 80)
 """Memory of usual GPUs, in GB."""
@@ -40,13 +39,20 @@ def _memory(manifest: RunManifest) -> str:
 
 def _gpus(manifest: RunManifest) -> str:
     """Describe the GPUs on which the run can train, and the computer's memory beside them."""
-    need = memory_need(manifest, device="cuda")
+    need = memory_need(manifest, setup=TrainerSetup("cuda"))
     fitting = [f"{each} GB" for each in GPU_SIZES if need.gpu <= FULL * each * 1e9]
     one = f"fits one of {', '.join(fitting)}" if fitting else f"fits no single one of {GPU_SIZES[-1]} GB"
     host = f"; and {size(need.host)} of the computer's"
+    offloading = memory_need(manifest, setup=TrainerSetup("cuda", offload=True))
+    smaller = [f"{each} GB" for each in GPU_SIZES if offloading.gpu <= FULL * each * 1e9 < need.gpu]
+    if smaller:
+        host += (
+            f"; or, with parameters and optimiser in the computer's memory (--offload), {size(offloading.gpu)} of a GPU's "
+            f"(fits one of {', '.join(smaller)}) and {size(offloading.host)} of the computer's"
+        )
     if manifest.rl is not None or manifest.data.format == "preference":  # one process trains
         return f"at least {size(need.gpu)} of a GPU's memory ({one}){host}"
-    each = sharded_bytes(TrainingConfig.from_sections(manifest.trainer_sections()), NODE_GPUS)
+    each = memory_need(manifest, setup=TrainerSetup("cuda", NODE_GPUS)).gpu
     fits = "" if each <= FULL * NODE_GPU_SIZE * 1e9 else ", which is too much"
     several = f"{size(each)} of each of {NODE_GPUS} of {NODE_GPU_SIZE} GB{fits}"
     return f"at least {size(need.gpu)} of a GPU's memory ({one}), or {several}{host}"

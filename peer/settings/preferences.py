@@ -173,6 +173,12 @@ class Preferences:
         Notation(read_processes, placeholder="N"),
         unset="1",
     )
+    offload: str = _setting(
+        "auto",
+        "place of the trainer's parameters, gradients and optimiser; on: the computer's memory, from which each layer is "
+        "copied to the GPU; off: the GPU; auto: the computer's memory if the GPU's is too small",
+        one_of("auto", "on", "off"),
+    )
     max_up: float | None = _setting(
         None,
         "limit on the total upload rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",

@@ -234,12 +234,14 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
     """Return a trainer's environment variables, given the peer's (`ours`).
 
     OpenMP and glibc read theirs when they are loaded, so these have to be set here. OpenMP's idle threads sleep, instead of
-    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write.
+    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write. CUDA numbers
+    GPUs by speed unless it is told to number them as NVIDIA's tools do.
     """
     defaults = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLIBC_TUNABLES": ALLOCATOR,
         "TORCHINDUCTOR_CACHE_DIR": str(make_private(runtime_dir() / "compiled")),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     return {**defaults, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
 
@@ -284,11 +286,14 @@ class TrainerRanks:
     """Processes of a trainer that share one model.
 
     gpus: "all", or numbers of GPUs with commas between them, a process for each; empty for the usual device.
-    processes: number of processes on a CPU.
+    processes: number of processes on a CPU.  offload: True to keep parameters and optimiser in the computer's memory.
+    offload_later: True to do so in processes after one that ran out of memory.
     """
 
     gpus: str = ""
     processes: int = 1
+    offload: bool = False
+    offload_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -601,20 +606,26 @@ class TrainerProcess:
         return channel.fault or f"the trainer {how_it_ended(process.returncode, self._log.last_line)}"
 
     async def _configure(self, channel: TrainerChannel) -> None:
-        settings = self._settings
+        settings, ranks = self._settings, self._settings.ranks
+        offload = ranks.offload or (self._spares_memory and ranks.offload_later)
         if self._threads:
             channel.send({"do": "threads", "threads": self._threads})
         if self._watts:
             channel.send({"do": "power", "watts": self._watts})
         answer = await channel.ask(
             "configure",
-            sections={**settings.sections, "spares_memory": self._spares_memory, "compiles": settings.compiles},
+            sections={
+                **settings.sections,
+                "spares_memory": self._spares_memory,
+                "compiles": settings.compiles,
+                "offload": offload,
+            },
             device=settings.device,
             trains=settings.trains,
             moments=str(settings.moments or ""),
             generator=settings.generator.value,
-            gpus=settings.ranks.gpus,
-            processes=settings.ranks.processes,
+            gpus=ranks.gpus,
+            processes=ranks.processes,
         )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")

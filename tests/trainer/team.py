@@ -54,13 +54,13 @@ def unexpected(sentence: str, status: int) -> None:
 def team(
     config: TrainingConfig, ranks: int, folder: Path | None = None, dtype: torch.dtype = torch.float32
 ) -> Iterator[Team]:
-    """A trainer of some ranks; one rank is an ordinary process.  folder: of the moments."""
+    """A trainer of some ranks; one rank is an ordinary process, without offload.  folder: of the moments."""
     size = payload_bytes(chunk_layout(config.model.parameters, config.chunk_parameters))
     regions = SharedRegion(4 * config.model.parameters), SharedRegion(size)
     theta = np.frombuffer(regions[0].view, np.float32)
     leader = None
     try:
-        if ranks > 1:
+        if ranks > 1 or config.offload:
             order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder, 0)
             leader = LeadingRank(order, SharedFiles(regions[0].fd, regions[1].fd), unexpected)
         yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view)

@@ -15,7 +15,7 @@ from tests.trainer import small
 from trainer import memory
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.memory import StepPlan, cpu_plan, trainer_memory
+from trainer.memory import StepPlan, TrainerSetup, cpu_plan, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss, Place
@@ -23,6 +23,7 @@ from trainer.parameters import WholeParameters
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
+CPU, GPU = TrainerSetup(), TrainerSetup("cuda")
 
 
 def config(model: ModelConfig = SHAPE, length: int = 64, rows: int = 4) -> TrainingConfig:
@@ -50,19 +51,19 @@ def values_kept(model: Decoder) -> float:
 @pytest.mark.parametrize("change", [{}, {"ffn": 320}, {"dim": 128}, {"layers": 7}, {"kv_heads": 4}])
 def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
     shape = ModelConfig.from_mapping({**vars(SHAPE), **change})
-    assert values_kept(Decoder(shape, small.CPU)) == pytest.approx(memory._saved_values(shape), rel=0.05)
+    assert values_kept(Decoder(shape, small.CPU)) == pytest.approx(memory._saved_bytes(shape, bf16=False) / 4, rel=0.05)
 
 
 @pytest.mark.parametrize("recomputed", [1, 2, 3])
 def test_a_layer_that_is_computed_again_keeps_only_its_input(recomputed: int) -> None:
     model = Decoder(SHAPE, small.CPU)
     whole, model.recomputed = values_kept(model), recomputed
-    of_a_layer = memory._saved_values(SHAPE, 1) - memory._saved_values(SHAPE, 2)
+    of_a_layer = (memory._saved_bytes(SHAPE, False, 1) - memory._saved_bytes(SHAPE, False, 2)) / 4
     assert whole - values_kept(model) == pytest.approx(recomputed * of_a_layer, rel=0.05)
 
 
 def test_a_cpu_computes_layers_again_only_if_one_sequence_needs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = 4 * 64 * memory._saved_values(SHAPE)
+    one = 64 * memory._saved_bytes(SHAPE, bf16=False)
     monkeypatch.setattr(memory, "ACTIVATION_BYTES", one - 1)
     plans = []
     for limit in (one, one - 1, 0):
@@ -86,7 +87,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
 
     monkeypatch.setattr(loop, "_accumulate", noted)
     rows = Rows(np.zeros((8, 17), dtype=np.uint8))
-    one = 4 * 16 * memory._saved_values(model)
+    one = 16 * memory._saved_bytes(model, bf16=False)
     for limit in (100 * one, 3 * one, one - 1):
         monkeypatch.setattr(memory, "ACTIVATION_BYTES", limit)
         loop.step(rows, Place(0, 0.0))
@@ -95,16 +96,16 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
 
 def test_more_sequences_than_are_computed_at_once_take_no_more_memory() -> None:
     planned = cpu_plan(SHAPE, 64).units
-    assert trainer_memory(config(rows=planned), "cpu") == trainer_memory(config(rows=100 * planned), "cpu")
-    assert trainer_memory(config(rows=planned // 2), "cpu").host < trainer_memory(config(rows=planned), "cpu").host
+    assert trainer_memory(config(rows=planned), CPU) == trainer_memory(config(rows=100 * planned), CPU)
+    assert trainer_memory(config(rows=planned // 2), CPU).host < trainer_memory(config(rows=planned), CPU).host
 
 
 def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters() -> None:
     large = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20)
-    need, other = trainer_memory(config(large), "cuda"), trainer_memory(config(large, rows=64), "cuda")
+    need, other = trainer_memory(config(large), GPU), trainer_memory(config(large, rows=64), GPU)
     assert need == other
     assert need.device > 16 * large.parameters
-    assert need.host == trainer_memory(config(), "cuda").host
+    assert need.host == trainer_memory(config(), GPU).host
 
 
 def test_the_estimate_needs_no_torch() -> None:
@@ -117,11 +118,10 @@ def test_reference_weights_take_the_place_of_the_gradient(device: str, bytes_eac
     """On a CPU the pages of their file count."""
     model = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
     rl = RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32)
-    without = trainer_memory(replace(config(model), rl=rl), device)
-    having = trainer_memory(replace(config(model), rl=replace(rl, kl_weight=0.1)), device)
+    without = trainer_memory(replace(config(model), rl=rl), TrainerSetup(device))
+    having = trainer_memory(replace(config(model), rl=replace(rl, kl_weight=0.1)), TrainerSetup(device))
     assert 0 <= having.host - without.host + having.device - without.device <= bytes_each * model.parameters
-    width = 4 if device == "cpu" else 2
-    weights = memory._comparing_bytes(model, 32, width) - memory._comparing_bytes(replace(model, layers=10), 32, width)
+    weights = memory._comparing_bytes(model, 32, device) - memory._comparing_bytes(replace(model, layers=10), 32, device)
     assert weights == bytes_each * (model.parameters - replace(model, layers=10).parameters)
 
 
@@ -129,7 +129,7 @@ def test_reference_weights_take_the_place_of_the_gradient(device: str, bytes_eac
 def test_preferences_need_room_for_pairs(device: str) -> None:
     def needed(model: ModelConfig, kind: str) -> int:
         text = config(model)
-        estimate = trainer_memory(replace(text, data=replace(text.data, format=kind)), device)
+        estimate = trainer_memory(replace(text, data=replace(text.data, format=kind)), TrainerSetup(device))
         return estimate.host + estimate.device
 
     assert needed(SHAPE, "preference") >= needed(SHAPE, "text")
@@ -139,7 +139,7 @@ def test_preferences_need_room_for_pairs(device: str) -> None:
 def test_ranks_that_learn_from_rollouts_divide_the_state_and_not_the_versions(device: str) -> None:
     model = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20)
     run = replace(config(model), rl=RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32, max_async=2))
-    needs = [trainer_memory(run, device, ranks=ranks) for ranks in (1, 4)]
+    needs = [trainer_memory(run, TrainerSetup(device, ranks)) for ranks in (1, 4)]
     alone, shared = (need.device or need.host for need in needs)
     versions = (2 + SPARE_VERSIONS) * 2 * model.parameters
     assert shared > versions + 4 * model.parameters

@@ -163,6 +163,23 @@ def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family
     assert shared_data == data and shared_norm == pytest.approx(norm, rel=1e-12)
 
 
+@pytest.mark.parametrize(("family", "optimizer", "ranks"), first_fast([("qwen3", "muon", 1), ("llama", "adamw", 2)]))
+def test_parameters_in_the_memory_of_the_computer_train_as_on_the_device(family: str, optimizer: str, ranks: int) -> None:
+    run = config(family, optimizer=optimizer)
+    begin = theta(run.model)
+    losses, contributions = [], []
+    for each in (run, replace(run, offload=True)):
+        with team(each, ranks) as trainer:
+            losses.append(trainer.compute(ROUND, begin)[2])
+            trainer.theta[:] = begin * np.float32(1.01)
+            trainer.worker.load(trainer.theta)
+            trainer.theta[:] = begin
+            trainer.worker.work.encode_difference(trainer.theta, trainer.out)
+            contributions.append(bytes(trainer.out))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert contributions[0] == contributions[1]
+
+
 @pytest.mark.slow
 def test_more_ranks_than_rows_leave_some_without_work() -> None:
     run = config(rows=1)

@@ -350,7 +350,7 @@ class Service:
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         if message["trains"]:
-            if len(devices) > 1:
+            if len(devices) > 1 or config.offload:
                 names = tuple(str(each) for each in devices)
                 self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, folder, 0))
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)

@@ -13,6 +13,7 @@ from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
+from trainer.memory import TrainerSetup
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(40)]
 FOUNDER, OTHERS = PEERS[0], PEERS[1:]
@@ -52,7 +53,7 @@ def test_founders_train_and_of_the_others_one_in_eight_verifies(gpu: int | None)
 def test_where_anybody_begins_the_organiser_and_gpus_train() -> None:
     assert {role_of(ANYBODYS, peer, gpu=80 * GB) for peer in PEERS} == {Role.TRAINER}
     assert [peer for peer in PEERS if role_of(ANYBODYS, peer) is Role.TRAINER] == [FOUNDER], "the organiser"
-    enough_for_rollouts = memory_need(ANYBODYS, Role.ROLLOUT, "cuda").gpu
+    enough_for_rollouts = memory_need(ANYBODYS, Role.ROLLOUT, TrainerSetup("cuda")).gpu
     assert Role.TRAINER not in {role_of(ANYBODYS, peer, gpu=enough_for_rollouts) for peer in OTHERS}
 
 

@@ -10,12 +10,21 @@ import pytest
 
 from peer.errors import ExitCode, PeerError
 from peer.resources import check, computer
-from peer.resources.computer import StatePlace, memory_need, memory_problem, shared_bytes, state_place
+from peer.resources.computer import (
+    StatePlace,
+    memory_need,
+    memory_problem,
+    offload_sentence,
+    shared_bytes,
+    sole_process,
+    state_place,
+)
 from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
+from trainer.memory import TrainerSetup
 
 GB = 10**9
 LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)
@@ -64,7 +73,7 @@ def test_a_seed_is_no_remedy_where_it_does_not_fit_either() -> None:
 
 
 def test_on_a_gpu_its_memory_counts() -> None:
-    need = memory_need(LARGE, device="cuda")
+    need = memory_need(LARGE, setup=TrainerSetup("cuda"))
     assert need.trainer < need.gpu
     assert memory_problem(LARGE, Role.TRAINER, need.host, need.gpu) is None
     problem = memory_problem(LARGE, Role.TRAINER, need.host, 2 * GB)
@@ -126,7 +135,7 @@ def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyP
     [
         ("all", None, [8 * GB] * 4, None),
         ("0,3", None, [80 * GB, GB, GB, 80 * GB], None),
-        ("0,1", None, [80 * GB, GB, GB, 80 * GB], "of the memory of each of 2 GPUs and 1.0 GB are free there"),
+        ("0,1", None, [80 * GB, GB // 2, GB, 80 * GB], "of the memory of each of 2 GPUs and 500.0 MB are free there"),
         ("4", None, [80 * GB] * 4, "--gpus 4 names GPUs that are not here .this computer has 4"),
         ("all", None, [], "this computer has none"),
         (None, 2, [], None),
@@ -142,21 +151,41 @@ def test_a_trainer_of_several_processes(
     with nullcontext() if sentence is None else pytest.raises(PeerError, match=sentence):
         division = check.check_division(LARGE, Role.TRAINER, gpus, processes)
         check.check_memory(LARGE, Role.TRAINER, "ram", lambda event: None, division)
-    assert check.check_division(LARGE, Role.SEED, gpus, processes) == check.TrainerDivision()
+    assert check.check_division(LARGE, Role.SEED, gpus, processes) == check.TrainerDivision(sole_process(None))
+
+
+def test_a_trainer_offloads_what_its_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, offloading = (memory_need(LARGE, setup=TrainerSetup("cuda", offload=offload)) for offload in (False, True))
+    assert offloading.gpu < alone.gpu and offloading.host > alone.host + 16 * LARGE.parameters - GB
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [offloading.gpu, alone.gpu - 1])
+    monkeypatch.setattr(check, "available_memory", lambda: offloading.host)
+    told: list[Event] = []
+    division = check.check_division(LARGE, Role.TRAINER, None, None)
+    check.check_memory(LARGE, Role.TRAINER, "ram", told.append, division)
+    assert division.setup.offload and division.gpus == "1"
+    assert [each.text for each in told if isinstance(each, Notice)] == [
+        offload_sentence(LARGE, alone.gpu - 1, offloading, offloading.host)
+    ]
+    monkeypatch.setattr(check, "available_memory", lambda: offloading.host - 1)
+    with pytest.raises(PeerError, match="parameters and optimiser lie in the computer's memory, of which"):
+        check.check_memory(LARGE, Role.TRAINER, "ram", told.append, division)
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [alone.gpu])
+    for wanted, offloads in (("auto", False), ("on", True), ("off", False)):
+        assert check.check_division(LARGE, Role.TRAINER, None, None, wanted).setup.offload is offloads
 
 
 def test_only_what_trains_has_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "free_gpu_memories", list)
-    assert check.check_division(ROLLOUTS, Role.TRAINER, None, 2).ranks == 2
+    assert check.check_division(ROLLOUTS, Role.TRAINER, None, 2).setup.ranks == 2
     for role in (Role.ROLLOUT, Role.VALIDATOR):
         with pytest.raises(PeerError, match="has one process"):
             check.check_division(ROLLOUTS, role, None, 2)
 
 
 def test_processes_divide_the_state_and_have_their_own_activations() -> None:
-    one, two = (memory_need(LARGE, ranks=ranks).trainer for ranks in (1, 2))
+    one, two = (memory_need(LARGE, setup=TrainerSetup(ranks=ranks)).trainer for ranks in (1, 2))
     assert 16 * LARGE.parameters + 2 * (one - 16 * LARGE.parameters) < two < 2 * one + 8 * LARGE.parameters + GB
-    alone, shared = (memory_need(LARGE, device="cuda", ranks=ranks).gpu for ranks in (1, 8))
+    alone, shared = (memory_need(LARGE, setup=TrainerSetup("cuda", ranks)).gpu for ranks in (1, 8))
     assert shared < alone / 2
 
 
@@ -185,6 +214,7 @@ class Driver(SimpleNamespace):
     [
         ("2.13.0", None, Driver(3 * GB, 5 * GB), 5 * GB), ("2.13.0+cu130", "0", Driver(3 * GB), 3 * GB),
         ("2.13.0+cpu", None, Driver(3 * GB), None), ("2.13.0", "", Driver(3 * GB), None),
+        ("2.13.0", "1", Driver(3 * GB, 2 * GB), 2 * GB), ("2.13.0", "1, 7,0", Driver(3 * GB, 2 * GB), 2 * GB),
         ("2.13.0", "-1", Driver(3 * GB), None), ("2.13.0", None, Driver(), None),
         ("2.13.0", None, Driver(broken=True), None),
     ],

@@ -110,6 +110,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "gpus",
         "processes",
         "compile",
+        "offload",
         "state",
         "metrics_port",
         "owner",

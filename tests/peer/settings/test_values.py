@@ -168,6 +168,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "threads": 3,
         "gpus": "0,2",
         "processes": 2,
+        "offload": "on",
         "max_up": 2.5e6,
         "max_down": 16e3,
         "monthly_quota": 200_000_000_000,
