@@ -151,7 +151,9 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
         PREFERENCE_LOGIT_BYTES if unit == 2 else (GPU_LOGIT_BYTES if setup.device != "cpu" else 2 if setup.bf16 else 4)
     )
     needed = _step_bytes(model, rows * length, setup.has_bf16, plan.recomputed, logit_bytes) + _copied_bytes(model, setup)
-    needed += COMPILER_BYTES if plan.recomputed and setup.device == "cpu" and not setup.is_sharded else 0
+    if plan.recomputed and setup.device == "cpu":
+        needed += 0 if setup.is_sharded else COMPILER_BYTES
+        needed += rows * length * _layer_bytes(model, setup.bf16)  # in other places than those of its first computation
     if unit == 2:  # a CPU's allocator keeps what this took
         comparing = _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), setup.device)
         needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
@@ -237,12 +239,18 @@ def _saved_bytes(model: ModelConfig, bf16: bool, recomputed: int = 0) -> int:
 
     After the last layer, its output is kept, also normed, and the gradient of the output.
     """
+    kept = model.layers - recomputed + (1 if recomputed else 0)
+    ends = (4 + 2 * (2 if bf16 else 4)) * model.dim
+    return kept * _layer_bytes(model, bf16) + recomputed * 4 * model.dim + ends
+
+
+def _layer_bytes(model: ModelConfig, bf16: bool) -> int:
+    """Return the bytes per token that one layer keeps, as `_saved_bytes` describes them."""
     width = 2 if bf16 else 4
     normed = model.query_width + model.kv_width + model.heads + model.kv_heads if model.qk_norm else 0
     sums = 2 * model.dim + normed + model.heads + 2
     products = 2 * model.dim + 2 * (model.query_width + model.kv_width) + 4 * model.ffn
-    kept = model.layers - recomputed + (1 if recomputed else 0)
-    return kept * (4 * sums + width * products) + recomputed * 4 * model.dim + (4 + 2 * width) * model.dim
+    return 4 * sums + width * products
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
