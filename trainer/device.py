@@ -18,8 +18,11 @@ BF16_GAIN = 1.2
 """Least speed of bf16 products, as a multiple of fp32's, at which a trainer computes in bf16: conversions cost time, too."""
 CPU_SIZE, CPU_PEAK_SIZE, GPU_SIZE = 256, 512, 4096
 """Sizes of square matrices: without instructions for bf16, a CPU needs 0.04 s for the smallest, and 0.5 s for the next."""
-REPEATS, LONGEST_S = 8, 0.05
-"""Most products of a measurement, and the seconds after which none begins.  The fastest counts: others were disturbed."""
+LEAST_REPEATS, REPEATS, LONGEST_S = 4, 8, 0.05
+"""Least and most products of a measurement, and the seconds after which no more begins than the least.
+
+The fastest counts: others were disturbed, by 50 ms and more on a computer with much other work.
+"""
 
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -141,7 +144,7 @@ def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     if is_gpu(device):
         torch.mm(one, other)  # the first product on a GPU loads its library
     seconds: list[float] = []
-    while len(seconds) < REPEATS and sum(seconds) < LONGEST_S:
+    while len(seconds) < LEAST_REPEATS or (len(seconds) < REPEATS and sum(seconds) < LONGEST_S):
         wait_for(device)
         begun = time.perf_counter()
         torch.mm(one, other)
