@@ -20,8 +20,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,7 +152,8 @@ class Server:
     def __init__(self, kind: str, name: str, dtype: str, arguments: argparse.Namespace) -> None:
         shape = [f"--{each}={getattr(arguments, each)}" for each in ("rows", "length", "device")]
         command = [sys.executable, "-m", "benchmarks.training", "--serve", kind, "--models", name, "--dtypes", dtype, *shape]
-        variables = dict(os.environ) if kind == "theirs" else environment(os.environ)
+        self._folder = tempfile.TemporaryDirectory()
+        variables = dict(os.environ) if kind == "theirs" else environment(os.environ, Path(self._folder.name))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
 
     def step(self) -> float:
@@ -164,6 +167,7 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        self._folder.cleanup()
 
 
 WARM_UP = 2

@@ -26,8 +26,9 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
+from peer.errors import PeerError
 from peer.installation import child_environment
-from peer.paths import make_private, runtime_dir
+from peer.paths import make_private
 from peer.trainer_process.busy_hour import BusyHour
 from peer.trainer_process.log import TrainerLog
 from protocol.chain.outer_state import SharedRegion
@@ -208,10 +209,15 @@ def how_it_ended(status: int | None, last_line: str) -> str:
 PROGRAM: tuple[str, ...] = ("trainer",)
 """Module to run, and the arguments before its options."""
 OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
+COMPILED = "compiled"
+"""Folder of the compiled layers, beside the trainer's log."""
 
 
-async def start_trainer(fds: Sequence[int]) -> trio.Process:
-    """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError."""
+async def start_trainer(fds: Sequence[int], folder: Path) -> trio.Process:
+    """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError and PeerError.
+
+    folder: of its compiled layers.
+    """
     options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
     return await trio.lowlevel.open_process(
         [sys.executable, "-m", *PROGRAM, *options],
@@ -219,7 +225,7 @@ async def start_trainer(fds: Sequence[int]) -> trio.Process:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment(os.environ),
+        env=environment(os.environ, make_private(folder)),
     )
 
 
@@ -230,17 +236,19 @@ By default each large tensor is memory that the kernel maps, clears and takes ba
 """
 
 
-def environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return a trainer's environment variables, given the peer's (`ours`).
+def environment(ours: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return a trainer's environment variables, given the peer's (`ours`) and the folder of compiled layers.
 
     OpenMP and glibc read theirs when they are loaded, so these have to be set here. OpenMP's idle threads sleep, instead of
-    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write. CUDA numbers
+    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write; torch would
+    keep precompiled headers in the temp folder in any case, where another user may have put some before. CUDA numbers
     GPUs by speed unless it is told to number them as NVIDIA's tools do.
     """
     defaults = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLIBC_TUNABLES": ALLOCATOR,
-        "TORCHINDUCTOR_CACHE_DIR": str(make_private(runtime_dir() / "compiled")),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     return {**defaults, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
@@ -582,8 +590,9 @@ class TrainerProcess:
         with ours:
             with theirs:
                 try:
-                    process = await start_trainer((theirs.fileno(), self._theta.fd, self._contribution.fd))
-                except OSError as error:
+                    fds = theirs.fileno(), self._theta.fd, self._contribution.fd
+                    process = await start_trainer(fds, self._settings.log_path.with_name(COMPILED))
+                except (OSError, PeerError) as error:
                     return f"the trainer could not be started: {error}"
             channel = self._channel = TrainerChannel(ours, process)
             try:

@@ -108,6 +108,31 @@ def with_trainer(
     trio.run(main)
 
 
+def test_a_trainer_starts_whatever_another_user_has_made_of_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    others.chmod(0o777)
+    monkeypatch.setenv("PEER_RUNTIME_DIR", str(others))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.until_ready()
+
+    with_trainer(tmp_path, scenario)
+    assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_trainer_without_a_folder_of_its_own_gives_up_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "compiled").write_text("a file")
+
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(TrainerGaveUp, match="could not be started: cannot create the folder"):
+            await bench.trainer.until_ready()
+
+    with_trainer(tmp_path, scenario, starts=False)
+
+
 def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path) -> None:
     shape = corpora.Shape()
     corpus = corpora.write_corpus(tmp_path / "corpus", shape, {"web": corpora.texts(1, 2000, 2000)})
