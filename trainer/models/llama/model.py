@@ -236,6 +236,11 @@ class _Body(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
 
+def _tried(values: Tensor) -> Tensor:
+    """Return some function of the values, to be compiled."""
+    return values.sin().square()
+
+
 Result = TypeVar("Result")
 Head = Callable[[Tensor, Tensor], Result]
 """Function of hidden states (B, T, dim) and output weights (vocab, dim)."""
@@ -288,14 +293,16 @@ class Decoder(nn.Module):
     def compile_layers(self) -> None:
         """Have torch compile each layer at its first use, which takes 20 s on a CPU.
 
-        Raises OSError if there is no compiler for C++.
+        A small function is compiled at once, because an error in a step would end the trainer.  Raises OSError if that
+        fails.
         """
-        from torch._inductor import cpp_builder, exc  # with the compiler 144 MB
-
         try:
-            cpp_builder.get_cpp_compiler()
-        except exc.InvalidCxxCompiler as error:
-            raise OSError("torch needs a compiler for C++, such as g++, and found none") from error
+            values = torch.ones(2, device=self.device, requires_grad=True)
+            total = torch.compile(_tried)(values).sum()  # loads the compiler: 144 MB
+            total.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 - no compiler, no headers, no Triton: errors differ by device and version
+            reason = str(error).partition("\n")[0]
+            raise OSError(f"torch needs a compiler for C++, such as g++, and Python's headers: {reason}") from error
         for layer in self.model.layers:
             assert isinstance(layer, Layer)
             layer.self_attn.attend_uncompiled()

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from peer.trainer_process.process import environment
+from tests.tiers import first_fast
 from tests.trainer import small
 from trainer.models.llama.model import Documents
 
@@ -56,7 +59,7 @@ def test_gradients_are_the_same_bits_if_layers_are_computed_again(recomputed: in
 
 
 @pytest.mark.slow
-def test_compiled_layers_have_the_same_gradients() -> None:
+def test_compiled_layers_have_the_same_gradients_and_nothing_of_them_is_where_others_can_write(tmp_path: Path) -> None:
     """In a process of its own, which loads torch's compiler."""
     code = """
 import numpy as np, torch
@@ -75,10 +78,24 @@ for documents in (None, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CP
             found.append(model.gradient)
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    temp, folder = tmp_path / "temp", tmp_path / "compiled"
+    temp.mkdir()
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(os.environ | {"TMPDIR": str(temp)}, folder))
+    assert [*folder.rglob("*.so")] and not [*temp.iterdir()]
 
 
-def test_without_a_compiler_a_trainer_says_so_and_trains() -> None:
+BROKEN = """#!/bin/sh
+case "$*" in *version*) echo 13 ;; *) echo Python.h: No such file or directory >&2; exit 1 ;; esac
+"""
+"""A compiler that is here, but without Python's headers."""
+
+
+@pytest.mark.parametrize("program", first_fast([BROKEN, None]), ids=["broken", "missing"])
+def test_without_a_compiler_that_works_a_trainer_says_so_and_trains(tmp_path: Path, program: str | None) -> None:
+    compiler = tmp_path / "c++"
+    if program is not None:
+        compiler.write_text(program)
+        compiler.chmod(0o700)
     code = """
 from dataclasses import replace
 from tests.trainer import small
@@ -87,7 +104,6 @@ from trainer.worker import Worker
 worker = Worker(replace(small.config(), compiles="on"), small.CPU)
 worker.inner.step(worker.batch(range(2)), Place(0, 0.0)).read()
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "CXX": "/nowhere/c++"}, capture_output=True, text=True
-    )
+    variables = environment(os.environ | {"CXX": str(compiler)}, tmp_path / "compiled")
+    ran = subprocess.run([sys.executable, "-c", code], check=True, env=variables, capture_output=True, text=True)
     assert "the layers are not compiled: torch needs a compiler for C++" in ran.stderr
