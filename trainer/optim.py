@@ -277,6 +277,8 @@ TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
 """Names of the moment files of the optimiser for text and of the optimiser for rollouts."""
 SHARE = 0.02
 """Largest share of the time spent on writing; a file that takes long to write is therefore written less often."""
+MOST_STEPS = 1 << 40
+"""Most updates that a file may name."""
 BLOCK = 1 << 20
 """Count of values copied from the device at a time."""
 
@@ -340,6 +342,13 @@ class MomentsFile:
         ended = time.monotonic()
         self._due_at = ended + (ended - begun) / SHARE
 
+    def remove(self) -> None:
+        """Remove the file, because training with these moments, perhaps damaged, gave numbers that are not finite."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            print(f"the optimiser's moments in {self.path} were not removed: {error.strerror}", file=sys.stderr)
+
     def write(self, optimiser: Optimiser, path: Path) -> str:
         """Write the moments that lie here into a file with a header; return a sentence if that fails, otherwise nothing."""
         places = _places(optimiser)
@@ -371,7 +380,7 @@ class MomentsFile:
                         span.values[at : at + len(block)] = torch.from_numpy(block)
                         at += len(block)
         [steps] = np.concatenate(list(stored["steps"].values())).tolist()
-        if not (math.isfinite(steps) and steps >= 1):
+        if not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"{self.path} is damaged")
         optimiser.resume(int(steps))
 

@@ -190,6 +190,11 @@ class RankWork:
         if moments is not None and self._inner is not None:
             moments.store(self._inner.optimiser, self._ranks)
 
+    def remove_moments(self) -> None:
+        """Remove the moments' file, so that a later process begins without."""
+        if (moments := self._courses[self._name].moments) is not None:
+            moments.remove()
+
     def write_moments(self, path: Path) -> None:
         """Write this rank's moments into the file that rank 0, in `MomentsFile.store`, has begun."""
         moments = self._courses[self._name].moments

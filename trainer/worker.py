@@ -145,6 +145,10 @@ class Worker:
         """Write the moments to their file, for a later process."""
         self.work.store_moments()
 
+    def remove_moments(self) -> None:
+        """Remove the moments' file, so that a later process begins without."""
+        self.work.remove_moments()
+
     @property
     def _compares(self) -> bool:
         """True if the loss on rows compares the model with other weights."""

@@ -34,6 +34,7 @@ from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.initial import initial_parameters
+from trainer.parameters import NotFinite
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import SLOTS
@@ -305,6 +306,8 @@ class Service:
         """End the process with a sentence.  If another rank has ended, that is the reason, and its watcher ends us."""
         if self._ranks is not None:
             self._ranks.settle()
+        if isinstance(error, NotFinite) and self._worker is not None:
+            self._worker.remove_moments()
         self._send(job, "failed", reason=_sentence(error))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -29,6 +29,7 @@ from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGav
 from tests.trainer import small
 from tests.trainer.data import corpora
 from trainer.data.corpus import StoredCorpus
+from trainer.optim import TEXT
 from trainer.service import frames
 
 DEADLINE_S = 600
@@ -389,6 +390,26 @@ def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
         folder.mkdir()
         with_trainer(folder, scenario_of(kills, contributions), moments=folder)
     assert contributions[0] == contributions[1]
+
+
+def test_moments_that_lead_to_no_numbers_are_not_read_twice(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+        first = bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data)
+        await bench.trainer.evaluate(bench.theta.view, nothing)  # after the moments are written
+        assert bench.trainer.pid is not None
+        os.kill(bench.trainer.pid, signal.SIGKILL)
+        raw = bytearray((tmp_path / TEXT).read_bytes())
+        at = len(raw) - 4 - 8 * small.PARAMETERS
+        raw[at : at + 4] = np.float32(3e38).tobytes()  # the first mean: finite, but no mean of this training
+        (tmp_path / TEXT).write_bytes(raw)
+        while not bench.stopped:
+            await trio.sleep(0.01)
+        with pytest.raises(TrainerDied, match="NotFinite"):
+            await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
+        assert bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data) == first
+
+    with_trainer(tmp_path, scenario, moments=tmp_path)
 
 
 def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:

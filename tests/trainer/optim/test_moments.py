@@ -57,12 +57,17 @@ def damaged(path: Path, kind: str) -> None:
             raw[-4:] = np.float32(0).tobytes()
         case "steps not finite":
             raw[-4:] = np.float32(np.nan).tobytes()
+        case "too many steps":
+            raw[-4:] = np.float32(3e38).tobytes()
         case "another name":
             raw[:] = raw.replace(b'"mean"', b'"meen"')
     path.write_bytes(raw)
 
 
-DAMAGE = ("empty", "cut", "no header", "not finite", "negative square", "no steps", "steps not finite", "another name")
+DAMAGE = (
+    "empty", "cut", "no header", "not finite", "negative square", "no steps", "steps not finite", "too many steps",
+    "another name",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
