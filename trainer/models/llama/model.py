@@ -150,8 +150,11 @@ class _RmsNorm(torch.autograd.Function):
         hidden, weight, inverse = ctx.saved_tensors
         (gradient,) = grads
         product = gradient * hidden
-        of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
-        along = (product @ weight).unsqueeze(-1).mul_(inverse**3).div_(len(weight))
+        with torch.autocast(
+            hidden.device.type, enabled=False
+        ):  # a compiled backward pass is in the forward pass's precision
+            of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
+            along = (product @ weight).unsqueeze(-1).mul_(inverse**3).div_(len(weight))
         of_hidden = (gradient * weight).mul_(inverse).addcmul_(hidden, along, value=-1)
         return of_hidden, of_weight, None
 

@@ -12,7 +12,7 @@ import torch
 from peer.trainer_process.process import environment
 from tests.tiers import first_fast
 from tests.trainer import small
-from trainer.models.llama.model import Documents
+from trainer.models.llama.model import Documents, RMSNorm
 
 
 def test_a_token_does_not_change_what_comes_before_it() -> None:
@@ -58,13 +58,27 @@ def test_gradients_are_the_same_bits_if_layers_are_computed_again(recomputed: in
     assert torch.equal(*found) and found[0].abs().max() > 0
 
 
+def test_the_gradient_of_a_norm_is_in_fp32_where_products_are_in_bf16() -> None:
+    """The backward pass of compiled layers runs under the autocast of their forward pass."""
+    found = []
+    for lower in (False, True):
+        norm, hidden = RMSNorm(16, 1e-5), torch.arange(64.0).sin().view(4, 16).requires_grad_()
+        norm.weight.data = torch.arange(16.0).cos()
+        output = norm(hidden).square().sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=lower):
+            output.backward()
+        found.append((norm.weight.grad, hidden.grad))
+    for exact, other in zip(*found, strict=True):
+        torch.testing.assert_close(exact, other, rtol=0, atol=0)
+
+
 @pytest.mark.slow
 def test_compiled_layers_have_the_same_gradients_and_nothing_of_them_is_where_others_can_write(tmp_path: Path) -> None:
     """In a process of its own, which loads torch's compiler."""
     code = """
 import numpy as np, torch
 from tests.trainer import small
-from trainer.models.llama.model import Documents
+from trainer.models.llama.model import Documents, RMSNorm
 tokens = torch.arange(24).view(2, 12)
 for documents in (None, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)):
     for recomputed in (0, 1):
