@@ -156,14 +156,14 @@ class RankWork:
                 own += [objective.measured(some, loss)] if span else []
             return [losses for of_rank in self._ranks.collect(own) for losses in of_rank]
 
-    def log_probabilities(self, rows: StepRows) -> F32 | None:
-        """Return the log-probabilities of a course's rows, (units, any), at rank 0; None at others.
+    def log_probabilities(self, name: CourseName, rows: StepRows) -> F32 | None:
+        """Return the log-probabilities of the rows of a course, (units, any), at rank 0; None at others.
 
         They are those under the parameters that `show_reference` shows, otherwise under the rank's own.
         """
-        objective, model = self._courses[self._name].objective, self._shown or self.parameters.model
+        objective, model = self._courses[name].objective, self._shown or self.parameters.model
         assert isinstance(objective, ComparedObjective)
-        with self._ranks.operation("log_probabilities", rows):
+        with self._ranks.operation("log_probabilities", name, rows):
             units = len(rows) // objective.unit_rows
 
             def compute(part: int) -> list[F32]:

@@ -178,6 +178,7 @@ class Worker:
         if leased < task.steps * count:
             raise ValueError(f"{task.steps} steps read {task.steps * count} rows, and the task has {leased}")
         numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
+        self.work.take(CourseName.ROWS)
         if self._compares:
             leases = chain.from_iterable(range(start, end) for start, end in task.rows)
             if task.round == 0 and not task.reference and self._initial is not None:
@@ -241,7 +242,7 @@ class Worker:
                 windows = [pairs[pair] for pair in some]
                 rows = _once_here(partial(self.reading.rows, windows, held_out=held_out), between)
                 assert rows is not None
-                found = self.work.log_probabilities(rows)
+                found = self.work.log_probabilities(CourseName.ROWS, rows)
                 assert found is not None
                 self._log.put(some, found)
                 between(None)

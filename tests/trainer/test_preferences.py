@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
 from trainer.objective import ComparedObjective
+from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
+from trainer.rl.config import RlConfig
 from trainer.worker import Done, Task, Worker
 
 ROW, PAIRS = 17, 48
@@ -62,6 +65,15 @@ def test_the_margin_rises_and_so_does_the_share_of_pairs_that_are_told_apart(fol
     assert evaluation.total == 14, "all held-out pairs"
     assert evaluation.loss < np.log(2) - 0.2 and (evaluation.totals.margin or 0.0) > 0.5
     assert worker.evaluate(theta) == evaluation.loss, "what is known needs no weights"
+
+
+def test_an_evaluation_after_rollouts_compares_pairs(folder: Path, reference: Path) -> None:
+    config = replace(worker_on(folder).config, rl=RlConfig())
+    worker = Worker(config, small.CPU)
+    worker.work.take(CourseName.ROLLOUTS)
+    evaluation = worker.evaluation(small.theta(), reference=str(reference))
+    evaluation.advance(evaluation.total)
+    assert evaluation.loss == pytest.approx(np.log(2), abs=1e-2)
 
 
 def test_tokens_are_those_that_count_and_losses_are_means_over_pairs(folder: Path, reference: Path) -> None:

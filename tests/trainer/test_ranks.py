@@ -119,7 +119,7 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
 
 @pytest.mark.parametrize("ranks", first_fast([2, 3]))
 def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) -> None:
-    """After a round of text, whose optimiser they drop, and with an evaluation on text afterwards."""
+    """Between two rounds of text, whose optimiser they drop, and with an evaluation on text afterwards."""
     rl = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, kl_weight=0.1)
     run = replace(config(), rl=replace(rl, micro_batch_tokens=80))
     begin = theta(run.model)
@@ -135,7 +135,8 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
         learner = Learner(by.worker.config.rl or rl, by.worker.work)
         task = LearnTask(order=5, first_step=0, reference=reference)
         done = learner.compute(task, groups(), by.theta, by.out, after_step)
-        return [*text, *losses], done, bytes(by.out), by.worker.evaluate(by.theta, 400)
+        data = bytes(by.out)
+        return [*text, *losses, *by.compute(ROUND, begin)[2]], done, data, by.worker.evaluate(by.theta, 400)
 
     with team(run, 1) as one, team(run, ranks) as several:
         (losses, done, data, held_out), (shared_losses, shared, shared_data, shared_held_out) = map(learnt, (one, several))

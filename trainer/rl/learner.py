@@ -115,11 +115,10 @@ class LearnTask:
 
 
 class Learner:
-    """Learner of one run, on the ranks of a trainer.  work: what they do together, turned to rollouts."""
+    """Learner of one run, on the ranks of a trainer.  work: what they do together."""
 
     def __init__(self, config: RlConfig, work: RankWork) -> None:
         self.config, self.work = config, work
-        work.take(CourseName.ROLLOUTS)
 
     @classmethod
     def alone(cls, config: RlConfig, model: Decoder, chunk_parameters: int) -> Self:
@@ -158,6 +157,7 @@ class Learner:
     def learn(self, task: LearnTask, groups: Sequence[Group], after_step: AfterStep = lambda *_: False) -> Learnt:
         """Take the steps of `compute` from the model's current parameters, without theta or a difference (norm 0)."""
         self._check(task, groups)
+        self.work.take(CourseName.ROLLOUTS)
         kept = informative(groups) if self.config.drop_zero_advantage else groups
         batches = self._compared(self._batches(kept, task.order), task.reference)
         totals, began = Totals(dropped=len(groups) - len(kept)), time.monotonic()
@@ -198,11 +198,14 @@ class Learner:
 
     def _compared(self, batches: Sequence[Packed], reference: Path | None) -> list[Packed]:
         """Return batches with the log-probabilities of their targets under the current and the reference parameters."""
-        compared = [replace(batch, old_logp=self.work.log_probabilities(batch)) for batch in batches]
+        compared = [replace(batch, old_logp=self._log_probabilities(batch)) for batch in batches]
         if not compared or not self.config.kl_weight or reference is None:
             return compared
         self.work.show_reference(str(reference))
         try:
-            return [replace(batch, reference_logp=self.work.log_probabilities(batch)) for batch in compared]
+            return [replace(batch, reference_logp=self._log_probabilities(batch)) for batch in compared]
         finally:
             self.work.hide()
+
+    def _log_probabilities(self, batch: Packed) -> F32 | None:
+        return self.work.log_probabilities(CourseName.ROLLOUTS, batch)
