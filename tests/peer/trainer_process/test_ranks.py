@@ -22,6 +22,59 @@ pytestmark = pytest.mark.slow
 TWO = TrainerRanks(processes=2)
 
 
+HOOK = """
+import os, pathlib, signal, sys
+if "trainer" in sys.orig_argv:
+    from trainer import device, ranks
+
+    device.BF16_GAIN = float("inf")
+
+    def told(tell):
+        def wrapped(self, operation, *arguments):
+            tell(self, operation, *arguments)
+            plan = pathlib.Path(os.environ["RANK_FAULTS"], f"rank-{self.number}")
+            if plan.exists() and plan.read_text().split()[0] == operation:
+                number = int(plan.read_text().split()[1])
+                plan.unlink()
+                os.kill(os.getpid(), number)
+
+        return wrapped
+
+    for kind in (ranks.LeadingRank, ranks.FollowingRank):
+        kind.tell = told(kind.tell)
+"""
+"""Has trainers compute in fp32, whatever they measure, and a rank send itself a signal in the operation that its file names.
+
+Python runs this at the start of each process.
+"""
+
+
+class Faults:
+    """Faults of the ranks of a bench's trainer, one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def plan(self, operation: str, rank: int, number: signal.Signals) -> None:
+        """The next time that this rank does this, it gets a signal."""
+        unfinished = self._folder / "rank.new"
+        unfinished.write_text(f"{operation} {number.value}")
+        unfinished.replace(self._folder / f"rank-{rank}")
+
+    async def come(self) -> None:
+        """Return when the faults have come."""
+        while [*self._folder.glob("rank-*")]:
+            await trio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RANK_FAULTS", str(tmp_path))
+    return Faults(tmp_path)
+
+
 def ranks_of(bench: Bench) -> list[psutil.Process]:
     """The processes of a trainer, rank 0 first."""
     assert bench.trainer.pid is not None
@@ -48,8 +101,7 @@ def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> No
     (held_out, loss, data), (shared_held_out, shared_loss, shared_data) = (
         contribution(tmp_path, ranks) for ranks in (TrainerRanks(), TWO)
     )
-    # each trainer measures whether it computes in bf16; `tests.trainer.test_ranks` compares the numbers in fp32
-    assert (shared_held_out, shared_loss) == pytest.approx((held_out, loss), rel=1e-3)
+    assert (shared_held_out, shared_loss) == pytest.approx((held_out, loss), rel=1e-6)
     assert len(shared_data) == len(data)
 
 
@@ -71,49 +123,8 @@ def test_all_ranks_end_with_any_of_them_also_without_work_and_the_trainer_starts
 # -- a rank that is killed or stopped at an operation, and strangers at the ranks' ports ---------------------------------
 
 
-HOOK = """
-import os, pathlib, signal, sys
-if "trainer" in sys.orig_argv:
-    from trainer import ranks
-
-    def told(tell):
-        def wrapped(self, operation, *arguments):
-            tell(self, operation, *arguments)
-            plan = pathlib.Path(os.environ["RANK_FAULTS"], f"rank-{self.number}")
-            if plan.exists() and plan.read_text().split()[0] == operation:
-                number = int(plan.read_text().split()[1])
-                plan.unlink()
-                os.kill(os.getpid(), number)
-
-        return wrapped
-
-    for kind in (ranks.LeadingRank, ranks.FollowingRank):
-        kind.tell = told(kind.tell)
-"""
-"""Has a rank send itself a signal in the operation that its file names.  Python runs this at the start of each process."""
 OPERATIONS = ("show", "measure", "hide", "load", "step", "encode")
 """Of an evaluation and of a round, in their order."""
-
-
-class Faults:
-    """Faults of the ranks of a bench's trainer, one at a time."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self._folder = folder
-        (folder / "sitecustomize.py").write_text(HOOK)
-        patch.setenv("PYTHONPATH", str(folder))
-        patch.setenv("RANK_FAULTS", str(folder))
-
-    def plan(self, operation: str, rank: int, number: signal.Signals) -> None:
-        """The next time that this rank does this, it gets a signal."""
-        unfinished = self._folder / "rank.new"
-        unfinished.write_text(f"{operation} {number.value}")
-        unfinished.replace(self._folder / f"rank-{rank}")
-
-    async def come(self) -> None:
-        """Return when the faults have come."""
-        while [*self._folder.glob("rank-*")]:
-            await trio.sleep(0.01)
 
 
 async def measured(bench: Bench) -> tuple[float, bytes]:
@@ -123,9 +134,9 @@ async def measured(bench: Bench) -> tuple[float, bytes]:
 
 
 def test_a_rank_that_is_killed_at_any_operation_leaves_no_process_and_no_wrong_contribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults
 ) -> None:
-    faults, first = Faults(tmp_path, monkeypatch), list[tuple[float, bytes]]()
+    first = list[tuple[float, bytes]]()
 
     async def scenario(bench: Bench) -> None:
         trainer = bench.trainer
@@ -144,10 +155,8 @@ def test_a_rank_that_is_killed_at_any_operation_leaves_no_process_and_no_wrong_c
     with_trainer(tmp_path, scenario, ranks=TWO)
 
 
-def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults, folder = Faults(tmp_path, monkeypatch), tmp_path / "moments"
+def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(tmp_path: Path, faults: Faults) -> None:
+    folder = tmp_path / "moments"
     folder.mkdir()
 
     async def scenario(bench: Bench) -> None:
@@ -168,10 +177,7 @@ def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(
     with_trainer(tmp_path, scenario, ranks=TWO, moments=folder)
 
 
-def test_a_rank_that_is_stopped_for_a_while_at_any_operation_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = Faults(tmp_path, monkeypatch)
+def test_a_rank_that_is_stopped_for_a_while_at_any_operation_changes_nothing(tmp_path: Path, faults: Faults) -> None:
     found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
 
     async def stopped(bench: Bench, rank: int) -> None:
