@@ -107,3 +107,15 @@ def test_attention_within_documents_is_that_with_a_mask_of_all_pairs(heads: int)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     found = causal_attention(query, key, value, Documents.of(ids, torch.device("cpu")))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("differentiates", "precision"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_training_attends_to_short_documents_in_fp32_on_a_cpu(differentiates: bool, precision: torch.dtype) -> None:
+    """Where a model computes in bf16, by autocast; without a gradient bf16 is faster."""
+    heads = torch.randn(3, 1, 2, 24, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    query, key, value = (each.requires_grad_(differentiates) for each in heads)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = causal_attention(query, key, value, Documents.of(np.zeros((1, 24), np.int64), torch.device("cpu")))
+    queries, keys, values = heads.to(precision)
+    expected = F.scaled_dot_product_attention(queries, keys, values, is_causal=True).bfloat16()
+    assert found.dtype == torch.bfloat16 and torch.equal(found, expected)
