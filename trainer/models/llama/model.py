@@ -151,9 +151,7 @@ class _RmsNorm(torch.autograd.Function):
         hidden, weight, inverse = ctx.saved_tensors
         (gradient,) = grads
         product = gradient * hidden
-        with torch.autocast(
-            hidden.device.type, enabled=False
-        ):  # a compiled backward pass is in the forward pass's precision
+        with torch.autocast(hidden.device.type, enabled=False):  # a compiled backward pass has that of the forward pass
             of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
             along = (product @ weight).unsqueeze(-1).mul_(inverse**3).div_(len(weight))
         of_hidden = (gradient * weight).mul_(inverse).addcmul_(hidden, along, value=-1)

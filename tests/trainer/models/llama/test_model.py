@@ -78,7 +78,7 @@ def test_compiled_layers_have_the_same_gradients_and_nothing_of_them_is_where_ot
     code = """
 import numpy as np, torch
 from tests.trainer import small
-from trainer.models.llama.model import Documents, RMSNorm
+from trainer.models.llama.model import Documents
 tokens = torch.arange(24).view(2, 12)
 for documents in (None, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)):
     for recomputed in (0, 1):
