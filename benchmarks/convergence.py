@@ -1,4 +1,4 @@
-"""Does training apart reach what training together does, with a model of 10 M parameters on a real corpus?
+"""Training apart against training together, with a model of 10 M parameters on a real corpus.
 
     peer data build --tokenizer bytes CORPUS code=FOLDER ...        (50 MB of text or more)
     python -m benchmarks.convergence CORPUS --save FILE [--json]
@@ -17,6 +17,7 @@ form "c=3;f=8;a=5;f?" does it answer?  (arXiv 2511.13761 warns that equal losses
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -41,7 +42,7 @@ from trainer.data.rows import Rows
 from trainer.device import device_speed
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.models.llama.model import hidden_states
+from trainer.models.llama.model import Decoder, hidden_states
 from trainer.optim import InnerLoop, Place
 from trainer.parameters import WholeParameters
 from trainer.worker import Task, Worker
@@ -180,8 +181,6 @@ def questions(count: int, seed: int) -> Rows:
 
 def task_accuracy(theta: F32, dtype: torch.dtype) -> float:
     """Share of new questions that the model answers after `TASK_STEPS` steps on others."""
-    from trainer.models.llama.model import Decoder
-
     model = Decoder(MODEL, CPU)
     model.flat.copy_(torch.from_numpy(theta))
     model.compute_dtype = dtype
@@ -203,8 +202,7 @@ class Progress:
     """Finished runs, one JSON line each, in a file if one is named."""
 
     def __init__(self, corpus: Path, path: Path | None) -> None:
-        manifest = (corpus / MANIFEST).read_bytes()
-        root = torch.frombuffer(bytearray(manifest), dtype=torch.uint8).long().sum().item()
+        root = hashlib.sha256((corpus / MANIFEST).read_bytes()).hexdigest()[:16]
         self._settings = {"steps": STEPS, "warm": WARM_STEPS, "rows": ROWS, "length": LENGTH, "corpus": root}
         self._path = path
         self.outcomes: dict[Case, Outcome] = {}
