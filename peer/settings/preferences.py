@@ -144,8 +144,8 @@ class Preferences:
     )
     compile: str = _setting(
         "auto",
-        "have torch compile the model's layers, which makes steps faster and the first one 10 to 30 s longer; needs a C++ "
-        "compiler; auto: on a GPU",
+        "have torch compile the model's layers, which makes steps faster and the first one up to a minute longer; needs a "
+        "C++ compiler; auto: on a GPU",
         one_of("auto", "on", "off"),
     )
     state: str = _setting(

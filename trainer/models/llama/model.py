@@ -138,7 +138,7 @@ class RMSNorm(nn.Module):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """RMS norm whose backward pass goes over the values half as often as torch's, which is composed of simple operations."""
+    """RMS norm whose backward pass goes over the values less often than torch's, which is composed of simple operations."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -172,7 +172,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self._width, config.norm_eps)
         self.o_proj = nn.Linear(config.query_width, config.dim, bias=False)
         self._norms = config.qk_norm
-        self._attend = causal_attention
+        self._attend_to_documents = causal_attention
 
     def forward(self, normed_btd: Tensor, context: Context) -> Tensor:
         """Return the layer's attention, (B, T, dim)."""
@@ -183,15 +183,16 @@ class Attention(nn.Module):
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         query, key = (_rotate(each, context.cos, context.sin) for each in (query, key))
         if context.past is None:
-            mixed = (causal_attention if context.documents is None else self._attend)(query, key, value, context.documents)
+            attention = causal_attention if context.documents is None else self._attend_to_documents
+            mixed = attention(query, key, value, context.documents)
         else:
             mixed = _looking_back(query, *context.past.extend(self._number, key, value), context.past.mask)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
 
-    def attend_uncompiled(self) -> None:
-        """Leave the attention out of what is compiled: its documents have other lengths in every step."""
-        self._attend = torch.compiler.disable(causal_attention)  # type: ignore[no-untyped-call]
+    def leave_documents_uncompiled(self) -> None:
+        """Leave attention within documents out of compiled code, because their lengths differ from step to step."""
+        self._attend_to_documents = torch.compiler.disable(causal_attention)  # type: ignore[no-untyped-call]
 
 
 class FeedForward(nn.Module):
@@ -293,7 +294,7 @@ class Decoder(nn.Module):
         return model
 
     def compile_layers(self) -> None:
-        """Have torch compile each layer at its first use, which takes 20 s on a CPU.
+        """Have torch compile each layer at its first use, which takes about 40 s of a CPU's time.
 
         A small function is compiled at once, because an error in a step would end the trainer.  Raises OSError if that
         fails.
@@ -307,7 +308,7 @@ class Decoder(nn.Module):
             raise OSError(f"torch needs a compiler for C++, such as g++, and Python's headers: {reason}") from error
         for layer in self.model.layers:
             assert isinstance(layer, Layer)
-            layer.self_attn.attend_uncompiled()
+            layer.self_attn.leave_documents_uncompiled()
             layer.compile()
 
     @property
