@@ -34,9 +34,11 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.text import text_data, text_places
-from kernels import codec, outer_step
+from kernels import outer_step
 from kernels.aggregate import Rule, aggregate
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.format import norm
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
@@ -49,10 +51,11 @@ F32 = npt.NDArray[np.float32]
 
 MODEL = ModelConfig(vocab=256, dim=32, layers=2, heads=2, kv_heads=1, ffn=96, rope_base=1e4, norm_eps=1e-5, tied=True)
 CHUNK = 1 << 13
+CODEC = "int8"
 MEMBERS = 8
 MOST_HOSTILE = 3
 WARM_RATE, RATE = 3e-3, 1e-3
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+OUTER = outer_step.OuterStep(0.7, 0.9)
 EVALUATION_TOKENS = 1 << 16
 BAR_PERCENT = 2.0
 BAR_ATTACKS = ("sign flip x -1000", "constant", "random, large", "random, honest norm", "copied", "delayed")
@@ -115,7 +118,7 @@ class Scene:
 
 def honest_norm_noise(scene: Scene) -> F32:
     noise = scene.noise()
-    return noise * np.float32(codec.norm(scene.honest[0]) / codec.norm(noise))
+    return noise * np.float32(norm(scene.honest[0]) / norm(noise))
 
 
 def little(scene: Scene) -> F32:
@@ -154,6 +157,7 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
         inner=inner,
         inner_steps=settings.inner_steps,
         chunk_parameters=CHUNK,
+        codec=CODEC,
         files=files,
         blocks=tuple(blocks),
     )
@@ -171,7 +175,7 @@ class Bench:
         self.config = config_for(settings, RATE)
         self.warm_rounds = settings.warm_steps // settings.inner_steps
         self.start = self._warm_start()
-        self.layout = chunk_layout(len(self.start), CHUNK)
+        self.layouts = chunk_layouts(LADDER[CODEC], len(self.start), CHUNK)
 
     def _warm_start(self) -> F32:
         worker = Worker(config_for(self.settings, WARM_RATE), CPU)
@@ -217,7 +221,7 @@ class Bench:
 
     def _train(self, worker: Worker, round_number: int, number: int, theta: F32) -> bytearray:
         steps = self.settings.steps_of(number)
-        out = bytearray(payload_bytes(self.layout))
+        out = bytearray(self.layouts.contribution.payload_bytes)
         rows = [self._rows(round_number, number, step) for step in range(steps)]
         task = Task(round_number, rows, steps, round_number * self.settings.inner_steps)
         if worker.compute(task, theta, memoryview(out), lambda *_: False).loss > DIVERGED:
@@ -227,21 +231,24 @@ class Bench:
     def _outer_step(
         self, rule: Rule, theta: F32, momentum: F32, contributions: Sequence[bytearray], tokens: Sequence[int]
     ) -> None:
-        for span in self.layout:
-            result = bytearray(span.size)
-            aggregate(rule, [memoryview(data)[span.encoded] for data in contributions], tokens, span.count, result)
-            outer_step.apply_result(theta[span.values], momentum[span.values], result, OUTER_RATE, OUTER_MOMENTUM)
+        codec, layout, averaged = self.layouts
+        for span, place in zip(layout, averaged, strict=True):
+            result, parts = bytearray(place.size), [memoryview(data)[span.encoded] for data in contributions]
+            aggregate(rule, codec, parts, tokens, span.count, result)
+            outer_step.apply_result(theta[span.values], momentum[span.values], result, averaged.format, OUTER)
 
     def _encoded(self, values: F32) -> bytearray:
-        data = bytearray(payload_bytes(self.layout))
-        for span in self.layout:
-            codec.encode(values[span.values], memoryview(data)[span.encoded])
+        data = bytearray(self.layouts.contribution.payload_bytes)
+        layout = self.layouts.contribution
+        for span in layout:
+            layout.format.encode(values[span.values], memoryview(data)[span.encoded])
         return data
 
     def _decoded(self, data: bytearray) -> F32:
         values = np.empty(len(self.start), np.float32)
-        for span in self.layout:
-            codec.decode(memoryview(data)[span.encoded], span.count, values[span.values])
+        layout = self.layouts.contribution
+        for span in layout:
+            layout.format.decode(memoryview(data)[span.encoded], span.count, values[span.values])
         return values
 
 

@@ -1,6 +1,8 @@
-"""How fast one core encodes, decodes and averages (millions of values a second), and the GPU where there is one.
+"""How fast one core encodes, decodes and averages with each codec (millions of values a second), and a GPU if there is one.
 
-    python -m benchmarks.codec [--values N] [--members K] [--repeats R]
+    python -m benchmarks.codec [--values N] [--members K] [--repeats R] [--codecs int8,int4]
+
+Encoding includes error feedback where the codec has it.
 
 Medians over the repeats.  Averaging counts input values (members x values).  The GPU's ratio is against what its memory
 could move: the bytes read and written over the bandwidth of a device copy measured in the same run.
@@ -11,26 +13,29 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kernels import codec
-from kernels.aggregate import centered_clip, clipped_mean, trimmed_mean, weighted_mean
-from kernels.outer_step import apply_result
+from kernels.aggregate import Rule, aggregate
+from kernels.codecs.ladder import LADDER, Codec
+from kernels.outer_step import OuterStep, apply_result
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Throughput of the int8 codec.")
+    options = argparse.ArgumentParser(description="Throughput of the codecs.")
     options.add_argument("--values", type=int, default=1 << 24)
     options.add_argument("--members", type=int, default=8)
     options.add_argument("--repeats", type=int, default=7)
+    options.add_argument("--codecs", type=lambda text: text.split(","), default=[*LADDER])
     args = options.parse_args()
     print(f"{args.values} values, {args.members} members, median of {args.repeats}")
-    print(f"{'numpy, one core':24} {'M values/s':>12}")
-    for name, rate in cpu_rates(args.values, args.members, args.repeats):
-        print(f"{name:24} {rate / 1e6:12.0f}")
-    gpu(args.values, args.members, args.repeats)
+    rates = {name: cpu_rates(LADDER[name], args.values, args.members, args.repeats) for name in args.codecs}
+    print("| numpy, one core, M values/s | " + " | ".join(rates) + " |")
+    print("|---" * (1 + len(rates)) + "|")
+    for row in zip(*rates.values(), strict=True):
+        print(f"| {row[0][0]} | " + " | ".join(f"{rate / 1e6:.0f}" for _, rate in row) + " |")
+    gpu([LADDER[name] for name in args.codecs], args.values, args.members, args.repeats)
 
 
 def seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -43,28 +48,37 @@ def seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]
     return statistics.median(times)
 
 
-def cpu_rates(count: int, members: int, repeats: int) -> list[tuple[str, float]]:
+def cpu_rates(codec: Codec, count: int, members: int, repeats: int) -> list[tuple[str, float]]:
     """(what, values per second of this thread's processor time): what else runs on the computer does not count."""
     values = np.random.default_rng(1).standard_normal(count, np.float32)
-    encoded = np.empty(codec.encoded_bytes(count), np.uint8)
-    codec.encode(values, encoded)
-    decoded, momentum, result = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty_like(encoded)
+    sent, averaged = codec.contribution, codec.result
+    encoded, result = (np.zeros(format.encoded_bytes(count), np.uint8) for format in (sent, averaged))
+    sent.encode(values, encoded)
+    decoded, momentum, residual = np.empty(count, np.float32), np.zeros(count, np.float32), np.zeros(count, np.float32)
     copies = [encoded.copy() for _ in range(members)]
+    aggregate("mean", codec, copies, [1] * members, count, result)
+
+    def encode() -> None:
+        codec.encode_range(values.copy(), residual, encoded, count, 0)
+
+    def average(rule: Rule) -> Callable[[], object]:
+        return lambda: aggregate(rule, codec, copies, [1] * members, count, result)
+
     work: list[tuple[str, int, Callable[[], object]]] = [
-        ("encode", count, lambda: codec.encode(values, encoded)),
-        ("decode", count, lambda: codec.decode(encoded, count, decoded)),
-        ("check", count, lambda: codec.is_sane(encoded, count)),
-        ("norm", count, lambda: codec.norm(values)),
-        ("weighted mean", count * members, lambda: weighted_mean(copies, [1] * members, count, result)),
-        ("clip", count * members, lambda: clipped_mean(copies, [1] * members, count, result)),
-        ("trimmed", count * members, lambda: trimmed_mean(copies, [1] * members, count, result)),
-        ("centered_clip", count * members, lambda: centered_clip(copies, [1] * members, count, result)),
-        ("outer step", count, lambda: apply_result(decoded, momentum, encoded, 0.7, 0.9)),
+        ("encode a difference", count, encode),
+        ("decode", count, lambda: sent.decode(encoded, count, decoded)),
+        ("check", count, lambda: sent.is_sane(encoded, count)),
+        ("sum of squares", count, lambda: sent.sum_of_squares(encoded, count)),
+        ("mean", count * members, average("mean")),
+        ("clip", count * members, average("clip")),
+        ("trimmed", count * members, average("trimmed")),
+        ("centered_clip", count * members, average("centered_clip")),
+        ("outer step", count, lambda: apply_result(decoded, momentum, result, averaged, OuterStep(0.7, 0.9))),
     ]
     return [(name, size / seconds(run, repeats, time.thread_time)) for name, size, run in work]
 
 
-def gpu(count: int, members: int, repeats: int) -> None:
+def gpu(codecs: Sequence[Codec], count: int, members: int, repeats: int) -> None:
     """The same on CUDA, if there is a device."""
     import torch
 
@@ -74,12 +88,7 @@ def gpu(count: int, members: int, repeats: int) -> None:
     from kernels import codec_triton
 
     source = torch.randn(count, device="cuda")
-    base = torch.zeros_like(source)
-    copy = torch.empty_like(source)
-    encoded = torch.empty(codec.encoded_bytes(count), dtype=torch.uint8, device="cuda")
-    codec_triton.encode_difference(base, source, encoded)
-    copies = [encoded.clone() for _ in range(members)]
-    result = torch.empty_like(encoded)
+    base, copy, residual = torch.zeros_like(source), torch.empty_like(source), torch.zeros_like(source)
 
     def timed(work: Callable[[], object]) -> float:
         def run() -> None:
@@ -90,19 +99,29 @@ def gpu(count: int, members: int, repeats: int) -> None:
 
     bandwidth = 8 * count / timed(lambda: copy.copy_(source))
     print(f"{'Triton on ' + torch.cuda.get_device_name():40} {'M values/s':>12} {'of memory bandwidth':>20}")
-    payload = codec.encoded_bytes(count)
-    rows: list[tuple[str, int, int, Callable[[], object]]] = [
-        ("encode a difference", count, 8 * count + payload, lambda: codec_triton.encode_difference(base, source, encoded)),
-        (
-            "weighted mean",
-            count * members,
-            (members + 1) * payload,
-            lambda: codec_triton.weighted_mean(copies, [1] * members, count, result),
-        ),
-    ]
-    for name, size, moved, work in rows:
-        took = timed(work)
-        print(f"{name:40} {size / took / 1e6:12.0f} {moved / took / bandwidth:19.0%}")
+    for codec in codecs:
+        sent, result = (
+            torch.empty(format.encoded_bytes(count), dtype=torch.uint8, device="cuda")
+            for format in (codec.contribution, codec.result)
+        )
+
+        def encode(codec: Codec = codec, sent: torch.Tensor = sent) -> None:
+            codec_triton.encode_difference(codec, base, source, residual, sent)
+
+        encode()
+        copies = [sent.clone() for _ in range(members)]
+
+        def average(codec: Codec = codec, copies: list[torch.Tensor] = copies, result: torch.Tensor = result) -> None:
+            codec_triton.weighted_mean(codec, copies, [1] * members, count, result)
+
+        moved = (8 if codec.feedback is None else 16) * count + sent.numel()
+        rows: list[tuple[str, int, int, Callable[[], object]]] = [
+            (f"{codec.name}, encode a difference", count, moved, encode),
+            (f"{codec.name}, weighted mean", count * members, members * sent.numel() + result.numel(), average),
+        ]
+        for name, size, bytes_moved, work in rows:
+            took = timed(work)
+            print(f"{name:40} {size / took / 1e6:12.0f} {bytes_moved / took / bandwidth:19.0%}")
 
 
 if __name__ == "__main__":

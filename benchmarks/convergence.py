@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.diloco_bench import apply_int8, data_parallel, rows_of
-from kernels.layout import chunk_layout, payload_bytes
+from benchmarks.diloco_bench import CODEC, apply_mean, data_parallel, layouts_for, rows_of
+from kernels.codecs.ladder import LADDER
 from kernels.outer_step import automatic
 from peer.corpora.run_data import MANIFEST, RunData
 from protocol.corpora.manifest import read_manifest
@@ -109,7 +109,7 @@ class Bench:
             warmup_steps=20, cooldown=0.0, joiner_warmup_steps=10, optimizer=optimizer,
         )  # fmt: skip
         most = WARM_STEPS + STEPS
-        config = TrainingConfig(seed, MODEL, self._data, inner, most, CHUNK, files=self._files, blocks=self._blocks)
+        config = TrainingConfig(seed, MODEL, self._data, inner, most, CHUNK, CODEC, files=self._files, blocks=self._blocks)
         return Worker(config, CPU, dtype=self.dtype)
 
     @cached_property
@@ -145,15 +145,15 @@ class Bench:
         return Outcome(self._judge.evaluate(theta, EVALUATION_TOKENS), task_accuracy(theta, self.dtype))
 
     def _apart(self, case: Case, theta: F32) -> F32:
-        momentum, size = np.zeros_like(theta), payload_bytes(chunk_layout(theta.size, CHUNK))
+        momentum, layouts = np.zeros_like(theta), layouts_for(theta.size, chunk=CHUNK)
         members = [self.member(case.seed, case.optimizer, case.rate) for _ in range(case.members)]
         for first in range(WARM_STEPS, WARM_STEPS + STEPS, case.inner_steps):
-            encoded, tokens = [bytearray(size) for _ in members], []
+            encoded, tokens = [bytearray(layouts.contribution.payload_bytes) for _ in members], []
             for number, (member, out) in enumerate(zip(members, encoded, strict=True)):
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
-            apply_int8(theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps), CHUNK)
+            apply_mean(layouts, theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps, LADDER[CODEC]))
         return theta
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kernels.layout import chunk_layout, payload_bytes
-from kernels.outer_step import apply_result
+from benchmarks.diloco_bench import apply_mean
 from peer.demo.learning import F32, Comparison, Examiner
 from peer.demo.swarm import learning_run
 from peer.trainer_process.process import TrainerPlaces
@@ -69,8 +68,8 @@ class Run:
         self._manifest, self._rl, self._seed, self._folder = manifest, manifest.rl, seed, folder
         self._worker = Worker(config, CPU)
         self._jobs = RolloutJobs(config, self._worker, CPU)
-        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        self._out = bytearray(payload_bytes(self._layout))
+        self._layouts = manifest.layouts
+        self._out = bytearray(manifest.layouts.contribution.payload_bytes)
         self.theta: F32 = np.empty(manifest.parameters, np.float32)
         self._momentum = np.zeros_like(self.theta)
         initial_parameters(config.model, manifest.seed, self.theta)
@@ -112,11 +111,7 @@ class Run:
 
     def _apply(self, tokens: int) -> None:
         outer = self._manifest.outer_step(self.round, [tokens])
-        view = memoryview(self._out)
-        for span in self._layout:
-            apply_result(
-                self.theta[span.values], self._momentum[span.values], view[span.encoded], outer.rate, outer.momentum
-            )
+        apply_mean(self._layouts, self.theta, self._momentum, [self._out], [tokens], outer)
         self.round += 1
 
     def _batch(self, version: int, number: int) -> Path:

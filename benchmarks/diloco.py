@@ -67,7 +67,7 @@ class Progress:
                 file.write(json.dumps({**self._key(case), "losses": losses}) + "\n")
 
     def _key(self, case: Case) -> dict[str, Any]:
-        rule = rule_named(case.outer) if case.outer else None
+        rule = rule_named(case.outer, case.exchange) if case.outer else None
         steps = [rule([1] * size, case.inner_steps) for size in range(1, MOST + 1)] if rule else []
         return {"settings": self._settings, "case": asdict(case), "rule": steps}
 

@@ -10,8 +10,11 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.text import text_data, text_places
-from kernels import aggregate, outer_step
-from kernels.layout import chunk_layout, payload_bytes
+from kernels import outer_step
+from kernels.aggregate import aggregate
+from kernels.codecs.format import Format
+from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256, Codec
+from kernels.layout import Layouts, chunk_layouts
 from kernels.outer_step import OuterStep, automatic
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
@@ -25,6 +28,18 @@ OuterRule = Callable[[Sequence[int], int], OuterStep]
 """From the members' tokens and H to rate and momentum."""
 MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
 CHUNK = 1 << 14
+CODEC = "int8"
+"""Codec of the tables' rows."""
+FP32 = "fp32"
+"""Instead of a codec: differences are averaged as they are."""
+FORMATS: dict[str, Format] = {
+    "int8": INT8,
+    "int4": INT4,
+    "int2": INT2,
+    "top64": TOP64,
+    "top256": TOP256,
+    "bf16": BF16,
+}
 WARM_MEMBERS = 4
 WARM_RATE, RATE = 3e-3, 1e-3
 MEMBERS = (1, 2, 4, 8)
@@ -72,6 +87,7 @@ class Settings:
             inner,
             LONGEST,
             chunk_parameters=CHUNK,
+            codec=CODEC,
             files=files,
             blocks=tuple(blocks),
         )
@@ -83,14 +99,14 @@ QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_token
 @dataclass(frozen=True)
 class Case:
     """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
-    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: int8 (the real codec) or fp32."""
+    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: as in `codec_of`, or fp32."""
 
     seed: int
     members: int
     steps: tuple[int, ...]
     inner_steps: int = 0
     outer: str = ""
-    exchange: str = "int8"
+    exchange: str = CODEC
 
     def __str__(self) -> str:
         kind = f"diloco {self.outer} {self.exchange}" if self.outer else "data-parallel"
@@ -111,10 +127,29 @@ def size_in(members: int, round_number: int, rounds: int) -> int:
     return 1 + round((MOST - 1) * height)
 
 
-def rule_named(name: str) -> OuterRule:
+def codec_of(exchange: str) -> Codec:
+    """A codec of the ladder by its name, or CONTRIBUTION[:FEEDBACK]/RESULT with the names of formats, as in int4:1/int8.
+
+    Raises ValueError.
+    """
+    if exchange in LADDER:
+        return LADDER[exchange]
+    sent, _, result = exchange.partition("/")
+    sent, _, feedback = sent.partition(":")
+    if sent not in FORMATS or result not in FORMATS:
+        raise ValueError(f"{exchange} is neither one of {', '.join(LADDER)}, nor two of {', '.join(FORMATS)}")
+    return Codec("int8", FORMATS[sent], FORMATS[result], float(feedback) if feedback else None)
+
+
+def layouts_for(parameters: int, exchange: str = CODEC, chunk: int = CHUNK) -> Layouts:
+    return chunk_layouts(codec_of(exchange), parameters, chunk)
+
+
+def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
     """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
     if name == "auto":
-        return automatic
+        codec = codec_of(CODEC if exchange == FP32 else exchange)
+        return lambda tokens, inner_steps: automatic(tokens, inner_steps, codec)
     rate, momentum = (float(part) for part in name.split("/"))
     return lambda tokens, inner_steps: OuterStep(rate, momentum)
 
@@ -171,25 +206,28 @@ class Bench:
 
     def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
         """Train members apart and take the outer step after every round; yields the outer parameters after each."""
-        rule, chunk_bytes = rule_named(case.outer), payload_bytes(chunk_layout(self.start(case.seed).size, CHUNK))
-        theta = self.start(case.seed).copy()
-        momentum = np.zeros_like(theta)
+        rule, theta = rule_named(case.outer, case.exchange), self.start(case.seed).copy()
+        layouts = None if case.exchange == FP32 else layouts_for(len(theta), case.exchange)
+        momentum, scratch = np.zeros_like(theta), bytearray(layouts_for(len(theta)).contribution.payload_bytes)
         members: list[Worker] = []
+        residuals: list[F32] = []
         for round_number in range(rounds):
             size = size_in(case.members, round_number, rounds)
             first = self.settings.warm_steps + round_number * case.inner_steps
             members = members[:size] + [self.member(case.seed) for _ in range(size - len(members))]
-            encoded, tokens = [bytearray(chunk_bytes) for _ in members], []
-            for number, (member, out) in enumerate(zip(members, encoded, strict=True)):
+            residuals = residuals[:size] + [np.zeros_like(theta) for _ in range(size - len(residuals))]
+            differences, tokens = [], []
+            for number, member in enumerate(members):
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
-                tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
+                tokens.append(member.compute(task, theta, memoryview(scratch), lambda *_: False).tokens)
+                differences.append(theta - member.model.flat.numpy())
             step = rule(tokens, case.inner_steps)
-            if case.exchange == "int8":
-                apply_int8(theta, momentum, encoded, tokens, step)
+            if layouts is not None:
+                encoded = [encoded_with(layouts, *each) for each in zip(differences, residuals, strict=True)]
+                apply_mean(layouts, theta, momentum, encoded, tokens, step)
             else:
-                differences = np.stack([theta - member.model.flat.numpy() for member in members])
-                mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
+                mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
                 outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
             yield theta
 
@@ -203,15 +241,25 @@ def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int]
     return member.model.flat.numpy().copy()
 
 
-def apply_int8(
-    theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep, chunk: int = CHUNK
+def encoded_with(layouts: Layouts, difference: F32, residual: F32) -> bytearray:
+    """A contribution; its codec may replace the residual."""
+    layout = layouts.contribution
+    out = layout.zeros()
+    for span in layout:
+        part = memoryview(out)[span.encoded]
+        layouts.codec.encode_range(difference[span.values], residual[span.values], part, span.count, 0)
+    return out
+
+
+def apply_mean(
+    layouts: Layouts, theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep
 ) -> None:
-    """One round's exchange and outer step, with the real codec.  chunk: parameters of a chunk."""
-    for span in chunk_layout(len(theta), chunk):
+    """One round's exchange and outer step, with the real codec."""
+    for span, averaged in zip(layouts.contribution, layouts.result, strict=True):
         parts = [memoryview(data)[span.encoded] for data in encoded]
-        result = memoryview(bytearray(span.size))
-        aggregate.weighted_mean(parts, tokens, span.count, result)
-        outer_step.apply_result(theta[span.values], momentum[span.values], result, step.rate, step.momentum)
+        result = memoryview(bytearray(averaged.size))
+        aggregate("mean", layouts.codec, parts, tokens, span.count, result)
+        outer_step.apply_result(theta[span.values], momentum[span.values], result, layouts.result.format, step)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from benchmarks.exchange_parts import parts
+from benchmarks.exchange_parts import CODEC, parts
 from kernels.aggregate import Rule
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 
 
 @dataclass
@@ -110,11 +111,10 @@ def main() -> None:
             f"| {what} | {seconds:.2f} | {parameters / seconds / 1e6:.0f} | {volume:.3f} | "
             f"{seconds / ours['exchange']:.2f} |"
         )
-    formula = (
-        2 * (arguments.peers - 1) / arguments.peers * payload_bytes(chunk_layout(parameters, arguments.chunk)) / parameters
-    )
+    both = chunk_layouts(LADDER[CODEC], parameters, arguments.chunk).exchanged_bytes
+    formula = (arguments.peers - 1) / arguments.peers * both / parameters
     print(
-        f"\nbytes on the wire over the formula 2 (N - 1)/N x codec bytes: {ours['bytes'] / formula:.4f}; "
+        f"\nbytes on the wire over (N - 1)/N x bytes of a contribution and a result: {ours['bytes'] / formula:.4f}; "
         f"equal results: {ours['equal']}; peak memory of a peer beyond contribution and result: "
         f"{ours['extra'] / 1e6:.0f} MB"
     )

@@ -28,7 +28,7 @@ class Peer(ExchangePeer):
 
     def __init__(self, parameters: int, chunk: int, rule: Rule) -> None:
         super().__init__(parameters, chunk, rule)
-        self.scratch = memoryview(bytearray(max(span.size for span in self.layout)))
+        self.scratch = memoryview(bytearray(max(span.size for span in self.layouts.contribution)))
         self.lost: list[float] = []
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
@@ -58,7 +58,7 @@ class Peer(ExchangePeer):
         """As many bytes as an exchange sends: a part and a result of the payload's N-th to everybody."""
         async with trio.open_nursery() as nursery:
             for peer in peers:
-                nursery.start_soon(self._push_to, network, peer, 2 * self.size // (len(peers) + 1))
+                nursery.start_soon(self._push_to, network, peer, self.layouts.exchanged_bytes // (len(peers) + 1))
 
     async def _push_to(self, network: Libp2pNetwork, peer: PeerId, size: int) -> None:
         while size > 0:
@@ -111,8 +111,8 @@ async def main() -> None:
                 bytes_per_s=network.bandwidth().least,
                 lost_s=[at - begun for at in peer.lost],
                 without=peer.without(),
-                chunks=len(peer.layout),
-                extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size,
+                chunks=len(peer.leaves),
+                extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - len(peer.result),
             )
         await network.close()
         nursery.cancel_scope.cancel()

@@ -16,19 +16,21 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kernels.aggregate import Rule, aggregate
-from kernels.codec import encode
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.transport.bulk_link import FRAME_BYTES, TAG_BYTES
 from protocol.wire.hashes import chunk_hash
 
 TIMES = 5
+CODEC = "int4"
+"""Codec of the exchanges that are measured, with contributions and results of one size."""
 SENT_BYTES = 256 << 20
 
 
 def parts(peers: int, parameters: int, chunk: int, rule: Rule) -> Iterator[tuple[str, float]]:
     """What it is, and processor seconds of one peer in one exchange, at both ends of its connections."""
-    layout = chunk_layout(parameters, chunk)
-    payload, share = payload_bytes(layout), (peers - 1) / peers
+    codec, layout, _ = chunk_layouts(LADDER[CODEC], parameters, chunk)
+    payload, share = layout.payload_bytes, (peers - 1) / peers
     cipher, nonce, plain = AESGCM(bytes(32)), bytes(12), bytearray(FRAME_BYTES)
     sealed, opened = bytearray(FRAME_BYTES + TAG_BYTES), bytearray(FRAME_BYTES)
     cipher.encrypt_into(nonce, plain, None, sealed)
@@ -41,8 +43,8 @@ def parts(peers: int, parameters: int, chunk: int, rule: Rule) -> Iterator[tuple
     yield "hash what came and what it made (BLAKE3)", hashed / layout[0].size * _seconds(lambda: chunk_hash(piece))
     members = [memoryview(bytearray(layout[0].size)) for _ in range(peers)]
     for seed, member in enumerate(members):
-        encode(np.random.default_rng(seed).standard_normal(layout[0].count, dtype=np.float32), member)
-    one_chunk = _seconds(lambda: aggregate(rule, members, [1000] * peers, layout[0].count, piece))
+        layout.format.encode(np.random.default_rng(seed).standard_normal(layout[0].count, dtype=np.float32), member)
+    one_chunk = _seconds(lambda: aggregate(rule, codec, members, [1000] * peers, layout[0].count, piece))
     yield f"average its share ({rule})", one_chunk * parameters / peers / layout[0].count
 
 

@@ -1,6 +1,6 @@
 """What a GPU does for a trainer: `python -m benchmarks.gpu`, part of `make gpu`.
 
-* bytes: the codec's kernels give the CPU's bytes, for a difference and for a mean of members.
+* bytes: the codecs' kernels give the CPU's bytes, for a difference and for a mean of members.
 * bandwidth: bytes that the kernels read and write in a second, against a copy on the device (bar: 80 %).
 * attention: one call for all documents against each document alone on the CPU (bf16: within its rounding).
 * training: tokens/s and MFU of named sizes, with synthetic rows, against the measured speed of large products (bar: 50 %).
@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels import codec
-from kernels.aggregate import weighted_mean
+from kernels.aggregate import aggregate
+from kernels.codecs.format import HEADER_BYTES
+from kernels.codecs.ladder import LADDER, Codec
 from kernels.toploc import prove_all
 from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
 from trainer.config import InnerConfig
@@ -52,33 +53,48 @@ def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 
 
 
 def kernels(device: torch.device, count: int) -> list[dict[str, Any]]:
-    """Bytes and bandwidth of both kernels of the codec."""
+    """Bytes and bandwidth of the kernels of each codec."""
+    return [row for codec in LADDER.values() for row in codec_kernels(codec, device, count)]
+
+
+def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[str, Any]]:
     from kernels import codec_triton
 
-    size, generator = codec.encoded_bytes(count), torch.Generator(device).manual_seed(1)
-    base, values = (torch.randn(count, device=device, generator=generator) for _ in range(2))
-    out, mean = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    codec_triton.encode_difference(base, values, out)
-    expected = np.empty(size, np.uint8)
-    codec.encode((base - values).cpu().numpy(), expected)
+    generator = torch.Generator(device).manual_seed(1)
+    base, values, residual = (torch.randn(count, device=device, generator=generator) for _ in range(3))
+    out, mean = (
+        torch.empty(format.encoded_bytes(count), dtype=torch.uint8, device=device)
+        for format in (codec.contribution, codec.result)
+    )
+    expected, wanted, left = codec.contribution.zeros(count), np.empty(mean.numel(), np.uint8), residual.cpu().numpy()
+    codec_triton.encode_difference(codec, base, values, residual, out)
+    codec.encode_range((base - values).cpu().numpy(), left, expected, count, 0)
     parts, weights = [out] * MEMBERS, [*range(1, MEMBERS + 1)]
-    codec_triton.weighted_mean(parts, weights, count, mean)
-    wanted = np.empty(size, np.uint8)
-    weighted_mean([expected] * MEMBERS, weights, count, wanted)
+    codec_triton.weighted_mean(codec, parts, weights, count, mean)
+    aggregate("mean", codec, [expected] * MEMBERS, weights, count, wanted)
+    wanted[HEADER_BYTES - 8 : HEADER_BYTES] = 0
     copied = torch.empty_like(base)
     copy = 8 * count / seconds_of(device, lambda: copied.copy_(base))
-    encode_s = seconds_of(device, lambda: codec_triton.encode_difference(base, values, out))
-    mean_s = seconds_of(device, lambda: codec_triton.weighted_mean(parts, weights, count, mean))
+    same = bool(np.array_equal(out.cpu().numpy(), np.frombuffer(expected, np.uint8)))
+    same_left = codec.feedback is None or bool(np.array_equal(residual.cpu().numpy(), left))
+    encode_s = seconds_of(device, lambda: codec_triton.encode_difference(codec, base, values, residual, out))
+    mean_s = seconds_of(device, lambda: codec_triton.weighted_mean(codec, parts, weights, count, mean))
+    moved = (8 if codec.feedback is None else 16) * count + out.numel()
     return [
         {
-            "kernel": name,
-            "same_bytes": bool(np.array_equal(found.cpu().numpy(), cpu)),
+            "kernel": f"{codec.name}, {name}",
+            "same_bytes": equal,
             "gb_per_s": moved / taken / 1e9,
             "over_copy": moved / taken / copy,
         }
-        for name, found, cpu, moved, taken in (
-            ("encode_difference", out, expected, 8 * count + size, encode_s),
-            (f"weighted_mean of {MEMBERS}", mean, wanted, (MEMBERS + 1) * size, mean_s),
+        for name, equal, moved, taken in (
+            ("encode_difference", same and same_left, moved, encode_s),
+            (
+                f"weighted_mean of {MEMBERS}",
+                bool(np.array_equal(mean.cpu().numpy(), wanted)),
+                MEMBERS * out.numel() + mean.numel(),
+                mean_s,
+            ),
         )
     ]
 

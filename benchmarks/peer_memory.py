@@ -33,8 +33,6 @@ import numpy as np
 
 from benchmarks.memory import resident
 from kernels.aggregate import aggregate
-from kernels.codec import encode
-from kernels.layout import payload_bytes
 from peer.resources.computer import StatePlace, memory_need
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.outer_state import OuterState, SharedRegion
@@ -85,7 +83,7 @@ class PeerUnderTest:
         scratch = ScratchFolder(self.store.disk, folder / "run" / "scratch") if place is StatePlace.DISK else None
         self.state = OuterState(self.signed.manifest, scratch)
         self.replica = Replica.open(self.signed, self.store, self.state)
-        self.payload = payload_bytes(self.replica.layout)
+        self.payload = self.replica.layouts.result.payload_bytes
         self.contribution = SharedRegion(self.payload, "contribution", scratch)
         self.digests: list[str] = []
 
@@ -96,7 +94,7 @@ class PeerUnderTest:
             before = self.state.digest()
         self._fill_contribution()
         with self._phase("commit to the contribution"):
-            contribution_leaves(self.contribution.view, self.replica.layout)
+            contribution_leaves(self.contribution.view, self.replica.layouts.contribution)
         with self._phase("average two members"):
             commit = self._commit(before)
         with self._phase("apply the result"):
@@ -125,29 +123,30 @@ class PeerUnderTest:
 
     def _fill_theta(self) -> None:
         random, theta = np.random.default_rng(7), self.state.theta
-        for span in self.replica.layout:
+        for span in self.replica.layouts.contribution:
             part = theta[4 * span.start : 4 * (span.start + span.count)]
             np.frombuffer(part, np.float32)[:] = 0.02 * random.standard_normal(span.count, np.float32)
             let_go(part)
 
     def _fill_contribution(self) -> None:
         random = np.random.default_rng(8)
-        for span in self.replica.layout:
+        layout = self.replica.layouts.contribution
+        for span in layout:
             part = self.contribution.view[span.encoded]
-            encode(0.001 * random.standard_normal(span.count, np.float32), part)
+            layout.format.encode(0.001 * random.standard_normal(span.count, np.float32), part)
             let_go(part)
 
     def _commit(self, before: Hash) -> Commit:
         """Average as `protocol.allreduce.runner` does, chunk by chunk, and put the record of the result on disk."""
-        manifest, base, layout = self.signed.manifest, self.replica.base, self.replica.layout
+        manifest, base, (codec, layout, averaged) = self.signed.manifest, self.replica.base, self.replica.layouts
         file, entries = self.store.results.make(self.payload), []
-        for span in layout:
-            own, mean = self.contribution.view[span.encoded], bytearray(span.size)
-            aggregate(manifest.aggregation, [own, own], [1000, 1000], span.count, mean)
+        for span, place in zip(layout, averaged, strict=True):
+            own, mean = self.contribution.view[span.encoded], bytearray(place.size)
+            aggregate(manifest.aggregation, codec, [own, own], [1000, 1000], span.count, mean)
             entries.append(ChunkEntry(hash=chunk_hash(mean), mask=mask_of([0, 1], 2)))
-            file.view[span.encoded] = mean
+            file.view[place.encoded] = mean
             let_go(own)
-            let_go(file.view[span.encoded])
+            let_go(file.view[place.encoded])
         members = sorted((ORGANISER, Identity.from_seed(bytes([1]) * 32)), key=lambda each: each.peer_id)
         ready = a_first_ready(round=0, fragment=0, base=base.tip, serial=1, state_digest=before)
         record = Record(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.diloco_bench import layouts_for
 from kernels.losses import language_model_loss
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
@@ -167,7 +168,8 @@ class Trial:
         delta = rl.delta if self.variant.two_sided else math.inf
         self.config = replace(rl, delta=delta, drop_zero_advantage=self.variant.filters)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), 1 << 14)
+        layouts = layouts_for(self.settings.model.parameters)
+        self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), layouts)
 
     def run(self, warm: Tensor) -> float:
         """Learn from the warm parameters on; the reward at the end."""

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.diloco_bench import CHUNK, F32, apply_int8, rule_named
+from benchmarks.diloco_bench import F32, apply_mean, layouts_for, rule_named
 from benchmarks.rl_ablation import LAST, MODEL, RL, task_named
 from benchmarks.rl_bench import Settings, Task, Trial, Variant, decoder, judge, warm_start
-from kernels.layout import chunk_layout, payload_bytes
 from trainer.rl.learner import Learner, LearnTask
 
 EVERY = 5
@@ -44,12 +43,13 @@ class Rounds(Trial):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.learners = [Learner.alone(self.config, decoder(self.settings.model, 0), CHUNK) for _ in range(self.trainers)]
+        layouts = layouts_for(self.settings.model.parameters)
+        self.learners = [Learner.alone(self.config, decoder(self.settings.model, 0), layouts) for _ in range(self.trainers)]
 
     def run(self, warm: torch.Tensor) -> float:
         """Rounds from the warm parameters on; the reward at the end."""
         theta: F32 = warm.numpy().copy()
-        momentum, rule = np.zeros_like(theta), rule_named(self.outer)
+        momentum, rule, layouts = np.zeros_like(theta), rule_named(self.outer), layouts_for(len(theta))
         self.learner.model.flat.copy_(warm)
         problems, pick = self._problems(), random.Random(self.seed)
         past: deque[F32] = deque([theta.copy()], maxlen=self.variant.staleness + 1)
@@ -59,14 +59,14 @@ class Rounds(Trial):
             groups = self.groups(self.learner.model.over(torch.from_numpy(past[0])), chosen)
             encoded, tokens = [], []
             for number, learner in enumerate(self.learners):
-                out = bytearray(payload_bytes(chunk_layout(len(theta), CHUNK)))
+                out = bytearray(layouts.contribution.payload_bytes)
                 task = LearnTask(order=version, first_step=learner.optimiser.steps)
                 self.learnt.append(learner.compute(task, groups[number :: self.trainers], theta, memoryview(out)))
                 if self.learnt[-1].tokens:
                     encoded.append(out)
                     tokens.append(self.learnt[-1].tokens)
             if tokens:
-                apply_int8(theta, momentum, encoded, tokens, rule(tokens, self.config.optimizer_steps))
+                apply_mean(layouts, theta, momentum, encoded, tokens, rule(tokens, self.config.optimizer_steps))
             past.append(theta.copy())
             self.rewards.append(self._reward(theta))
         return self.rewards[-1]

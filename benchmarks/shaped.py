@@ -22,8 +22,10 @@ from typing import Any
 
 from benchmarks import iperf
 from benchmarks.exchange import Member, Swarm, member_command
+from benchmarks.exchange_parts import CODEC
 from benchmarks.links import Access, Links, address, why_not
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -83,8 +85,9 @@ def optimum(payload: int, bytes_per_s: Sequence[float]) -> float:
 
 def measure(arguments: argparse.Namespace, lines: list[Access]) -> list[dict[str, Any]]:
     """A row for each way of sharing out the chunks."""
-    parameters = int(arguments.seconds * arguments.rate / 8 / 1.015625)
-    payload, peers = payload_bytes(chunk_layout(parameters, arguments.chunk)), len(lines)
+    format = LADDER[CODEC].contribution
+    parameters = int(arguments.seconds * arguments.rate / 8 * arguments.chunk / format.encoded_bytes(arguments.chunk))
+    payload, peers = chunk_layouts(LADDER[CODEC], parameters, arguments.chunk).contribution.payload_bytes, len(lines)
     unequal = len({line.up for line in lines}) > 1
     best = optimum(payload, [line.up / 8 for line in lines])
     rows = []

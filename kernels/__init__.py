@@ -1,5 +1,5 @@
-"""Numerical kernels of manyhands: the int8 codec, averaging, the outer step, the losses, and TOPLOC proofs.
+"""Numerical kernels of manyhands: codecs, averaging, the outer step, the losses, and TOPLOC proofs.
 
 They decide numbers, which are the same bit for bit wherever peers compare them. They do not depend on peers, files or
-models. Read `layout` and `codec` first.
+models. Read `layout` and `codecs.ladder` first.
 """

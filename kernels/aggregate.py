@@ -8,76 +8,37 @@
 Every rule sees only one chunk: any peer that holds the contributions to a chunk can compute its result and check another
 peer's result. A rule uses one number that a member claims about itself, its tokens. Except in `mean`, a member weighs at
 most `WEIGHT_CAP` times the median of the members' tokens. Each median counts members, whatever tokens they claim. Fewer than
-three contributions have no majority: `trimmed` and `centered_clip` then compute the mean with the capped weights. Every rule
-returns a single contribution unchanged.
+three contributions have no majority: `trimmed` and `centered_clip` then compute the mean with the capped weights. A single
+contribution keeps its values under every rule.
+
+The rules see decoded values, so they work with any formats of contributions and results. A result is a pure function of its
+contributions and their members' tokens.
 
 The bytes are the same everywhere because the rules use only these operations: elementwise IEEE operations in the order of
-the members; selection by minimum and maximum, which does not round; sums of squares of codes, which are whole numbers below
-2^24 and so exact in any order; and other sums by halving, elementwise, or by `math.fsum`, which is exact.
+the members; selection by minimum and maximum, which does not round; formats' sums of squares; and other sums by halving,
+elementwise, or by `math.fsum`, which is exact.
 
-Memory besides the arguments: some MiB of scratch; 4 bytes per value for `trimmed` and `centered_clip`; for `clip`, a copy of
-each contribution that the rule scales down.
+The header of a result tells how much the members agree: it has the sum of squares of the decoded result, and the weighted
+mean of the members' sums of squares (`agreement_of`). If all members send the same, both are equal; the less the members
+agree, the smaller is the first.
+
+Memory besides the arguments: some MiB of scratch, and 4 bytes per value for `centered_clip`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from kernels.codec import BLOCK, PIECE, blocks_of, encode, encode_piece, is_sane, parts
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Token-weighted mean of encoded contributions, encoded again.
-#
-# Each value is the sum over members, in the given order, of code * (scale * w), where w = tokens / all tokens, all in fp32.
-# The sum is then quantised once. The order is the canonical order of members, so every peer that averages gets the same
-# bytes.
-
-
-def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """Average `contributions` (codec bytes of `count` values each) with positive integer `weights` into `out`.
-
-    The caller must drop contributions that are not sane (asserted here). `out` must not overlap any contribution.
-    """
-    assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
-    assert all(is_sane(contribution, count) for contribution in contributions)
-    shares = shares_of(weights)
-    members = [parts(contribution, count) for contribution in contributions]
-    out_scales, out_codes = parts(out, count)
-    longest = min(PIECE, count)
-    mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    for start in range(0, count, PIECE):
-        size = min(PIECE, count - start)
-        first, rows = start // BLOCK, blocks_of(size)
-        for index, (scales, codes) in enumerate(members):
-            target = mean if index == 0 else term
-            _scaled(codes[start : start + size], scales[first : first + rows] * shares[index], target[:size])
-            if index:
-                np.add(mean[:size], term[:size], out=mean[:size])
-        encode_piece(mean[:size], term, out_scales[first : first + rows], out_codes[start : start + size])
-
-
-def shares_of(weights: Sequence[int]) -> list[np.float32]:
-    """Return each weight over the sum of weights, divided in fp64 and rounded to fp32; the result is the same everywhere."""
-    total = sum(weights)
-    return [np.float32(weight / total) for weight in weights]
-
-
-def _scaled(codes: Any, scales: Any, out: Any) -> None:
-    whole = codes.size - codes.size % BLOCK
-    np.multiply(codes[:whole].reshape(-1, BLOCK), scales[: whole // BLOCK, None], out=out[:whole].reshape(-1, BLOCK))
-    if whole < codes.size:
-        np.multiply(codes[whole:], scales[-1], out=out[whole:])
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
+from kernels.codecs.format import ONE, PIECE, Floats, Squares, squares_in, sum_by_halving, write_squares
+from kernels.codecs.ladder import Codec
+from kernels.layout import Layout
 
 Rule = Literal["mean", "clip", "trimmed", "centered_clip"]
 
@@ -94,17 +55,32 @@ ITERATIONS = 3
 WORKING = 1 << 19
 """Number of values, of all members together, that are sorted at a time: 2 MiB of fp32."""
 
-Floats = npt.NDArray[np.float32]
-View = tuple[Floats, npt.NDArray[np.int8]]
-"""Scales and codes of a contribution."""
+Piece = tuple[int, Floats]
+"""Values of a result and their start in the chunk; their array is used again for the next piece."""
 
 
-def aggregate(rule: Rule, contributions: Sequence[Any], tokens: Sequence[int], count: int, out: Any) -> None:
-    """Aggregate `contributions` (sane codec bytes of `count` values each, in canonical order) into codec bytes `out`.
+def aggregate(rule: Rule, codec: Codec, contributions: Sequence[Any], tokens: Sequence[int], count: int, out: Any) -> None:
+    """Aggregate encoded `contributions` of `count` values each, in canonical order, into the encoded result `out`.
 
-    tokens: token counts of the members, positive.  `out` must not overlap any contribution.
+    The caller must drop contributions that are not sane (asserted here).  tokens: token counts of the members, positive.
+    `out` must not overlap any contribution.
     """
-    _RULES[rule](contributions, weights_of(rule, tokens), count, out)
+    assert len(contributions) == len(tokens) > 0 and all(each > 0 for each in tokens)
+    assert all(codec.contribution.is_sane(contribution, count) for contribution in contributions)
+    weights, parts = weights_of(rule, tokens), ChunkContributions(codec, contributions, count)
+    squares = [codec.contribution.sum_of_squares(contribution, count) for contribution in contributions]
+    factors = [1.0] * len(weights) if rule == "mean" else clip_factors(squares)
+    codec.result.write_header(out)
+    for start, values in _RULES[rule](parts, weights, factors):
+        codec.result.encode_range(values, out, count, start)
+    clipped = (weight * square * factor * factor for weight, square, factor in zip(weights, squares, factors, strict=True))
+    write_squares(out, Squares(codec.result.sum_of_squares(out, count), math.fsum(clipped) / sum(weights)))
+
+
+def agreement_of(result: Any, layout: Layout) -> Squares:
+    """Return the sums over a result's chunks of the two sums of squares in their headers, added by `math.fsum`."""
+    each = [squares_in(result[span.encoded]) for span in layout]
+    return Squares(math.fsum(one.result for one in each), math.fsum(one.members for one in each))
 
 
 def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:
@@ -118,48 +94,93 @@ def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:
     return [min(each, limit) for each in tokens]
 
 
-def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """Average the contributions, each scaled down to at most `CLIP` times their median norm.
+def shares_of(weights: Sequence[int]) -> list[np.float32]:
+    """Return each weight over the sum of weights, divided in fp64 and rounded to fp32; the result is the same everywhere."""
+    total = sum(weights)
+    return [np.float32(weight / total) for weight in weights]
+
+
+def clip_factors(squares: Sequence[float]) -> list[float]:
+    """Return the factors that scale contributions with these sums of squares down to at most `CLIP` times the median norm.
 
     A minority of the members cannot move the median norm outside the range of the other members' norms.
     """
-    norms = [math.sqrt(sum_of_squares(contribution, count)) for contribution in contributions]
+    norms = [math.sqrt(square) for square in squares]
     limit = CLIP * median(norms)
-    clipped = [
-        contribution if norm <= limit else _scaled_down(contribution, count, limit / norm)
-        for contribution, norm in zip(contributions, norms, strict=True)
+    return [1.0 if norm <= limit else limit / norm for norm in norms]
+
+
+@dataclass(frozen=True)
+class ChunkContributions:
+    """Contributions to one chunk of `count` values, encoded."""
+
+    codec: Codec
+    contributions: Sequence[Any]
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.contributions)
+
+    def decode(self, member: int, start: int, out: Floats, factor: np.float32 = ONE) -> None:
+        """Decode a member's values from `start` on, a multiple of the block, multiplied by `factor`."""
+        self.codec.contribution.decode(self.contributions[member], self.count, out, start, factor)
+
+    def pieces(self) -> Iterator[tuple[int, list[Floats], Floats]]:
+        """Yield each piece: its start, the members' values in it, and a spare row.  The caller may overwrite the rows."""
+        block = self.codec.block
+        longest = min(self.count, max(block, WORKING // len(self) // block * block))
+        room = np.empty((len(self) + 1, longest), np.float32)
+        for start in range(0, self.count, longest):
+            rows = [row[: min(longest, self.count - start)] for row in room]
+            for member in range(len(self)):
+                self.decode(member, start, rows[member])
+            yield start, rows[:-1], rows[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The rules: from the contributions, the weights and the members' clip factors to the pieces of the result.
+
+
+def weighted_mean(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
+    """Average the contributions: the sum over members, in order, of the decoded values times share times factor, in fp32."""
+    scales = [
+        share if factor == 1 else share * np.float32(factor)
+        for share, factor in zip(shares_of(weights), factors, strict=True)
     ]
-    weighted_mean(clipped, weights, count, out)
+    longest = min(PIECE, parts.count)
+    mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    for start in range(0, parts.count, PIECE):
+        total, value = (array[: min(PIECE, parts.count - start)] for array in (mean, term))
+        parts.decode(0, start, total, scales[0])
+        for member in range(1, len(parts)):
+            parts.decode(member, start, value, scales[member])
+            np.add(total, value, out=total)
+        yield start, total
 
 
-def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+def trimmed_mean(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
     """Aggregate by a weighted coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning").
 
     Of the n values of a parameter, drop the values below rank k and above rank n - 1 - k, where k = `trim`(n). Ranks count
     from 0.
     """
-    members = len(contributions)
-    k = trim(members)
+    k = trim(len(parts))
     if k == 0:
-        return weighted_mean(contributions, weights, count, out)
-    shares, ranks = shares_of(weights), (k, members - 1 - k)
-    views = [parts(contribution, count) for contribution in contributions]
-    result = np.empty(count, np.float32)
-    for start, rows, spare in _pieces(views, count):
+        yield from weighted_mean(parts, weights, [1.0] * len(parts))
+        return
+    shares, ranks = shares_of(weights), (k, len(parts) - 1 - k)
+    for start, rows, spare in parts.pieces():
         low, high = _select(rows, spare, ranks)
-        _mean_between(low, high, views, shares, start, result[start : start + low.size])
-    encode(result, out)
+        yield start, _mean_between(low, high, parts, shares, start)
 
 
-def _mean_between(
-    low: Floats, high: Floats, views: Sequence[View], shares: Sequence[np.float32], start: int, out: Floats
-) -> None:
+def _mean_between(low: Floats, high: Floats, parts: ChunkContributions, shares: Sequence[np.float32], start: int) -> Floats:
     """Average the values from `low` to `high` in each coordinate, weighted by `shares`."""
     total, divisor = np.zeros_like(low), np.zeros_like(low)
     value, weight = np.empty_like(low), np.empty_like(low)
     kept, below = np.empty(low.size, np.bool_), np.empty(low.size, np.bool_)
-    for view, share in zip(views, shares, strict=True):
-        _decode(view, start, value)
+    for member, share in enumerate(shares):
+        parts.decode(member, start, value)
         np.greater_equal(value, low, out=kept)
         np.less_equal(value, high, out=below)
         np.logical_and(kept, below, out=kept)
@@ -167,41 +188,45 @@ def _mean_between(
         np.add(divisor, weight, out=divisor)
         np.multiply(value, weight, out=value)
         np.add(total, value, out=total)
-    np.divide(total, divisor, out=out)
+    np.divide(total, divisor, out=total)
+    return total
 
 
-def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+def centered_clip(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
     """Aggregate by centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
 
     The rule repeats `centre += sum of share * (value - centre) * min(1, radius / distance)` `ITERATIONS` times. The paper
     starts from the last round's result, with the radius as a parameter. This function starts from the coordinate-wise median
     and uses the median distance as the radius, so a chunk's result depends only on its contributions.
     """
-    members = len(contributions)
+    members = len(parts)
     if members < 3:
-        return weighted_mean(contributions, weights, count, out)
+        yield from weighted_mean(parts, weights, [1.0] * members)
+        return
     shares = shares_of(weights)
-    views = [parts(contribution, count) for contribution in contributions]
-    centre = np.empty(count, np.float32)
+    centre = np.empty(parts.count, np.float32)
     middle = ((members - 1) // 2, members // 2)
     half = np.float32(0.5)
-    for start, rows, spare in _pieces(views, count):
+    for start, rows, spare in parts.pieces():
         low, high = _select(rows, spare, middle)
         np.add(low * half, high * half, out=centre[start : start + low.size])
     for _ in range(ITERATIONS):
-        distances = [math.sqrt(_squared_distance(view, centre)) for view in views]
+        distances = [math.sqrt(_squared_distance(parts, member, centre)) for member in range(members)]
         radius = median(distances)
-        factors = [
-            share * np.float32(1.0 if distance <= radius else radius / distance)
-            for share, distance in zip(shares, distances, strict=True)
-        ]
-        _move(centre, views, factors)
-    encode(centre, out)
+        _move(
+            centre,
+            parts,
+            [
+                share * np.float32(1.0 if distance <= radius else radius / distance)
+                for share, distance in zip(shares, distances, strict=True)
+            ],
+        )
+    yield 0, centre
 
 
-_RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
+_RULES: dict[Rule, Callable[[ChunkContributions, Sequence[int], Sequence[float]], Iterator[Piece]]] = {
     "mean": weighted_mean,
-    "clip": clipped_mean,
+    "clip": weighted_mean,
     "trimmed": trimmed_mean,
     "centered_clip": centered_clip,
 }
@@ -217,59 +242,7 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def sum_of_squares(contribution: Any, count: int) -> float:
-    """Return the sum of squares of code x scale.
-
-    In a block it is exact but for rounding to fp64; blocks are summed by halving.
-    """
-    scales, codes = parts(contribution, count)
-    squares = np.empty(blocks_of(count), np.float32)
-    scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
-    for start in range(0, count, PIECE):
-        size, first = min(PIECE, count - start), start // BLOCK
-        rows = blocks_of(size)
-        scratch[:size] = codes[start : start + size]
-        scratch[size : rows * BLOCK] = 0
-        grid = scratch[: rows * BLOCK].reshape(rows, BLOCK)
-        np.einsum("ij,ij->i", grid, grid, out=squares[first : first + rows])
-    wide = scales.astype(np.float64)
-    return _sum_by_halving(wide * wide * squares)
-
-
-def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
-    copy = bytearray(contribution)
-    scales, _ = parts(copy, count)
-    np.multiply(scales, np.float32(factor), out=scales)
-    return copy
-
-
-# -- pieces of all members ---------------------------------------------------------------------------------------------
-
-
-def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Floats], Floats]]:
-    """Yield each piece: its start, the members' values in it, and a spare row.  The caller may overwrite the rows."""
-    longest = min(count, max(BLOCK, WORKING // len(views) // BLOCK * BLOCK))
-    room = np.empty((len(views) + 1, longest), np.float32)
-    for start in range(0, count, longest):
-        size = min(longest, count - start)
-        rows = [row[:size] for row in room]
-        for view, row in zip(views, rows, strict=False):
-            _decode(view, start, row)
-        yield start, rows[:-1], rows[-1]
-
-
-def _decode(view: View, start: int, out: Floats) -> None:
-    """Fill `out` with decoded values from `start` on; `start` is a multiple of the block."""
-    scales, codes = view
-    whole, first = out.size // BLOCK, start // BLOCK
-    middle, stop = start + whole * BLOCK, start + out.size
-    np.multiply(
-        codes[start:middle].reshape(whole, BLOCK),
-        scales[first : first + whole, None],
-        out=out[: whole * BLOCK].reshape(whole, BLOCK),
-    )
-    if middle < stop:
-        np.multiply(codes[middle:stop], scales[first + whole], out=out[whole * BLOCK :])
+# -- selection ---------------------------------------------------------------------------------------------------------
 
 
 def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[Floats, Floats]:
@@ -313,38 +286,29 @@ def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, in
 # -- distances ---------------------------------------------------------------------------------------------------------
 
 
-def _squared_distance(view: View, centre: Floats) -> float:
+def _squared_distance(parts: ChunkContributions, member: int, centre: Floats) -> float:
     longest = min(PIECE, centre.size)
     value, wide = np.empty(longest, np.float32), np.empty(longest, np.float64)
     totals = []
     for start in range(0, centre.size, PIECE):
         size = min(PIECE, centre.size - start)
-        _decode(view, start, value[:size])
+        parts.decode(member, start, value[:size])
         np.subtract(value[:size], centre[start : start + size], out=value[:size])
         np.copyto(wide[:size], value[:size])
         np.multiply(wide[:size], wide[:size], out=wide[:size])
-        totals.append(_sum_by_halving(wide[:size]))
+        totals.append(sum_by_halving(wide[:size]))
     return math.fsum(totals)
 
 
-def _sum_by_halving(values: npt.NDArray[np.float64]) -> float:
-    """Sum `values`, overwriting them: add the second half to the first, elementwise, until at most `BLOCK` are left."""
-    while (size := values.size) > BLOCK:
-        half = (size + 1) // 2
-        np.add(values[: size - half], values[half:], out=values[: size - half])
-        values = values[:half]
-    return math.fsum(values.tolist())
-
-
-def _move(centre: Floats, views: Sequence[View], factors: Sequence[np.float32]) -> None:
+def _move(centre: Floats, parts: ChunkContributions, factors: Sequence[np.float32]) -> None:
     longest = min(PIECE, centre.size)
     value, total = np.empty(longest, np.float32), np.empty(longest, np.float32)
     for start in range(0, centre.size, PIECE):
         here = centre[start : start + PIECE]
         difference, step = value[: here.size], total[: here.size]
         step[:] = 0
-        for view, factor in zip(views, factors, strict=True):
-            _decode(view, start, difference)
+        for member, factor in enumerate(factors):
+            parts.decode(member, start, difference)
             np.subtract(difference, here, out=difference)
             np.multiply(difference, factor, out=difference)
             np.add(step, difference, out=step)

@@ -1,18 +1,22 @@
-"""GPU version of the int8 codec, which makes the bytes of `kernels.codec` in one pass over the memory.
+"""GPU version of the formats in `kernels.codecs`, which makes their bytes.
 
-`encode_difference` fuses the difference, its quantisation and the sum of squares for the norm.  `weighted_mean` fuses
-dequantisation, weighted sum and quantisation. Both give the same bytes as the CPU, because they do the same fp32 operations
-in the same order. Divisions are rounded to nearest (`div_rn`; Triton's `/` is not exact), and multiply-add is not fused
-(`enable_fp_fusion=False`). Adding and subtracting 1.5 * 2^23 rounds ties to even without a library function, so that
-Triton's interpreter can also run the kernels.
+`encode_difference` fuses the difference, error feedback, encoding, the new residual, and the sum of squares for the norm.
+`weighted_mean` fuses decoding, weighted sum and encoding. Both give the same bytes as the CPU, because they do the same fp32
+operations in the same order. Divisions and roots are rounded to nearest (`div_rn`, `sqrt_rn`; Triton's `/` is not exact),
+and multiply-add is not fused (`enable_fp_fusion=False`). Adding and subtracting 1.5 * 2^23 rounds ties to even without a
+library function, so that Triton's interpreter can also run the kernels.
 
-Tensors are contiguous and on one device; encoded bytes are uint8 tensors in the layout of `kernels.codec`.
+Top-k finds the k-th largest magnitude by bisection over the bits of magnitudes, and the place of each entry by a cumulative
+sum. Its few entries are packed, and read, by operations of torch on whole numbers.
+
+Tensors are contiguous and on one device; encoded bytes are uint8 tensors, aligned to 4 bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,107 +24,445 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.aggregate import shares_of
-from kernels.codec import BLOCK, LARGEST_SCALE, TINY, blocks_of, encoded_bytes
+from kernels.codecs.format import HEADER_BYTES, LARGEST, TINY, Format
+from kernels.codecs.ladder import Codec
+from kernels.codecs.quantised import BFloat16, Int2, Int4, Int8
+from kernels.codecs.sparse import STEPS, TopK
 
-ROWS = 16
-"""Number of blocks per Triton program."""
-_BLOCK = tl.constexpr(BLOCK)
+TILE = 4096
+"""Number of values per Triton program."""
+_TILE = tl.constexpr(TILE)
+_HEADER = tl.constexpr(HEADER_BYTES)
 _TINY = tl.constexpr(float(TINY))
-_LARGEST_SCALE = tl.constexpr(float(LARGEST_SCALE))
+_LARGEST = tl.constexpr(float(LARGEST))
+_INFINITY = tl.constexpr(float("inf"))
 _ROUNDER = tl.constexpr(12582912.0)
 """Constant 1.5 * 2^23. Near it, fp32 numbers have steps of 1, so adding it rounds to an integer, with ties to even."""
+_INT8, _INT4, _INT2, _BF16 = (tl.constexpr(format.number) for format in (Int8, Int4, Int2, BFloat16))
+_LARGEST8, _LARGEST4, _LARGEST2 = (tl.constexpr(float(format.LARGEST_SCALE)) for format in (Int8, Int4, Int2))
+_LOW, _HIGH = (tl.constexpr(float(level)) for level in Int2.LEVELS)
+_THRESHOLD = tl.constexpr(float(Int2.THRESHOLD))
+_STEPS2 = tl.constexpr(float(Int2.STEPS))
+_STEPS = tl.constexpr(float(STEPS))
+
+
+def tile_block(format: Format) -> int:
+    """Return the width of a tile's rows: the format's block, or any width if values are encoded alone."""
+    return 256 if isinstance(format, BFloat16) else format.block
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Parts of the kernels.
 
 
 @triton.jit
-def _quantise(values, rows, count_rows, columns, inside, scales_ptr, codes_ptr):
-    """Store the scales and codes of `values` (ROWS, BLOCK); lanes that are not `inside` hold 0."""
+def _quotient(numerator, divisor):
+    """Return numerator / divisor, 0 where the divisor is 0."""
+    some = divisor > 0.0
+    return tl.where(some, tl.div_rn(tl.full(divisor.shape, numerator, tl.float32), tl.where(some, divisor, 1.0)), 0.0)
+
+
+@triton.jit
+def _over(numerators, divisor):
+    return tl.div_rn(numerators, tl.full(numerators.shape, divisor, tl.float32))
+
+
+@triton.jit
+def _to_bf16(values):
+    """Return the bits of bf16 numbers, rounded to nearest even; values are not negative."""
+    bits = values.to(tl.int32, bitcast=True)
+    return (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+
+
+@triton.jit
+def _from_bf16(bits):
+    return (bits << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _with_residual(difference, residual_ptr, places, inside, decay):
+    left = tl.load(residual_ptr + places, mask=inside, other=0.0) * decay
+    return difference + tl.where(tl.abs(left) < _INFINITY, left, 0.0)
+
+
+@triton.jit
+def _square(difference, values):
+    """Return the squares of differences in fp64, infinite if the value that is encoded is not finite."""
+    wide = difference.to(tl.float64)
+    return tl.where(tl.abs(values) < _INFINITY, wide * wide, _INFINITY)
+
+
+@triton.jit
+def _encode_tile(values, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT: tl.constexpr):
+    """Store the codes of `values` (rows, columns), whose lanes that are not `inside` hold 0; return the decoded values."""
+    body = out_ptr + _HEADER
+    if FORMAT == _BF16:
+        magnitudes = tl.abs(values)
+        bits = tl.where(magnitudes < _TINY, 0, _to_bf16(tl.minimum(magnitudes, _LARGEST)))
+        negative = (values < 0.0) & (bits > 0)
+        signed = tl.where(negative, bits | 0x8000, bits)
+        tl.store(body.to(tl.pointer_type(tl.int16)) + places, signed.to(tl.int16), mask=inside)
+        return tl.where(negative, -_from_bf16(bits), _from_bf16(bits))
     absmax = tl.max(tl.abs(values), axis=1)
     absmax = tl.where(absmax < _TINY, 0.0, absmax)
-    scales = tl.minimum(tl.div_rn(absmax, tl.full(absmax.shape, 127.0, tl.float32)), _LARGEST_SCALE)
-    some = absmax > 0.0
-    inverse = tl.where(some, tl.div_rn(tl.full(absmax.shape, 127.0, tl.float32), tl.where(some, absmax, 1.0)), 0.0)
-    codes = (values * inverse[:, None] + _ROUNDER) - _ROUNDER
-    tl.store(scales_ptr + rows, scales, mask=rows < count_rows)
-    tl.store(codes_ptr + rows[:, None] * _BLOCK + columns[None, :], codes.to(tl.int8), mask=inside)
+    wanted = rows < count_rows
+    if FORMAT == _INT8:
+        scales = tl.minimum(_over(absmax, 127.0), _LARGEST8)
+        codes = (values * _quotient(127.0, absmax)[:, None] + _ROUNDER) - _ROUNDER
+        tl.store(body.to(tl.pointer_type(tl.float32)) + rows, scales, mask=wanted)
+        tl.store((body + 4 * count_rows.to(tl.int64)).to(tl.pointer_type(tl.int8)) + places, codes.to(tl.int8), mask=inside)
+        return codes * scales[:, None]
+    packed_ptr = body + 2 * count_rows.to(tl.int64)
+    if FORMAT == _INT4:
+        bits = _to_bf16(tl.minimum(_over(absmax, 7.0), _LARGEST4))
+        scales = _from_bf16(bits)
+        codes = (values * _quotient(1.0, scales)[:, None] + _ROUNDER) - _ROUNDER
+        codes = tl.minimum(tl.maximum(codes, -7.0), 7.0)
+        decoded = codes * scales[:, None]
+        fields = codes.to(tl.int32) & 15
+        packed = tl.sum(
+            tl.reshape(fields << (4 * (columns & 1))[None, :], (fields.shape[0], fields.shape[1] // 2, 2)), axis=2
+        )
+        bytes_of_row = fields.shape[1] // 2
+        end = (count + 1) // 2
+    else:
+        steps = (values * _quotient(_STEPS2, absmax)[:, None] + _ROUNDER) - _ROUNDER
+        lengths = tl.minimum(count - rows * values.shape[1], values.shape[1])
+        mean = tl.div_rn(tl.sum(steps * steps, axis=1), tl.where(wanted, lengths, 1).to(tl.float32))
+        bits = _to_bf16(tl.minimum(tl.sqrt_rn(mean) * _over(tl.minimum(absmax, _LARGEST), _STEPS2), _LARGEST2))
+        scales = _from_bf16(bits)
+        some = (scales > 0.0)[:, None]
+        larger = (tl.abs(values) > (scales * _THRESHOLD)[:, None]) & some
+        negative = (values < 0.0) & some
+        magnitudes = tl.where(larger, _HIGH, _LOW) * scales[:, None]
+        decoded = tl.where(negative, -magnitudes, magnitudes)
+        fields = tl.where(inside, negative.to(tl.int32) | (larger.to(tl.int32) << 1), 0)
+        packed = tl.sum(
+            tl.reshape(fields << (2 * (columns & 3))[None, :], (fields.shape[0], fields.shape[1] // 4, 4)), axis=2
+        )
+        bytes_of_row = fields.shape[1] // 4
+        end = (count + 3) // 4
+    tl.store(body.to(tl.pointer_type(tl.int16)) + rows, bits.to(tl.int16), mask=wanted)
+    at = rows[:, None] * bytes_of_row + tl.arange(0, packed.shape[1])[None, :]
+    tl.store(packed_ptr + at, packed.to(tl.uint8), mask=at < end)
+    return decoded
 
 
-@triton.jit(do_not_specialize=["count", "count_rows"])
-def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, count, count_rows, ROWS: tl.constexpr):
-    """Encode base - values into scales and codes, and the blocks' sums of squares in fp64 (not finite if a value is not)."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, _BLOCK)
-    places = rows[:, None] * _BLOCK + columns[None, :]
+@triton.jit
+def _decode_tile(address, places, inside, count_blocks, factor, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the values at `places` of encoded bytes, with `factor` multiplied into the scales; 0 outside."""
+    body = address.to(tl.pointer_type(tl.uint8)) + _HEADER
+    if FORMAT == _BF16:
+        bits = tl.load(body.to(tl.pointer_type(tl.int16)) + places, mask=inside, other=0).to(tl.int32)
+        return _from_bf16(bits) * factor
+    blocks = places // BLOCK
+    if FORMAT == _INT8:
+        scales = tl.load(body.to(tl.pointer_type(tl.float32)) + blocks, mask=inside, other=0.0) * factor
+        codes_ptr = (body + 4 * count_blocks.to(tl.int64)).to(tl.pointer_type(tl.int8))
+        return tl.load(codes_ptr + places, mask=inside, other=0).to(tl.float32) * scales
+    bits = tl.load(body.to(tl.pointer_type(tl.int16)) + blocks, mask=inside, other=0).to(tl.int32)
+    scales = _from_bf16(bits) * factor
+    packed_ptr = body + 2 * count_blocks.to(tl.int64)
+    if FORMAT == _INT4:
+        packed = tl.load(packed_ptr + places // 2, mask=inside, other=0).to(tl.int32)
+        field = (packed >> (4 * (places & 1)).to(tl.int32)) & 15
+        return ((field ^ 8) - 8).to(tl.float32) * scales
+    packed = tl.load(packed_ptr + places // 4, mask=inside, other=0).to(tl.int32)
+    field = (packed >> (2 * (places & 3)).to(tl.int32)) & 3
+    magnitudes = tl.where(field > 1, _HIGH, _LOW) * scales
+    return tl.where(inside, tl.where((field & 1) == 1, -magnitudes, magnitudes), 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Kernels of formats with a code for each value.
+
+
+@triton.jit(do_not_specialize=["count", "count_rows", "decay"])
+def _encode_kernel(
+    base_ptr,
+    values_ptr,
+    residual_ptr,
+    out_ptr,
+    squares_ptr,
+    count,
+    count_rows,
+    decay,
+    FEEDBACK: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Encode base - values, and store the rows' sums of squares in fp64 (not finite if a value is not)."""
+    rows = tl.program_id(0).to(tl.int64) * (_TILE // BLOCK) + tl.arange(0, _TILE // BLOCK)
+    columns = tl.arange(0, BLOCK)
+    places = rows[:, None] * BLOCK + columns[None, :]
     inside = places < count
     difference = tl.load(base_ptr + places, mask=inside, other=0.0) - tl.load(values_ptr + places, mask=inside, other=0.0)
-    wide = difference.to(tl.float64)
-    tl.store(squares_ptr + rows, tl.sum(wide * wide, axis=1), mask=rows < count_rows)
-    _quantise(difference, rows, count_rows, columns, inside, scales_ptr, codes_ptr)
+    values = difference
+    if FEEDBACK:
+        values = _with_residual(difference, residual_ptr, places, inside, decay)
+    tl.store(squares_ptr + rows, tl.sum(_square(difference, values), axis=1), mask=rows < count_rows)
+    decoded = _encode_tile(values, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT)
+    if FEEDBACK:
+        tl.store(residual_ptr + places, values - decoded, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "count_rows"])
+@triton.jit(do_not_specialize=["count", "count_rows", "count_blocks"])
 def _mean_kernel(
-    addresses_ptr, shares_ptr, scales_ptr, codes_ptr, count, count_rows, MEMBERS: tl.constexpr, ROWS: tl.constexpr
+    addresses_ptr,
+    shares_ptr,
+    out_ptr,
+    count,
+    count_rows,
+    count_blocks,
+    MEMBERS: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Encode the sum of code * (scale * share) over the members, in order; `addresses_ptr`: their bytes' addresses."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, _BLOCK)
-    places = rows[:, None] * _BLOCK + columns[None, :]
+    """Encode the sum of the members' decoded values times their shares, in order; `addresses_ptr`: of their bytes."""
+    rows = tl.program_id(0).to(tl.int64) * (_TILE // BLOCK) + tl.arange(0, _TILE // BLOCK)
+    columns = tl.arange(0, BLOCK)
+    places = rows[:, None] * BLOCK + columns[None, :]
     inside = places < count
-    mean = tl.zeros((ROWS, _BLOCK), tl.float32)
+    mean = tl.zeros((_TILE // BLOCK, BLOCK), tl.float32)
     for member in range(MEMBERS):
-        address = tl.load(addresses_ptr + member)
-        share = tl.load(shares_ptr + member)
-        scales = tl.load(address.to(tl.pointer_type(tl.float32)) + rows, mask=rows < count_rows, other=0.0) * share
-        codes_of = address.to(tl.pointer_type(tl.int8)) + count_rows.to(tl.int64) * 4
-        codes = tl.load(codes_of + places, mask=inside, other=0).to(tl.float32)
-        mean = mean + codes * scales[:, None]
-    _quantise(mean, rows, count_rows, columns, inside, scales_ptr, codes_ptr)
+        address, share = tl.load(addresses_ptr + member), tl.load(shares_ptr + member)
+        mean = mean + _decode_tile(address, places, inside, count_blocks, share, SENT, SENT_BLOCK)
+    _encode_tile(mean, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT)
 
 
-def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
-    """Encode `base` - `values` (fp32, same size) into `out`; return the L2 norm of the difference.
+# ------------------------------------------------------------------------------------------------------------------------
+# Kernel of top-k.
 
-    Raises ValueError if a difference is not finite; the contents of `out` are then undefined.
+
+@triton.jit
+def _largest(bits, wanted):
+    """Return a mask of the `wanted` largest of `bits`, of equal ones those at lower places; -1 is never among them."""
+    least = tl.zeros((), tl.int32)
+    for step in range(31):
+        higher = least | (tl.full((), 1, tl.int32) << (30 - step))
+        least = tl.where(tl.sum((bits >= higher).to(tl.int32), axis=0) >= wanted, higher, least)
+    above, equal = bits > least, bits == least
+    missing = wanted - tl.sum(above.to(tl.int32), axis=0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= missing))
+
+
+@triton.jit
+def _common_magnitude(whole, members, count, unit):
+    total = tl.sum(tl.where(members, whole, 0.0), axis=0)
+    return _to_bf16(tl.minimum(tl.div_rn(total, tl.maximum(count, 1).to(tl.float32)) * unit, _LARGEST))
+
+
+@triton.jit(do_not_specialize=["count", "decay"])
+def _choose_kernel(
+    base_ptr,
+    values_ptr,
+    residual_ptr,
+    out_ptr,
+    squares_ptr,
+    places_ptr,
+    fields_ptr,
+    count,
+    decay,
+    FEEDBACK: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Choose the entries of one block of base - values; store magnitudes, and the entries' places, signs and sizes."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, _TILE)
+    places = row * _TILE + columns
+    inside = places < count
+    difference = tl.load(base_ptr + places, mask=inside, other=0.0) - tl.load(values_ptr + places, mask=inside, other=0.0)
+    values = difference
+    if FEEDBACK:
+        values = _with_residual(difference, residual_ptr, places, inside, decay)
+    tl.store(squares_ptr + row, tl.sum(_square(difference, values), axis=0))
+    magnitudes = tl.abs(values)
+    absmax = tl.max(magnitudes, axis=0)
+    absmax = tl.where(absmax < _TINY, 0.0, absmax)
+    some = absmax > 0.0
+    magnitudes = tl.where(some, magnitudes, 0.0)
+    bits = tl.where(inside, magnitudes.to(tl.int32, bitcast=True), -1)
+    chosen = _largest(bits, tl.minimum(count - row * _TILE, K).to(tl.int32)) & (bits > 0)
+    entries = tl.sum(chosen.to(tl.int32), axis=0)
+    larger_entries = (entries + 1) // 2
+    larger = _largest(tl.where(chosen, bits, -1), larger_entries)
+    whole = (magnitudes * _quotient(_STEPS, absmax) + _ROUNDER) - _ROUNDER
+    unit = _over(tl.minimum(absmax, _LARGEST), _STEPS)
+    high = _common_magnitude(whole, larger, larger_entries, unit)
+    low = _common_magnitude(whole, chosen & (larger == 0), entries - larger_entries, unit)
+    head = (out_ptr + _HEADER).to(tl.pointer_type(tl.int16)) + 3 * row
+    tl.store(head, high.to(tl.int16))
+    tl.store(head + 1, low.to(tl.int16))
+    tl.store(head + 2, entries.to(tl.int16))
+    negative = values < 0.0
+    at = row * K + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+    tl.store(places_ptr + at, columns.to(tl.int32), mask=chosen)
+    tl.store(fields_ptr + at, negative.to(tl.int32) | (larger.to(tl.int32) << 1), mask=chosen)
+    if FEEDBACK:
+        decoded = tl.where(larger, _from_bf16(high), _from_bf16(low))
+        decoded = tl.where(chosen, tl.where(negative, -decoded, decoded), 0.0)
+        tl.store(residual_ptr + places, values - decoded, mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def encode_difference(codec: Codec, base: Tensor, values: Tensor, residual: Tensor | None, out: Tensor) -> float:
+    """Encode `base` - `values` (fp32, same size) as a chunk into `out`; return the L2 norm of the difference.
+
+    residual: as `Codec.encode_range` describes it; None without error feedback.  Raises ValueError if a difference is not
+    finite; the contents of `out` and `residual` are then undefined.
     """
-    count = values.numel()
     assert base.shape == values.shape and base.dtype == values.dtype == torch.float32
     assert base.is_contiguous() and values.is_contiguous()
-    scales, codes = _parts(out, count)
-    squares = torch.empty(blocks_of(count), dtype=torch.float64, device=values.device)
-    _encode_kernel[(triton.cdiv(blocks_of(count), ROWS),)](
-        base, values, scales, codes, squares, count, blocks_of(count), ROWS=ROWS, enable_fp_fusion=False
-    )
+    feedback = residual if codec.feedback is not None else None
+    squares = _encode(codec.contribution, base, values, feedback, codec.feedback or 0.0, out)
     norm = math.sqrt(float(squares.sum()))
     if not math.isfinite(norm):
         raise ValueError("a value is not finite")
     return norm
 
 
-def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[int], count: int, out: Tensor) -> None:
-    """Average sane codec bytes on the GPU, as `kernels.aggregate.weighted_mean` does on the CPU."""
+def weighted_mean(codec: Codec, contributions: Sequence[Tensor], weights: Sequence[int], count: int, out: Tensor) -> None:
+    """Average sane encoded chunks on the GPU, as the rule `mean` of `kernels.aggregate` does on the CPU.
+
+    The sums of squares in the header of the result are 0.
+    """
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
+    sent, device = codec.contribution, out.device
     for contribution in contributions:
-        _parts(contribution, count)
-    device = out.device
-    addresses = torch.tensor([part.data_ptr() for part in contributions], dtype=torch.int64, device=device)
+        _check(sent, contribution, count)
     shares = torch.tensor(shares_of(weights), dtype=torch.float32, device=device)
-    scales, codes = _parts(out, count)
-    _mean_kernel[(triton.cdiv(blocks_of(count), ROWS),)](
+    if isinstance(sent, TopK):
+        mean = torch.zeros(count, device=device)
+        for contribution, share in zip(contributions, shares, strict=True):
+            _add_entries(sent, contribution, count, share, mean)
+        _encode(codec.result, mean, torch.zeros_like(mean), None, 0.0, out)
+        return
+    assert not isinstance(codec.result, TopK), "only sparse contributions have a sparse result"
+    addresses = torch.tensor([part.data_ptr() for part in contributions], dtype=torch.int64, device=device)
+    block = tile_block(codec.result)
+    _write_header(codec.result, out, count)
+    _mean_kernel[(triton.cdiv(count, TILE),)](
         addresses,
         shares,
-        scales,
-        codes,
+        out,
         count,
-        blocks_of(count),
+        triton.cdiv(count, block),
+        triton.cdiv(count, sent.block),
         MEMBERS=len(contributions),
-        ROWS=ROWS,
+        SENT=sent.number,
+        SENT_BLOCK=sent.block,
+        FORMAT=codec.result.number,
+        BLOCK=block,
         enable_fp_fusion=False,
     )
 
 
-def _parts(data: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return views of the scales and the codes inside encoded bytes."""
-    assert data.dtype == torch.uint8 and data.is_contiguous() and data.numel() == encoded_bytes(count)
+def _encode(format: Format, base: Tensor, values: Tensor, residual: Tensor | None, decay: float, out: Tensor) -> Tensor:
+    """Encode `base` - `values`; return sums of squares of the difference, not finite if an encoded value is not."""
+    count, device = values.numel(), values.device
+    _write_header(format, out, count)
+    block = tile_block(format)
+    rows = triton.cdiv(count, block)
+    squares = torch.empty(rows, dtype=torch.float64, device=device)
+    left: Any = values if residual is None else residual  # a kernel needs a pointer
+    if not isinstance(format, TopK):
+        _encode_kernel[(triton.cdiv(count, TILE),)](
+            base,
+            values,
+            left,
+            out,
+            squares,
+            count,
+            rows,
+            decay,
+            FEEDBACK=residual is not None,
+            FORMAT=format.number,
+            BLOCK=block,
+            enable_fp_fusion=False,
+        )
+        return squares
+    k = format.parameter
+    places, fields = (torch.zeros((rows, k), dtype=torch.int32, device=device) for _ in range(2))
+    _choose_kernel[(rows,)](
+        base,
+        values,
+        left,
+        out,
+        squares,
+        places,
+        fields,
+        count,
+        decay,
+        FEEDBACK=residual is not None,
+        K=k,
+        enable_fp_fusion=False,
+    )
+    _, to_places, to_fields = _sections(format, out, count)
+    for rows_of, values_of in _row_groups(format, count):
+        width, field_width = format.widths(values_of)[1:]
+        packed = _pack_places(places[rows_of])[:, :width]
+        to_places[rows_of.start * format.widths(block)[1] :][: packed.numel()] = packed.flatten()
+        packed = _pack_fields(fields[rows_of])[:, :field_width]
+        to_fields[rows_of.start * format.widths(block)[2] :][: packed.numel()] = packed.flatten()
+    return squares
+
+
+def _row_groups(format: TopK, count: int) -> list[tuple[slice, int]]:
+    """Return the whole blocks, and the last if it is shorter, each with the number of values of a block."""
+    whole, rest = divmod(count, format.block)
+    groups = [(slice(0, whole), format.block)] if whole else []
+    return groups + ([(slice(whole, whole + 1), rest)] if rest else [])
+
+
+def _pack_places(places: Tensor) -> Tensor:
+    first, second = places[:, ::2], places[:, 1::2]
+    packed = torch.stack((first & 0xFF, (first >> 8) | ((second & 0x0F) << 4), second >> 4), dim=2)
+    return packed.to(torch.uint8).flatten(1)
+
+
+def _pack_fields(fields: Tensor) -> Tensor:
+    quads = fields.reshape(len(fields), -1, 4)
+    return (quads << torch.arange(0, 8, 2, dtype=torch.int32, device=fields.device)).sum(dim=2).to(torch.uint8)
+
+
+def _add_entries(format: TopK, data: Tensor, count: int, share: Tensor, mean: Tensor) -> None:
+    """Add the decoded entries times `share` to `mean`; no place occurs twice, so that the order does not matter."""
+    head, packed_places, packed_fields = _sections(format, data, count)
+    numbers = head.view(torch.int16).to(torch.int32).view(-1, 3)
+    halves = (numbers[:, :2] << 16).contiguous().view(torch.float32) * share
+    for rows_of, values in _row_groups(format, count):
+        room, (_, width, field_width) = format.room(values), format.widths(values)
+        rows, start = rows_of.stop - rows_of.start, rows_of.start
+        raw = packed_places[start * format.widths(format.block)[1] :][: rows * width].view(rows, width).to(torch.int64)
+        raw = torch.nn.functional.pad(raw, (0, -width % 3)).view(rows, -1, 3)
+        low, middle, high = raw.unbind(2)
+        places = torch.stack((low | ((middle & 0x0F) << 8), (middle >> 4) | (high << 4)), dim=2).flatten(1)[:, :room]
+        raw = packed_fields[start * format.widths(format.block)[2] :][: rows * field_width].view(rows, field_width)
+        shifts = torch.arange(0, 8, 2, dtype=torch.int64, device=data.device)
+        fields = ((raw.to(torch.int64)[:, :, None] >> shifts) & 3).flatten(1)[:, :room]
+        own = halves[rows_of]
+        signed = torch.where(fields > 1, own[:, :1], own[:, 1:]) * torch.where(fields % 2 == 1, -1.0, 1.0)
+        first = torch.arange(start, start + rows, device=data.device)[:, None] * format.block
+        used = torch.arange(room, device=data.device) < numbers[rows_of, 2:]
+        mean[(first + places)[used]] += signed[used]
+
+
+def _write_header(format: Format, out: Tensor, count: int) -> None:
+    _check(format, out, count)
+    header = bytearray(HEADER_BYTES)
+    format.write_header(header)
+    out[:HEADER_BYTES] = torch.frombuffer(header, dtype=torch.uint8).to(out.device)
+
+
+def _sections(format: Format, data: Tensor, count: int) -> list[Tensor]:
+    """Return views of the sections of encoded bytes."""
+    return list(torch.split(data[HEADER_BYTES:], format.section_bytes(count)))
+
+
+def _check(format: Format, data: Tensor, count: int) -> None:
+    assert data.dtype == torch.uint8 and data.is_contiguous() and data.numel() == format.encoded_bytes(count)
     assert data.data_ptr() % 4 == 0, "encoded bytes on the GPU are aligned to their scales"
-    split = 4 * blocks_of(count)
-    return data[:split].view(torch.float32), data[split:].view(torch.int8)

@@ -1,21 +1,24 @@
 """Layout of the flat parameter vector; only this module decides where a fragment, a chunk and a block lie.
 
-A state is divided into fragments, and a round exchanges one of them. A fragment's contribution and its result are the codec
-bytes of its chunks, in sequence; a chunk is encoded in blocks of `kernels.codec.BLOCK` values. Fragments and chunks are
-whole numbers of blocks, except that the last one may end with a partial block, which has its own scale.
+A state is divided into fragments, and a round exchanges one of them. A fragment's contribution and its result are the
+encoded chunks of the fragment, in sequence. The same chunks have one layout in contributions and another in results, because
+a codec may encode them in two formats (`kernels.codecs.ladder`). Fragments and chunks are whole numbers of the codec's
+blocks, except that the last one may end with a partial block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kernels.codec import BLOCK, blocks_of, encoded_bytes
+from kernels.codecs.format import Format
+from kernels.codecs.ladder import Codec
 
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """Chunk of a contribution: parameters [start, start + count), codec bytes [offset, offset + size)."""
+    """Chunk of a contribution or a result: parameters [start, start + count), encoded bytes [offset, offset + size)."""
 
     start: int
     count: int
@@ -29,43 +32,80 @@ class ChunkSpan:
 
     @property
     def encoded(self) -> slice:
-        """Slice of a contribution or a result that holds the chunk's codec bytes."""
+        """Slice of a contribution or a result that holds the encoded chunk."""
         return slice(self.offset, self.offset + self.size)
 
 
-Layout = Sequence[ChunkSpan]
-"""Chunks of a contribution, in order."""
+@dataclass(frozen=True)
+class Layout:
+    """Chunks of a contribution or of a result, in order, and their format."""
+
+    format: Format
+    spans: tuple[ChunkSpan, ...]
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, chunk: int) -> ChunkSpan:
+        return self.spans[chunk]
+
+    def __iter__(self) -> Iterator[ChunkSpan]:
+        return iter(self.spans)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Number of bytes of all chunks."""
+        last = self.spans[-1]
+        return last.offset + last.size
+
+    def zeros(self) -> bytearray:
+        """Return the contribution that changes no parameter."""
+        return bytearray().join(self.format.zeros(span.count) for span in self.spans)
 
 
-def fragment_span(parameters: int, fragment: int = 0, fragments: int = 1) -> range:
+class Layouts(NamedTuple):
+    """Layouts of the same chunks in contributions and in results, and the codec that has both formats."""
+
+    codec: Codec
+    contribution: Layout
+    result: Layout
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of a contribution and a result together; each of N members sends and receives (N - 1) / N of them."""
+        return self.contribution.payload_bytes + self.result.payload_bytes
+
+
+def fragment_span(parameters: int, block: int, fragment: int = 0, fragments: int = 1) -> range:
     """Return the range of parameters of one of `fragments` fragments, whose lengths in blocks differ by at most one.
 
     No fragment is empty if there are at least as many blocks as fragments.
     """
     assert 0 <= fragment < fragments
-    blocks = blocks_of(parameters)
-    start, stop = (min(parameters, blocks * edge // fragments * BLOCK) for edge in (fragment, fragment + 1))
+    blocks = -(-parameters // block)
+    start, stop = (min(parameters, blocks * edge // fragments * block) for edge in (fragment, fragment + 1))
     return range(start, stop)
 
 
-def chunk_layout(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> tuple[ChunkSpan, ...]:
-    """Return the chunks of the contribution to a fragment of a vector of `parameters` values; the last may be shorter.
+def chunk_layouts(codec: Codec, parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> Layouts:
+    """Return the chunks of a fragment of a vector of `parameters` values; the last chunk may be shorter.
 
-    chunk_parameters: a multiple of the block.
+    chunk_parameters: a multiple of the codec's block.
     """
-    span, spans, offset = fragment_span(parameters, fragment, fragments), [], 0
-    for start in range(span.start, span.stop, chunk_parameters):
-        count = min(chunk_parameters, span.stop - start)
-        spans.append(ChunkSpan(start, count, offset, encoded_bytes(count)))
-        offset += encoded_bytes(count)
-    return tuple(spans)
+    assert chunk_parameters % codec.block == 0
+    span = fragment_span(parameters, codec.block, fragment, fragments)
+
+    def layout(format: Format) -> Layout:
+        spans, offset = [], 0
+        for start in range(span.start, span.stop, chunk_parameters):
+            count = min(chunk_parameters, span.stop - start)
+            spans.append(ChunkSpan(start, count, offset, format.encoded_bytes(count)))
+            offset += spans[-1].size
+        return Layout(format, tuple(spans))
+
+    return Layouts(codec, layout(codec.contribution), layout(codec.result))
 
 
-def chunk_count(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> int:
-    """Return the number of chunks of the contribution to a fragment, without building the layout."""
-    return -(-len(fragment_span(parameters, fragment, fragments)) // chunk_parameters)
-
-
-def payload_bytes(layout: Layout) -> int:
-    """Return the number of codec bytes of a whole contribution or result."""
-    return layout[-1].offset + layout[-1].size
+def chunk_count(parameters: int, chunk_parameters: int) -> int:
+    """Return the number of chunks of the whole vector, without building a layout."""
+    return -(-parameters // chunk_parameters)

@@ -11,6 +11,7 @@ noise and steep directions by little more than the rate. Therefore:
     to the value of `RATES` for H. This value is low for short rounds, because steep directions need many rounds to settle,
     and higher for long rounds, in which they settle before the averaging.
   * more than `SEVERAL` members: momentum stays, and the rate grows with sqrt(n), up to `HIGHEST`.
+  * sparse contributions: `SPARSE`, whatever the members are.
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
@@ -28,9 +29,10 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kernels.codec import PIECE, decode, is_sane
+from kernels.codecs.format import PIECE, Floats, Format
+from kernels.codecs.ladder import Codec
+from kernels.codecs.sparse import TopK
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Outer step: Nesterov SGD on the averaged pseudo-gradient (DiLoCo, Douillard et al. 2023).
@@ -38,9 +40,6 @@ from kernels.codec import PIECE, decode, is_sane
 #     m = mu * m + g;   theta = theta - lr * (g + mu * m)
 #
 # The operations are elementwise in fp32, in this order, each rounded once, so that every peer gets the same bits.
-
-
-Floats = npt.NDArray[np.float32]
 
 
 def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float, mu: float) -> None:
@@ -59,15 +58,15 @@ def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float
         np.subtract(t, s, out=t)
 
 
-def apply_result(theta: Floats, momentum: Floats, data: Any, lr: float, mu: float) -> None:
-    """Decode one chunk of a result (the codec bytes of `theta.size` values) and update its slice of the outer state.
+def apply_result(theta: Floats, momentum: Floats, data: Any, format: Format, step: OuterStep) -> None:
+    """Decode one chunk of a result, encoded in `format`, and update its slice of the outer state.
 
     The caller must check that the bytes belong to a certified result; bytes that are not sane are a bug.
     """
-    assert is_sane(data, theta.size)
+    assert format.is_sane(data, theta.size, is_result=True)
     gradient = np.empty(theta.size, np.float32)
-    decode(data, theta.size, gradient)
-    nesterov_update(theta, momentum, gradient, lr, mu)
+    format.decode(data, theta.size, gradient)
+    nesterov_update(theta, momentum, gradient, step.rate, step.momentum)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -98,8 +97,15 @@ MEAN = OuterStep(1.0, 0.0)
 are some versions old, and momentum would take the policy too far (`python -m benchmarks.rl_trainers`)."""
 
 
-def automatic(weights: Sequence[int], inner_steps: int) -> OuterStep:
+SPARSE = OuterStep(2.0, 0.0)
+"""Outer step with sparse contributions. Of each block a member sends only a few values, most of them sent by no other
+member, so that the mean over all members is short; with momentum the loss is higher (`python -m benchmarks.ladder`)."""
+
+
+def automatic(weights: Sequence[int], inner_steps: int, codec: Codec) -> OuterStep:
     """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`)."""
+    if isinstance(codec.contribution, TopK):
+        return SPARSE
     members, several = effective_members(weights), rate_of_several(inner_steps)
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))

@@ -102,4 +102,4 @@ def test_protocol_never_imports_torch() -> None:
 
 
 def test_numbers_the_peer_needs_come_without_torch() -> None:
-    assert not loaded_after("import kernels.codec, kernels.aggregate, kernels.outer_step") & {"torch", "triton"}
+    assert not loaded_after("import kernels.codecs.ladder, kernels.aggregate, kernels.outer_step") & {"torch", "triton"}

@@ -122,6 +122,7 @@ class TrainingConfig:
     inner: InnerConfig
     inner_steps: int
     chunk_parameters: int
+    codec: str = "int4"
     rl: RlConfig | None = None
     environment: str = ""
     tokenizer: TokenizerConfig | None = None
@@ -133,7 +134,7 @@ class TrainingConfig:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
-        """Read `{seed, model, data, inner, inner_steps, chunk_parameters}` of a manifest.
+        """Read `{seed, model, data, inner, inner_steps, chunk_parameters, codec}` of a manifest.
 
         An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`, `blocks`,
         `spares_memory`, `compiles` and `offload`.
@@ -145,6 +146,7 @@ class TrainingConfig:
             inner=InnerConfig.from_mapping(sections["inner"]),
             inner_steps=int(sections["inner_steps"]),
             chunk_parameters=int(sections["chunk_parameters"]),
+            codec=str(sections["codec"]),
             rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
             environment=str(sections.get("environment", "")),
             tokenizer=TokenizerConfig.from_mapping(sections["tokenizer"]) if "tokenizer" in sections else None,

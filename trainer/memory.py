@@ -7,7 +7,8 @@ it did not fit, the system would end the process, instead of raising an error on
 micro-batch. On a GPU the trainer measures its first step and takes as much as fits (`trainer.optim`), so the estimate is for
 the least: a step with one sequence, of which all layers are computed again.
 
-Shared memory (theta and the contribution) belongs to the peer and is not counted.
+Shared memory (theta and the contribution) belongs to the peer and is not counted. The peer also counts the residual of error
+feedback, which has the same size on every device.
 """
 
 from __future__ import annotations

@@ -9,11 +9,14 @@ the same order.
 from __future__ import annotations
 
 import math
+import mmap
+import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from kernels import codec
-from kernels.layout import Layout, payload_bytes
+from kernels.codecs.ladder import Codec
+from kernels.layout import ChunkSpan, Layouts
 from trainer.device import on_device
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
@@ -83,10 +86,11 @@ class LocalParameters(ABC):
         """Set the parameters to `theta`, the whole vector."""
 
     @abstractmethod
-    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
         """Encode theta minus the parameters into `out`, which the ranks share; return the norm of the difference.
 
-        `out` is complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
+        residual: what earlier differences left out, added and replaced as `Codec.encode_range` describes; None without
+        error feedback.  `out` is complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
         """
 
     @abstractmethod
@@ -141,14 +145,14 @@ class WholeParameters(LocalParameters):
         """Set the parameters to `theta`."""
         load(theta, self.model.flat)
 
-    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
         """Encode as `LocalParameters.encode_difference` does."""
-        assert len(out) == payload_bytes(layout)
-        squares = 0.0
+        layout, squares = layouts.contribution, 0.0
+        assert len(out) == layout.payload_bytes
         for span in layout:
-            encoded, square = self._encoder.encode(theta[span.values], self.model.flat[span.values])
-            out[span.encoded] = encoded.data
-            squares += square
+            layout.format.write_header(out[span.encoded])
+            part = ChunkPart(layouts.codec, span, out[span.encoded], span.start, span.start + span.count)
+            squares += self._encoder.encode(part, theta, self.model.flat[span.values], residual)
         return math.sqrt(squares)
 
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
@@ -194,8 +198,23 @@ def load(theta: F32 | ReferenceWeights, into: Tensor) -> None:
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
 
 
-Encoded = tuple[npt.NDArray[np.uint8], float]
-"""Codec bytes of some values, and the sum of the values' squares."""
+@dataclass(frozen=True)
+class ChunkPart:
+    """Whole blocks of a chunk of a contribution: the values from `start` to `stop` of the flat vector.
+
+    out: the bytes of the whole chunk.
+    """
+
+    codec: Codec
+    chunk: ChunkSpan
+    out: memoryview
+    start: int
+    stop: int
+
+    @property
+    def at(self) -> int:
+        """Place of the first value in the chunk."""
+        return self.start - self.chunk.start
 
 
 class DifferenceEncoder:
@@ -204,44 +223,105 @@ class DifferenceEncoder:
     def __init__(self, device: torch.device) -> None:
         self._on_host = device.type != "cuda"
 
-    def encode(self, theta: F32, values: Tensor) -> Encoded:
-        """Encode theta minus `values`, as many.  Raises NotFinite."""
+    def encode(self, part: ChunkPart, theta: F32, values: Tensor, residual: F32 | None) -> float:
+        """Encode theta minus `values` as a part of a chunk; return the sum of the difference's squares.  Raises NotFinite.
+
+        theta, residual: of the whole flat vector; the residual is replaced.  values: of the part alone.
+        """
+        base, left = theta[part.start : part.stop], None if residual is None else residual[part.start : part.stop]
         if not self._on_host:
             try:
-                return encode_on_gpu(theta, values)
+                return encode_on_gpu(part, base, values, left)
             except NotFinite:
                 raise
             except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and its errors differ by version
                 print(f"contributions are encoded on the host, because the GPU's kernel fails: {error}", file=sys.stderr)
                 self._on_host = True
-        return encode_on_host(theta, values)
+        return encode_on_host(part, base, values, left)
 
 
-def encode_on_host(theta: F32, values: Tensor) -> Encoded:
-    """Encode as `DifferenceEncoder.encode` does."""
-    difference = theta - values.cpu().numpy()
+def encode_on_host(part: ChunkPart, base: F32, values: Tensor, residual: F32 | None) -> float:
+    """Encode as `DifferenceEncoder.encode` does; all arguments are of the part alone."""
+    difference = base - values.cpu().numpy()
     square = float(np.sum(np.square(difference, dtype=np.float64)))
-    if not math.isfinite(square):
-        raise NotFinite("a parameter is not finite")
-    encoded = np.empty(codec.encoded_bytes(len(difference)), np.uint8)
-    codec.encode(difference, encoded)
-    return encoded, square
+    try:
+        part.codec.encode_range(difference, residual, part.out, part.chunk.count, part.at)
+    except ValueError as error:
+        raise NotFinite("a parameter is not finite") from error
+    return square
 
 
-def encode_on_gpu(theta: F32, values: Tensor) -> Encoded:
+def encode_on_gpu(part: ChunkPart, base: F32, values: Tensor, residual: F32 | None) -> float:
     """Encode as `encode_on_host` does, and with its bytes, on the GPU on which `values` lie.
 
-    Only theta is copied there, and the encoded bytes back.
+    Only theta and the residual are copied there, and the encoded bytes and the residual back.
     """
     from kernels import codec_triton
 
-    base = on_device(theta.copy(), values.device)
-    encoded = torch.empty(codec.encoded_bytes(len(values)), dtype=torch.uint8, device=values.device)
+    format, device = part.codec.contribution, values.device
+    encoded = torch.empty(format.encoded_bytes(len(values)), dtype=torch.uint8, device=device)
+    left = None if residual is None else on_device(residual.copy(), device)
     try:
-        norm = codec_triton.encode_difference(base, values, encoded)
+        norm = codec_triton.encode_difference(part.codec, on_device(base.copy(), device), values, left, encoded)
     except ValueError as error:
         raise NotFinite("a parameter is not finite") from error
-    return encoded.cpu().numpy(), norm**2
+    if residual is not None and left is not None:
+        residual[:] = left.cpu().numpy()
+    format.place(encoded.cpu().numpy(), len(values), part.out, part.chunk.count, part.at)
+    return norm**2
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The residual of error feedback: what earlier contributions left out, one fp32 number for each parameter.
+
+
+RESIDUAL = "residual.f32"
+"""Name of the residual's file, beside the optimiser's moments."""
+
+
+class Residual:
+    """Residual in a file that all ranks map, each of which changes its own parts, or in the memory of this process.
+
+    The operating system writes the file at any time.  If it is lost, or torn by a crash, the next contribution is less
+    accurate, and nothing else happens.
+    """
+
+    def __init__(self, parameters: int, folder: Path | None) -> None:
+        """Describe a residual.  folder: of the file; None for memory."""
+        self._size = 4 * parameters
+        self._path = folder / RESIDUAL if folder is not None else None
+        self._values: F32 | None = None
+
+    @property
+    def values(self) -> F32:
+        """Residual of the flat vector, mapped at the first use."""
+        if self._values is None:
+            self._values = np.frombuffer(self._mapped(), np.float32)
+        return self._values
+
+    def remove(self) -> None:
+        """Remove the file, so that a later process begins with zeros."""
+        try:
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            print(f"the residual in {self._path} was not removed: {error.strerror}", file=sys.stderr)
+
+    def _mapped(self) -> mmap.mmap:
+        if self._path is None:
+            return mmap.mmap(-1, self._size)
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.ftruncate(fd, self._size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fd, 0, self._size)  # a full disk is an error now, and not when a page is written
+                return mmap.mmap(fd, self._size)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            print(f"the residual is not kept in {self._path}: {error.strerror}", file=sys.stderr)
+            return mmap.mmap(-1, self._size)
 
 
 def _as_tensor(theta: F32) -> Tensor:

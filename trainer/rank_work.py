@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import codec_named
+from kernels.layout import Layouts, chunk_layouts
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY, is_gpu
@@ -39,7 +40,7 @@ from trainer.optim import (
     part_of,
     units_at_once,
 )
-from trainer.parameters import F32, LocalParameters
+from trainer.parameters import F32, LocalParameters, Residual
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
 from trainer.reference import ReferenceWeights
 from trainer.rl.policy import PolicyObjective, adamw_config
@@ -73,24 +74,35 @@ def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, 
     return courses
 
 
+def layouts_of(config: TrainingConfig) -> Layouts:
+    """Return the chunks of a run's contributions.  Raises ValueError for an unknown codec."""
+    return chunk_layouts(codec_named(config.codec), config.model.parameters, config.chunk_parameters)
+
+
 class RankWork:
     """Parameters and inner loop of one rank.
 
-    layout: the chunks of a contribution; each is encoded separately.
+    layouts: the chunks of a contribution; each is encoded separately.
     """
 
     def __init__(
         self,
         parameters: LocalParameters,
-        chunk_parameters: int,
+        layouts: Layouts,
         courses: Mapping[CourseName, Course],
         ranks: Ranks | None = None,
         *,
+        folder: Path | None = None,
         spares_memory: bool = False,
     ) -> None:
-        """Make the work of a rank, which begins with rows if there are any.  ranks: None for this process alone."""
-        self.parameters = parameters
-        self.layout = chunk_layout(parameters.model.config.parameters, chunk_parameters)
+        """Make the work of a rank, which begins with rows if there are any.
+
+        ranks: None for this process alone.  folder: of the residual of error feedback; None to keep it in memory.
+        """
+        self.parameters, self.layouts = parameters, layouts
+        self._residual = None
+        if layouts.codec.feedback is not None:
+            self._residual = Residual(parameters.model.config.parameters, folder)
         self._courses, self._name = courses, next(iter(courses))
         self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
         self._inner: InnerLoop | None = None
@@ -128,7 +140,8 @@ class RankWork:
     def encode_difference(self, theta: F32, out: memoryview) -> float:
         """Encode theta minus the parameters into `out`; return the norm of the difference.  Raises NotFinite."""
         with self._ranks.operation("encode"):
-            return self.parameters.encode_difference(theta, self.layout, out)
+            residual = self._residual.values if self._residual is not None else None
+            return self.parameters.encode_difference(theta, self.layouts, residual, out)
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""
@@ -191,9 +204,11 @@ class RankWork:
             moments.store(self._inner.optimiser, self._ranks)
 
     def remove_moments(self) -> None:
-        """Remove the moments' file, so that a later process begins without."""
+        """Remove the files of the moments and of the residual, so that a later process begins without."""
         if (moments := self._courses[self._name].moments) is not None:
             moments.remove()
+        if self._residual is not None:
+            self._residual.remove()
 
     def write_moments(self, path: Path) -> None:
         """Write this rank's moments into the file that rank 0, in `MomentsFile.store`, has begun."""
@@ -230,7 +245,7 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
         work = _joined(order, connection)
         count = order.config.model.parameters
         theta: F32 = np.frombuffer(mmap.mmap(theta_fd, 4 * count, access=mmap.ACCESS_READ), dtype="<f4", count=count)
-        out = memoryview(mmap.mmap(contribution_fd, payload_bytes(work.layout)))
+        out = memoryview(mmap.mmap(contribution_fd, work.layouts.contribution.payload_bytes))
         while True:
             _perform(work, inbox.next(), theta, out)
     except Exception as error:  # noqa: BLE001 - a rank ends with any error, and all others with it
@@ -251,7 +266,14 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
-    return RankWork(parameters, order.config.chunk_parameters, courses, ranks, spares_memory=order.config.spares_memory)
+    return RankWork(
+        parameters,
+        layouts_of(order.config),
+        courses,
+        ranks,
+        folder=order.folder,
+        spares_memory=order.config.spares_memory,
+    )
 
 
 def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) -> None:

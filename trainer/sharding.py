@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,21 +27,20 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from kernels import codec
-from kernels.codec import BLOCK
-from kernels.layout import ChunkSpan, Layout, payload_bytes
+from kernels.codecs.ladder import with_residual
+from kernels.layout import ChunkSpan, Layout, Layouts
 from trainer.device import is_gpu
 from trainer.models.llama.config import ModelConfig, ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.parameters import (
     F32,
     LOAD_BLOCK,
+    ChunkPart,
     DifferenceEncoder,
     LocalParameters,
     NotFinite,
     OfMatrix,
     TensorShard,
-    encode_on_host,
 )
 from trainer.reference import ReferenceWeights
 
@@ -162,48 +160,43 @@ class ShardedParameters(LocalParameters):
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
-    def encode_difference(self, theta: F32, layout: Layout, out: memoryview) -> float:
+    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
         """Encode as `LocalParameters.encode_difference` does."""
-        assert len(out) == payload_bytes(layout)
+        layout = layouts.contribution
+        assert len(out) == layout.payload_bytes
         self._gather_nothing()
-        cut, squares = _cut_blocks(self.model.layout, self.ranks, layout), 0.0
-        slots = {block: slot for slot, (block, _) in enumerate(cut)}
-        edges = np.zeros((len(cut), BLOCK), np.float32)
+        cut, squares = CutBlocks(self.model.layout, self.ranks, layouts), 0.0
         for chunk in layout:
+            layout.format.write_header(out[chunk.encoded])  # all ranks write the same
             for shard in self.shards:
-                for start, stop, values in _within(shard, chunk.start, chunk.start + chunk.count):
-                    first = min(stop, -(-start // BLOCK) * BLOCK)
-                    last = stop if stop == chunk.values.stop else max(first, stop // BLOCK * BLOCK)
+                for start, stop, values in _within(shard, chunk.start, chunk.values.stop):
+                    first = min(stop, -(-start // cut.block) * cut.block)
+                    last = stop if stop == chunk.values.stop else max(first, stop // cut.block * cut.block)
                     for begin, end in ((start, first), (last, stop)):
                         if begin < end:
-                            edge = edges[slots[begin // BLOCK], begin % BLOCK :]
                             difference = theta[begin:end] - values[begin - start : end - start].cpu().numpy()
-                            edge[: end - begin] = difference
                             squares += float(np.sum(np.square(difference, dtype=np.float64)))
+                            cut.put(begin, difference, residual)
                     if first < last and math.isfinite(squares):
-                        squares += self._encode_blocks(
-                            theta[first:last], values[first - start : last - start], first, chunk, out
-                        )
+                        part = ChunkPart(layouts.codec, chunk, out[chunk.encoded], first, last)
+                        squares += self._encode_part(part, theta, values[first - start : last - start], residual)
         total = torch.tensor(squares, dtype=torch.float64)
-        dist.all_reduce(torch.from_numpy(edges))
+        dist.all_reduce(torch.from_numpy(cut.values))
         dist.all_reduce(total)
-        if not math.isfinite(total):
+        if not (math.isfinite(total) and np.isfinite(cut.values).all()):
             raise NotFinite("a parameter is not finite")
-        for slot in range(self._rank, len(cut), self.ranks):
-            block, chunk = cut[slot]
-            values = edges[slot][: chunk.values.stop - block * BLOCK]
-            _place(encode_on_host(values, torch.zeros(len(values)))[0], block * BLOCK, len(values), chunk, out)
+        for chunk, start, encoded in cut.encode(residual)[self._rank :: self.ranks]:
+            size = min(cut.block, chunk.values.stop - start)
+            layout.format.place(encoded, size, out[chunk.encoded], chunk.count, start - chunk.start)
         self.least(0)  # all have written
         return math.sqrt(total)
 
-    def _encode_blocks(self, theta: F32, values: Tensor, start: int, chunk: ChunkSpan, out: memoryview) -> float:
-        """Encode whole blocks from `start` of the flat vector on; return the sum of squares, infinite if a value is."""
+    def _encode_part(self, part: ChunkPart, theta: F32, values: Tensor, residual: F32 | None) -> float:
+        """Encode whole blocks; return the sum of squares, infinite if a value is not finite."""
         try:
-            encoded, square = self._encoder.encode(theta, values)
+            return self._encoder.encode(part, theta, values, residual)
         except NotFinite:  # the other ranks have to hear of it first
             return math.inf
-        _place(encoded, start, len(theta), chunk, out)
-        return square
 
     def _gather_nothing(self) -> None:
         """Free the root's gathered parameters, which FSDP2 keeps after a forward pass alone."""
@@ -238,21 +231,54 @@ def _within(shard: TensorShard, start: int, stop: int) -> Iterator[tuple[int, in
         begin = until
 
 
+class CutBlocks:
+    """Blocks in which shards of any ranks meet: a few for each tensor and rank, the same at each rank.
+
+    Each rank puts its own values into zeros, and the ranks add up all blocks.  block: number of values in a block.  values:
+    of all blocks, as rows.
+    """
+
+    def __init__(self, places: Sequence[ParameterPlace], ranks: int, layouts: Layouts) -> None:
+        self.block, self._codec = layouts.contribution.format.block, layouts.codec
+        self._chunks = _cut_blocks(places, ranks, layouts.contribution)
+        self._slots = {block: slot for slot, (block, _) in enumerate(self._chunks)}
+        self._own: list[tuple[int, int, int]] = []
+        """Slot, and range of the flat vector, of values of this rank."""
+        self.values: F32 = np.zeros((len(self._chunks), self.block), np.float32)
+
+    def put(self, start: int, difference: F32, residual: F32 | None) -> None:
+        """Put values of this rank, from `start` of the flat vector on and within a block, and add their residual."""
+        slot, stop = self._slots[start // self.block], start + len(difference)
+        if residual is not None and self._codec.feedback is not None:
+            decay = np.float32(self._codec.feedback)
+            with_residual(difference, residual[start:stop], decay, np.empty_like(difference))
+        self.values[slot, start % self.block :][: len(difference)] = difference
+        self._own.append((slot, start, stop))
+
+    def encode(self, residual: F32 | None) -> list[tuple[ChunkSpan, int, bytearray]]:
+        """Encode the blocks, each alone; return them with their chunks and starts.  Replaces this rank's residual."""
+        format, encoded, left = self._codec.contribution, [], np.empty_like(self.values)
+        for (block, chunk), values, rest in zip(self._chunks, self.values, left, strict=True):
+            start = block * self.block
+            size = min(self.block, chunk.values.stop - start)
+            data = bytearray(format.encoded_bytes(size))
+            format.encode(values[:size], data)
+            format.decode(data, size, rest[:size])
+            encoded.append((chunk, start, data))
+        np.subtract(self.values, left, out=left)
+        if residual is not None and self._codec.feedback is not None:
+            for slot, start, stop in self._own:
+                residual[start:stop] = left[slot, start % self.block :][: stop - start]
+        return encoded
+
+
 def _cut_blocks(places: Sequence[ParameterPlace], ranks: int, layout: Layout) -> list[tuple[int, ChunkSpan]]:
     """Return the blocks in which shards of any ranks meet, with their chunks; the same at each rank."""
-    begins, found = [chunk.start for chunk in layout], {}
+    begins, size, found = [chunk.start for chunk in layout], layout.format.block, {}
     for place in places:
         for rank in range(ranks):
             start = place.offset + shard_rows(place.shape[0], rank, ranks).start * _width(place)
             chunk = layout[max(0, bisect_right(begins, start) - 1)]
-            if start % BLOCK and chunk.start < start < chunk.values.stop:
-                found[start // BLOCK] = chunk
+            if start % size and chunk.start < start < chunk.values.stop:
+                found[start // size] = chunk
     return sorted(found.items(), key=lambda item: item[0])
-
-
-def _place(encoded: npt.NDArray[np.uint8], start: int, count: int, chunk: ChunkSpan, out: memoryview) -> None:
-    """Copy the encoded blocks of `count` values to their places; they begin at `start` of the flat vector."""
-    scales, codes = codec.parts(out[chunk.encoded], chunk.count)
-    own_scales, own_codes = codec.parts(encoded, count)
-    at = start - chunk.start
-    scales[at // BLOCK :][: len(own_scales)], codes[at : at + count] = own_scales, own_codes

@@ -1,8 +1,8 @@
 """Training of one round, from the swarm's parameters to an encoded difference.
 
-`compute` reads theta, trains, and writes the codec bytes of theta minus the local parameters. Between rounds the worker
-keeps only Adam's moments, which survive a restart in a file. `trainer.service` calls the worker, and decides which commands
-may interrupt it.
+`compute` reads theta, trains, and writes the encoded difference of theta and the local parameters. Between rounds the worker
+keeps only Adam's moments and the residual of error feedback, which survive a restart in files. `trainer.service` calls the
+worker, and decides which commands may interrupt it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
 from trainer.optim import InnerLoop, Place
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
-from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of
+from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
@@ -109,8 +109,9 @@ class Worker:
     ) -> None:
         """Make a worker.
 
-        folder: of the optimisers' moments, or None.  dtype: precision of products; None for the device's default.
-        ranks: processes that share the model, on devices like this one; None for this process alone.
+        folder: of the optimisers' moments and of the residual of error feedback, or None.  dtype: precision of products;
+        None for the device's default.  ranks: processes that share the model, on devices like this one; None for this
+        process alone.
         Raises ValueError for data that cannot be read on this computer.
         """
         self.config = config
@@ -122,7 +123,9 @@ class Worker:
         objective = courses[CourseName.ROWS].objective
         assert isinstance(objective, RowsObjective)
         self.objective = objective
-        self.work = RankWork(parameters, config.chunk_parameters, courses, ranks, spares_memory=config.spares_memory)
+        self.work = RankWork(
+            parameters, layouts_of(config), courses, ranks, folder=folder, spares_memory=config.spares_memory
+        )
         self._log = ReferenceLog.beside(folder, self.reading.digest) if self._compares else ReferenceLog(None)
         self._initial = folder / INITIAL if folder is not None else None
 
@@ -134,7 +137,7 @@ class Worker:
     @property
     def layout(self) -> Layout:
         """Chunks of a contribution."""
-        return self.work.layout
+        return self.work.layouts.contribution
 
     @property
     def inner(self) -> InnerLoop:
@@ -146,7 +149,7 @@ class Worker:
         self.work.store_moments()
 
     def remove_moments(self) -> None:
-        """Remove the moments' file, so that a later process begins without."""
+        """Remove the files of the moments and of the residual, so that a later process begins without."""
         self.work.remove_moments()
 
     @property

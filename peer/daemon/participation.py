@@ -113,7 +113,7 @@ class Participation:
         self._division: TrainerDivision | None = None
         self._offload_later = False
         self._keeps_moments = False
-        """True if the disk has room for the trainer's moments as well."""
+        """True if the disk has room for the trainer's moments and residual as well."""
         self._role = settings.role
         self._scratch: ScratchFolder | None = None
         """Files in place of memory; None while the state lies in memory."""
@@ -331,8 +331,9 @@ class Participation:
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, self.scratch_bytes)
         if problem:
             raise StoreFull(problem)
-        moments = 2 * manifest.state_bytes + self.scratch_bytes  # as large as the state; two copies exist during a write
-        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, moments)
+        # moments are as large as the state, and two copies exist during a write
+        kept = 2 * manifest.state_bytes + manifest.residual_bytes + self.scratch_bytes
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, kept)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
         keep_admission(standing.admission, self._folder)

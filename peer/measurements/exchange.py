@@ -12,8 +12,8 @@ import numpy as np
 import trio
 
 from kernels.aggregate import Rule
-from kernels.codec import encode
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from peer.errors import PeerError
 from protocol.allreduce.assignment import assign_owners, contribution_leaves
 from protocol.allreduce.buffers import OwnParts
@@ -51,17 +51,17 @@ class Introduction:
 class ExchangePeer:
     """Peer that implements `protocol.transport.interface.Handlers` for the running exchange.  Its contribution is random."""
 
-    def __init__(self, parameters: int, chunk: int, rule: Rule = "mean") -> None:
+    def __init__(self, parameters: int, chunk: int, rule: Rule = "mean", codec: str = "int4") -> None:
         self.rule: Rule = rule
         self.identity = Identity.generate()
-        self.layout = chunk_layout(parameters, chunk)
-        self.size = payload_bytes(self.layout)
-        self.contribution = memoryview(mmap.mmap(-1, self.size))
-        self.result = memoryview(mmap.mmap(-1, self.size))
+        self.layouts = chunk_layouts(LADDER[codec], parameters, chunk)
+        layout = self.layouts.contribution
+        self.contribution = memoryview(mmap.mmap(-1, layout.payload_bytes))
+        self.result = memoryview(mmap.mmap(-1, self.layouts.result.payload_bytes))
         values = np.random.default_rng(self.identity.public_key[0]).standard_normal(chunk, dtype=np.float32)
-        for span in self.layout:
-            encode(values[: span.count], self.contribution[span.encoded])
-        self.leaves = contribution_leaves(self.contribution, self.layout)
+        for span in layout:
+            layout.format.encode(values[: span.count], self.contribution[span.encoded])
+        self.leaves = contribution_leaves(self.contribution, layout)
         self.exchange: ExchangeRunner | None = None
         self._begun = trio.Event()
         self._scope = trio.CancelScope()
@@ -114,7 +114,7 @@ class ExchangePeer:
             fragment=0,
             base=ZERO_HASH,
             state_digest=ZERO_HASH,
-            owners=assign_owners(ZERO_HASH, [member.peer for member in ordered], len(self.layout), bandwidths),
+            owners=assign_owners(ZERO_HASH, [member.peer for member in ordered], len(self.leaves), bandwidths),
             members=[
                 Member(
                     peer=member.peer,
@@ -138,7 +138,7 @@ class ExchangePeer:
         self.exchange = ExchangeRunner(
             session=Session(self.identity, RUN, network, self.note),
             plan=plan,
-            own=OwnParts(self.contribution, self.leaves, self.layout),
+            own=OwnParts(self.contribution, self.leaves, self.layouts),
             result=self.result,
             limits=ExchangeLimits(STALL_S),
             offload=trio.to_thread.run_sync,

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kernels.layout import chunk_layout, payload_bytes
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.formatting import amount, clean, duration, short, size
@@ -33,24 +32,23 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a run.  members: peers that share an exchange."""
+    """Size of a run.  members: peers that share an exchange.  payload_bytes: of a contribution and a result."""
 
     name: str
     parameters: int
-    contribution_bytes: int
+    payload_bytes: int
     members: int
     round_tokens: int
 
     @classmethod
     def of(cls, manifest: RunManifest, members: int) -> RunSize:
         """Return the size of a run.  members: number in its last round, raised to two and to the run's minimum."""
-        contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         step_tokens = manifest.data.sequences_per_step * manifest.data.sequence_length
         least = max(2, manifest.rounds.min_members)
         return cls(
             clean(manifest.name, 24),
             manifest.parameters,
-            contribution,
+            manifest.layouts.exchanged_bytes,
             max(members, least),
             manifest.rounds.inner_steps * step_tokens,
         )
@@ -58,7 +56,7 @@ class RunSize:
     @property
     def exchange_bytes(self) -> float:
         """Bytes that each member sends, and receives, in an exchange."""
-        return 2 * (self.members - 1) / self.members * self.contribution_bytes
+        return (self.members - 1) / self.members * self.payload_bytes
 
     @property
     def state_bytes(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from kernels import codec
+from kernels.codecs.ladder import INT4
 from peer.control.client import ControlClient, ControlError, NotRunning
 from peer.corpora.builtin import builtin_corpus
 from peer.errors import ExitCode, PeerError
@@ -308,9 +308,9 @@ CODEC_S = 0.5
 def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
     """Measure with normally distributed values, because differences of parameters are distributed like this."""
     numbers = np.random.default_rng(1).standard_normal(values, np.float32)
-    encoded, decoded = np.empty(codec.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
-    encode_s = best_s(lambda: codec.encode(numbers, encoded), seconds)
-    decode_s = best_s(lambda: codec.decode(encoded, values, decoded), seconds)
+    encoded, decoded = np.zeros(INT4.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
+    encode_s = best_s(lambda: INT4.encode(numbers, encoded), seconds)
+    decode_s = best_s(lambda: INT4.decode(encoded, values, decoded), seconds)
     return CodecSpeed(values / encode_s, values / decode_s, 4e-6 * values / encode_s, 4e-6 * values / decode_s)
 
 

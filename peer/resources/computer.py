@@ -19,8 +19,6 @@ from typing import Any
 
 import psutil
 
-from kernels.codec import encoded_bytes
-from kernels.layout import chunk_layout, payload_bytes
 from peer.formatting import amount, size
 from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
@@ -135,7 +133,7 @@ def memory_need(
 
     Results are always files, and pass through memory chunk by chunk, so they do not count.
     """
-    chunk = encoded_bytes(min(manifest.chunk_parameters, manifest.parameters))
+    chunk = max(layout[0].size for layout in (manifest.layouts.contribution, manifest.layouts.result))
     peer = PROCESS_BYTES + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk
     if place is StatePlace.RAM:
         peer += shared_bytes(manifest, role)
@@ -144,12 +142,13 @@ def memory_need(
     config = TrainingConfig.from_sections(manifest.trainer_sections())
     trainer = trainer_memory(config, setup or sole_process(None), WORK[role])
     files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
+    files += manifest.residual_bytes if role is Role.TRAINER else 0  # mapped, in the memory of the computer
     return Need(peer, trainer.host + files, trainer.device)
 
 
 def shared_bytes(manifest: RunManifest, role: Role) -> int:
     """Return the size of the outer state and, of a peer that trains, the contribution: in memory or in scratch files."""
-    contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+    contribution = manifest.layouts.contribution.payload_bytes
     return manifest.state_bytes + (contribution if role is Role.TRAINER else 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kernels.layout import chunk_layout, payload_bytes
 from peer.formatting import duration, size
 from peer.resources.computer import memory_need, shared_bytes
 from protocol.run.manifest import RunManifest
@@ -60,7 +59,6 @@ def _gpus(manifest: RunManifest) -> str:
 
 def _round(manifest: RunManifest) -> str:
     """Describe the bytes that a member of a round sends and receives, and the time that they take."""
-    payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-    sent = 2 * (MEMBERS - 1) / MEMBERS * payload
+    sent = (MEMBERS - 1) / MEMBERS * manifest.layouts.exchanged_bytes
     times = [f"{duration(8 * sent / (line * 1e6))} at {line} Mbit/s" for line in LINES]
     return f"{size(sent)} up and as much down for each of {MEMBERS} members: {', '.join(times)}"

@@ -25,7 +25,6 @@ from typing import Any
 
 import trio
 
-from kernels.layout import chunk_layout, payload_bytes
 from peer.errors import PeerError
 from peer.installation import child_environment
 from peer.paths import make_private
@@ -345,7 +344,7 @@ class TrainerSettings:
         ranks: TrainerRanks | None = None,
     ) -> TrainerSettings:
         """Return the settings for the work of `manifest`.  places: of the run's data; None if it has none."""
-        size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+        size = manifest.layouts.contribution.payload_bytes
         sections = manifest.trainer_sections() | (places or TrainerPlaces()).sections
         ranks = ranks or TrainerRanks()
         return cls(sections, size, log_path, trains, moments=moments, generator=generator, ranks=ranks)

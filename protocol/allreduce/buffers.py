@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
-from kernels.layout import Layout
+from kernels.layout import Layout, Layouts
 from protocol.disk import let_go
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, tree_proofs
@@ -20,17 +20,18 @@ from protocol.wire.messages import Plan, Provenance
 class OwnParts:
     """Our contribution, cut into one part for each chunk.
 
-    contribution: codec bytes.  leaves: the hash of each part; the root of the tree over them is the commitment in our READY.
+    contribution: encoded chunks.  leaves: the hash of each part; the root of the tree over them is the commitment in our
+    READY.  layouts: of the round's contributions and results.
     """
 
-    def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layouts: Layouts) -> None:
+        self.layouts = layouts
         self._contribution = contribution
         self._proofs = tree_proofs(leaves)
 
     def __getitem__(self, chunk: int) -> memoryview:
         """Return the codec bytes of a part."""
-        return self._contribution[self.layout[chunk].encoded]
+        return self._contribution[self.layouts.contribution[chunk].encoded]
 
     def proof(self, chunk: int) -> list[bytes]:
         """Return the tree proof of a part."""
@@ -40,7 +41,7 @@ class OwnParts:
 class AverageBuffer:
     """Buffer of the averages that we hold, each at its place, with the statement of the owner that signed it.
 
-    buffer: writable, as long as a contribution.  After `release` the buffer belongs to the caller and is no longer read or
+    buffer: writable, as long as all averages.  After `release` the buffer belongs to the caller and is no longer read or
     written here.
     """
 
@@ -175,9 +176,9 @@ class WaitingParts:
 class ExchangeBuffers:
     """Memory of one exchange: our own parts, waiting parts of other members, and the averages.
 
-    result: writable buffer for the averages, as long as our contribution.  senders: the other members.
+    result: writable buffer for the averages.  senders: the other members.
     """
 
     def __init__(self, own: OwnParts, result: memoryview, senders: Sequence[PeerId]) -> None:
-        self.own, self.results, self.pool = own, AverageBuffer(result, own.layout), BufferPool()
+        self.own, self.results, self.pool = own, AverageBuffer(result, own.layouts.result), BufferPool()
         self.parts = WaitingParts(senders, self.pool)

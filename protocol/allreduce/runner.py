@@ -18,7 +18,8 @@ import trio
 from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
-from kernels.codec import is_sane
+from kernels.codecs.format import Format
+from kernels.codecs.ladder import Codec
 from protocol.allreduce.buffers import AverageBuffer, ExchangeBuffers, OwnParts, share_of_buffers
 from protocol.allreduce.lateness import ExchangeLimits
 from protocol.allreduce.machine import (
@@ -263,7 +264,7 @@ class Averager:
         offload: Offload,
         rule: Rule,
     ) -> None:
-        self._machine, self._session, self._layout = machine, session, buffers.own.layout
+        self._machine, self._session, self._layouts = machine, session, buffers.own.layouts
         self._own, self._parts, self._results, self._pool = buffers.own, buffers.parts, buffers.results, buffers.pool
         self._offload, self._rule = offload, rule
         self._places = trio.Semaphore(AVERAGES_AT_ONCE)
@@ -274,7 +275,7 @@ class Averager:
             return await self._average(effect)
 
     async def _average(self, effect: Reduce) -> Averaged | None:
-        machine, chunk, span = self._machine, effect.chunk, self._layout[effect.chunk]
+        machine, chunk, span = self._machine, effect.chunk, self._layouts.result[effect.chunk]
         if chunk in machine.entries:
             self._parts.drop(chunk)
             return None
@@ -282,7 +283,7 @@ class Averager:
         parts = [self._own[chunk] if peer == machine.me else self._parts[chunk, peer] for peer in members]
         weights = [machine.plan.members[index].tokens for index in effect.members]
         mean = self._pool.take(span.size)
-        name = await self._offload(average, self._rule, parts, weights, span.count, mean)
+        name = await self._offload(average, self._rule, self._layouts.codec, parts, weights, span.count, mean)
         entry = entry_of(name, effect.members, len(machine.members))
         let_go(self._own[chunk])
         self._parts.drop(chunk)
@@ -293,15 +294,17 @@ class Averager:
         return Averaged(chunk, entry)
 
 
-def average(rule: Rule, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview) -> Hash:
+def average(
+    rule: Rule, codec: Codec, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview
+) -> Hash:
     """Write the average of `parts` (`count` values each) to `into`; return its hash.  weights: tokens of their members."""
-    aggregate(rule, parts, weights, count, into)
+    aggregate(rule, codec, parts, weights, count, into)
     return chunk_hash(into)
 
 
-def examine(count: int, data: memoryview) -> tuple[Hash, bool]:
-    """Return the hash of a chunk of `count` values, and True if all of them are finite."""
-    return chunk_hash(data), is_sane(data, count)
+def examine(format: Format, count: int, is_result: bool, data: memoryview) -> tuple[Hash, bool]:
+    """Return the hash of a chunk of `count` values, and True if it is a sane contribution or result in `format`."""
+    return chunk_hash(data), format.is_sane(data, count, is_result=is_result)
 
 
 def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
@@ -327,7 +330,7 @@ class Receiver:
         emit: Callable[[Event], None],
     ) -> None:
         self.down_bytes = 0
-        self._machine, self._layout, self._run, self._emit = machine, buffers.own.layout, run, emit
+        self._machine, self._layouts, self._run, self._emit = machine, buffers.own.layouts, run, emit
         self._parts, self._results, self._pool = buffers.parts, buffers.results, buffers.pool
         self._moved: dict[PeerId, None] = {}
 
@@ -346,17 +349,19 @@ class Receiver:
             return None
         if not self._parts.takes_from(peer):
             return None
-        if size != self._layout[header.chunk].size or self._results.released:
+        is_result = header.statement is not None
+        layout = self._layouts.result if is_result else self._layouts.contribution
+        if size != layout[header.chunk].size or self._results.released:
             return None
         self._machine.handle(Heard(peer), trio.current_time())
-        if header.statement is not None:
+        if is_result:
             if not self._is_due(peer, header):
                 return None
         elif (header.chunk, peer) in self._parts:
             return None
         else:
             await self._parts.reserve(peer)
-        check = partial(examine, self._layout[header.chunk].count)
+        check = partial(examine, layout.format, layout[header.chunk].count, is_result)
         return Landing(self._pool.take(size), check, on_bytes=partial(self._note_bytes, peer))
 
     def _note_bytes(self, peer: PeerId) -> None:
@@ -407,7 +412,7 @@ class Receiver:
         if not verify_proof(Hash(member.root), self._machine.chunks, chunk, leaf, proof):
             raise Malformed("a part that is not what its sender committed to")
         if not sane:
-            raise Malformed("a part whose numbers are not finite")
+            raise Malformed("a part that no encoder makes")
         if chunk not in self._machine.entries:
             self._parts.put(chunk, peer, landing.buffer)
         return PartArrived(peer, chunk)
@@ -418,7 +423,7 @@ class Receiver:
         if name != body.entry.hash:
             raise Malformed("a result that is not what its owner signed")
         if not sane:
-            raise Malformed("a result whose numbers are not finite")
+            raise Malformed("a result that no encoder makes")
         if self._results.released or header.chunk in self._machine.entries:
             return None
         self._results.put(header.chunk, landing.buffer, envelope)
@@ -449,8 +454,8 @@ ASK_TIMEOUT_S = 5.0
 class ExchangeRunner:
     """Runner of one exchange until its round ends; after `done` is set, it still sends the chunks that it owes others.
 
-    own: our contribution.  result: writable buffer of the same size, complete when `done` is set.  rule: the rule for
-    averaging chunks.
+    own: our contribution.  result: writable buffer for the result, complete when `done` is set.  rule: by which chunks are
+    averaged.
     """
 
     def __init__(

@@ -16,15 +16,14 @@ to it is gone or silent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
 import trio
 
-from kernels.codec import is_sane
-from kernels.codec import parts as codec_parts
+from kernels.layout import Layout
 from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash, takeover_order
 from protocol.allreduce.runner import ExchangeRunner
@@ -96,7 +95,7 @@ class Auditor:
     def __init__(
         self, session: Session, replica: Replica, offload: Offload, membership: Membership, own: OwnContribution
     ) -> None:
-        self._session, self._layout, self._offload = session, replica.layout, offload
+        self._session, self._layouts, self._offload = session, replica.layouts, offload
         self._rule = replica.manifest.aggregation
         self._membership, self._own = membership, own
 
@@ -183,11 +182,10 @@ class Auditor:
         """Return the chunks whose average is much larger than our own part, the largest ratio first."""
         own, ratios = self._own.data, {}
         for chunk in chunks if own is not None and result is not None else ():
-            span = self._layout[chunk]
             assert own is not None and result is not None
-            ratios[chunk] = _size(result[span.encoded], span.count) / max(_size(own[span.encoded], span.count), 1e-30)
-            let_go(result[span.encoded])
-            let_go(own[span.encoded])
+            ratios[chunk] = _norm(result, self._layouts.result, chunk) / max(
+                _norm(own, self._layouts.contribution, chunk), 1e-30
+            )
         return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
 
     # -- choice of chunks ---------------------------------------------------------------------------------------------
@@ -236,11 +234,11 @@ class Auditor:
         return WrongAverage(plan=case.plan, statement=statement, parts=parts)
 
     def _is_right(self, case: _Case, chunk: int, parts: Sequence[AveragedPart]) -> bool:
-        span = self._layout[chunk]
-        if not all(is_sane(part.data, span.count) for part in parts):
+        layout = self._layouts.contribution
+        if not all(layout.format.is_sane(part.data, layout[chunk].count) for part in parts):
             return False
         tokens = [case.plan.members[part.member].tokens for part in parts]
-        right = right_hash(self._rule, span, [part.data for part in parts], tokens)
+        right = right_hash(self._rule, self._layouts, chunk, [part.data for part in parts], tokens)
         return right == case.index[chunk].hash
 
     async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
@@ -258,7 +256,7 @@ class Auditor:
         return [found[member] for member in averaged] if len(found) == len(averaged) else None
 
     async def _fetch(self, case: _Case, chunk: int, member: int) -> AveragedPart | None:
-        peer, span = case.members[member], self._layout[chunk]
+        peer, span = case.members[member], self._layouts.contribution[chunk]
         if peer == self._session.me:
             own = self._own.part(Hash(case.plan.members[member].root), chunk)
             return None if own is None else AveragedPart(member=member, proof=own[0], data=bytes(own[1]))
@@ -306,7 +304,12 @@ class _Case:
         return lambda chunk: hash_bytes("audit lot", seed + chunk.to_bytes(4, "big"))
 
 
-def _size(data: memoryview, count: int) -> float:
-    """Return the size of a chunk's values, estimated from their scales alone."""
-    scales, _ = codec_parts(data, count)
-    return float(np.sqrt(np.mean(np.square(scales, dtype=np.float64))))
+def _norm(data: memoryview, layout: Layout, chunk: int) -> float:
+    """Return the L2 norm of a chunk's decoded values, and let go of the chunk's memory.
+
+    The sum of squares in a result's header is not used, because its owner may have lied.
+    """
+    span = layout[chunk]
+    square = layout.format.sum_of_squares(data[span.encoded], span.count)
+    let_go(data[span.encoded])
+    return math.sqrt(square)

@@ -182,7 +182,7 @@ class Ejections:
         self._offload, self._on_verdict = offload, on_verdict
         self._history, manifest = replica.history, replica.manifest
         self._witness = Witness(session.run, replica.history, manifest.rounds.max_members)
-        self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
+        self._law = Law(session.run, manifest.fragments, replica.layouts, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict on each liar, and name of its proof, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()

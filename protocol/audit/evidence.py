@@ -24,8 +24,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
-from kernels.codec import is_sane
-from kernels.layout import ChunkSpan
+from kernels.layout import Layouts
 from protocol.agreement.ballot import Ballot
 from protocol.agreement.contradictions import Tip, contradict, lie_of, need_electors, tip_of, vote_in
 from protocol.allreduce.assignment import plan_hash
@@ -117,12 +116,12 @@ class ProvenLie:
 class Law:
     """Rules fixed by the manifest.
 
-    layout: the chunks of a contribution, the same in all fragments.  max_members: the most members of a round.
+    layouts: the chunks of contributions and results, the same in all fragments.  max_members: the most members of a round.
     """
 
     run: Hash
     fragments: int
-    layout: Sequence[ChunkSpan]
+    layouts: Layouts
     rule: Rule
     max_members: int
 
@@ -193,39 +192,40 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
 
 def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
     signer, body, _ = unpack(case.statement, law.run)
-    plan, chunk = case.plan, -1
+    plan, chunk, layout = case.plan, -1, law.layouts.contribution
     if isinstance(body, ChunkResult):
         chunk = body.chunk
-    if not isinstance(body, ChunkResult) or body.plan != plan_hash(plan) or not 0 <= chunk < len(law.layout):
+    if not isinstance(body, ChunkResult) or body.plan != plan_hash(plan) or not 0 <= chunk < len(layout):
         raise Malformed("a statement about another plan")
     if plan.fragment != fragment_of(plan.round, law.fragments):
         raise Malformed("a statement about a plan of another fragment than the round's")
-    if len(plan.owners) != len(law.layout) or signer not in [member.peer for member in plan.members]:
+    if len(plan.owners) != len(layout) or signer not in [member.peer for member in plan.members]:
         raise Malformed("a statement of somebody who had nothing to average")
     averaged = members_in(body.entry.mask, len(plan.members))
     if [part.member for part in case.parts] != averaged:
         raise Malformed("other parts than the mask names")
-    span = law.layout[chunk]
+    span = layout[chunk]
     for part in case.parts:
         proof = [Hash(node) for node in part.proof]
         root = Hash(plan.members[part.member].root)
-        if len(part.data) != span.size or not verify_proof(root, len(law.layout), chunk, chunk_hash(part.data), proof):
+        if len(part.data) != span.size or not verify_proof(root, len(layout), chunk, chunk_hash(part.data), proof):
             raise Malformed("a part that its member did not commit to")
     verdict = ProvenLie(
         signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),)
     )
-    if not all(is_sane(part.data, span.count) for part in case.parts):
+    if not all(layout.format.is_sane(part.data, span.count) for part in case.parts):
         return verdict  # the signer should have refused that part
     tokens = [plan.members[index].tokens for index in averaged]
-    if right_hash(law.rule, span, [part.data for part in case.parts], tokens) == body.entry.hash:
+    if right_hash(law.rule, law.layouts, chunk, [part.data for part in case.parts], tokens) == body.entry.hash:
         raise Malformed("the average is right")
     return verdict
 
 
-def right_hash(rule: Rule, span: ChunkSpan, parts: Sequence[bytes | memoryview], tokens: Sequence[int]) -> Hash:
-    """Return the hash of the average that `rule` makes of these parts (sane, in canonical order)."""
+def right_hash(rule: Rule, layouts: Layouts, chunk: int, parts: Sequence[bytes | memoryview], tokens: Sequence[int]) -> Hash:
+    """Return the hash of the average of a chunk that `rule` makes of these parts (sane, in canonical order)."""
+    span = layouts.result[chunk]
     mean = bytearray(span.size)
-    aggregate(rule, parts, tokens, span.count, mean)
+    aggregate(rule, layouts.codec, parts, tokens, span.count, mean)
     return chunk_hash(mean)
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.layout import chunk_layout
 from kernels.outer_step import OuterStep, apply_result
 from protocol.chain.records import Chain
 from protocol.disk import ScratchFolder, in_turn, let_go, pieces_of
@@ -156,7 +155,7 @@ class OuterState:
         self.rounds = 0
         self.size_bytes = manifest.state_bytes
         self._piece = manifest.checkpoint_chunk_bytes
-        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self._layout = manifest.layouts.result
         self.region = SharedRegion(self.size_bytes, "state", scratch)
         values = np.frombuffer(self.region.view, dtype=np.float32)
         self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
@@ -191,12 +190,12 @@ class OuterState:
         self.rounds, self._torn = rounds, False
 
     def apply(self, result: memoryview, step: OuterStep) -> None:
-        """Apply the outer step with a round's result (codec bytes of all chunks)."""
+        """Apply the outer step with a round's result, the encoded chunks."""
         assert not self._torn, "a half-applied state is loaded anew, never gone on with"
         self._torn, self._blank = True, False
         parts = in_turn(result, (span.encoded for span in self._layout))
         for span, part in zip(self._layout, parts, strict=True):
-            apply_result(self._theta[span.values], self._momentum[span.values], part, step.rate, step.momentum)
+            apply_result(self._theta[span.values], self._momentum[span.values], part, self._layout.format, step)
             for first in (span.start, self._theta.size + span.start):
                 let_go(self.view[BYTES_PER_VALUE * first : BYTES_PER_VALUE * (first + span.count)])
         self.rounds, self._torn = self.rounds + 1, False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kernels.layout import Layout, chunk_layout, payload_bytes
+from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import Held, Holding, StoredBlob
 from protocol.chain.base import Base, RoundSettings, round_settings
@@ -40,11 +40,11 @@ from protocol.wire.questions import (
 class Replica:
     """The manifest with the settings that follow from it, and all data that commits change.
 
-    layout: the chunks of a contribution.  rounds: the manifest's settings of rounds.
+    layouts: the chunks of contributions and results.  rounds: the manifest's settings of rounds.
     """
 
     signed: SignedManifest
-    layout: Layout
+    layouts: Layouts
     rounds: RoundSettings
     history: History
     store: Store
@@ -57,7 +57,7 @@ class Replica:
         rounds = round_settings(signed.run, manifest)
         return cls(
             signed,
-            chunk_layout(manifest.parameters, manifest.chunk_parameters),
+            manifest.layouts,
             rounds,
             History(rounds, store),
             store,
@@ -72,10 +72,10 @@ class Replica:
     def result(self, record: Record, index: Sequence[ChunkEntry]) -> memoryview | None:
         """Return a stored result if its chunks match `index`, else demote it and return None.  Blocking."""
         name, results = ResultName.of(record), self.store.results
-        view = results.view(name, payload_bytes(self.layout))
+        view = results.view(name, self.layouts.result.payload_bytes)
         if view is None:
             return None
-        parts = in_turn(view, (span.encoded for span in self.layout))
+        parts = in_turn(view, (span.encoded for span in self.layouts.result))
         if all(chunk_hash(part) == entry.hash for part, entry in zip(parts, index, strict=True)):
             return view
         results.demote(name)
@@ -120,7 +120,7 @@ class ReplicaShelf:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._spans = [span.encoded for span in replica.layout]
+        self._spans = [span.encoded for span in replica.layouts.result]
 
     def find(self, name: Hash) -> Held | None:
         """See `Shelf.find`."""

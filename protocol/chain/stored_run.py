@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kernels.layout import Layout, chunk_layout, payload_bytes
+from kernels.layout import Layout
 from kernels.outer_step import OuterStep, apply_result
 from protocol.blobs.store import leaves_of
 from protocol.chain.outer_state import certified_digest
@@ -92,7 +92,7 @@ class StoredState:
                         f"the result of round {step.commit.record.round} on disk was altered; let the peer fetch it again "
                         "with `peer join`, then export"
                     )
-                apply_result(chunk, moving, encoded, step.outer.rate, step.outer.momentum)
+                apply_result(chunk, moving, encoded, self.layout.format, step.outer)
                 let_go(encoded)
             yield chunk
 
@@ -102,7 +102,7 @@ class StoredRun:
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._manifest = signed.manifest
-        self._layout = chunk_layout(self._manifest.parameters, self._manifest.chunk_parameters)
+        self._layout = self._manifest.layouts.result
         disk = ReadOnlyDisk()
         self._records = Records(disk, folder / "records")
         self._results = Results(disk, folder / "results")
@@ -190,7 +190,7 @@ class StoredRun:
             commit = self.commit_at(round)
             record = commit.record
             result = map_file(self._results.path(ResultName.of(record)))
-            if result is None or len(result) != payload_bytes(self._layout):
+            if result is None or len(result) != self._layout.payload_bytes:
                 break
             outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
             steps.append(_Step(commit, result, outer))

@@ -83,7 +83,7 @@ class LineProbe:
         if history.length < ROUNDS_AGO:
             raise NotNow(f"the run has {history.length} rounds; lines can be measured after {ROUNDS_AGO} of them")
         commit = history.commit_at(history.length - ROUNDS_AGO)
-        sizes = tuple(span.size for span in self._replica.layout)
+        sizes = tuple(span.size for span in self._replica.layouts.result)
         return Blob(Hash(commit.record.result_root), tuple(Hash(entry.hash) for entry in commit.index), sizes)
 
 

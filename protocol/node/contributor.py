@@ -6,7 +6,7 @@ late, miss the exchange, have to fetch the next results as well, and stay behind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,10 +14,9 @@ from itertools import count
 from math import isfinite
 from pathlib import Path
 
-import numpy as np
 import trio
 
-from kernels.layout import ChunkSpan, payload_bytes
+from kernels.layout import Layout
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base
 from protocol.chain.credit import learned_by
@@ -55,7 +54,7 @@ class Work:
     steps: number of inner steps done.  wanted: number of inner steps to do in this round.
     """
 
-    layout: Sequence[ChunkSpan]
+    layout: Layout
     steps: int = 0
     wanted: int = 0
     tokens: int = 0
@@ -354,8 +353,8 @@ class Contributor:
 
     def _nothing(self, round: int) -> Contribution:
         """Return a contribution of zeros, which changes no parameter, with the smallest weight (1 token)."""
-        zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
-        return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros.data)
+        zeros = memoryview(self._replica.layouts.contribution.zeros())
+        return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros)
 
     def _on_progress(self, work: Work, progress: Progress) -> None:
         work.note(progress)
@@ -376,7 +375,7 @@ class Contributor:
 
     async def commit(self, base: Base, work: Work, contribution: Contribution, state: bytes) -> tuple[Ready, Envelope]:
         """Seal and return our READY; `work` then holds it and the contribution.  state: the name of the state on `base`."""
-        leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
+        leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layouts.contribution)
         ready = Ready(
             round=base.round,
             fragment=base.fragment,

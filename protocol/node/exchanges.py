@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import trio
 
-from kernels.layout import payload_bytes
 from protocol.agreement.ballot import plan_of
 from protocol.agreement.events import (
     ExchangeDone,
@@ -101,11 +100,11 @@ class Exchanges:
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
             return None
         assert work.data is not None, "a plan is taken up after READY"
-        file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.results.make, replica.layouts.result.payload_bytes)
         exchange = ExchangeRunner(
             session=self._session,
             plan=plan,
-            own=OwnParts(work.data, work.leaves, replica.layout),
+            own=OwnParts(work.data, work.leaves, replica.layouts),
             result=file.view,
             limits=limits,
             offload=self._offload,
@@ -246,9 +245,9 @@ class ResultObtainer:
         if running is not None and held is not None and not missing:
             running.take()
             return running.file, running.exchange.adopt(index)
-        file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.results.make, replica.layouts.result.payload_bytes)
         if held is not None:
-            spans = [replica.layout[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
+            spans = [replica.layouts.result[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
             await self._offload(_copy, held, file.view, spans)
         return file, missing
 

@@ -492,7 +492,7 @@ class RoundRunner:
         self._votes, self._patience, self._state_verified = start.votes, start.patience, start.state_verified
         me, now = self.session.me, trio.current_time()
         self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
-        self.work, self.inbox = Work(replica.layout), Inbox(self.session)
+        self.work, self.inbox = Work(replica.layouts.contribution), Inbox(self.session)
         self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
         self._obtainer = results.obtainer(self.work, self.exchanges)
         self._surroundings = Surroundings(me, peers.membership, self.base)

@@ -17,6 +17,8 @@ from kernels.layout import chunk_count
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.messages import MAX_USED_BY_ALL
 
+CHUNK_STEP = 256
+"""Divisor of the parameters in a chunk; some codecs need a larger one."""
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
 MAX_CHECKPOINT_CHUNK_BYTES = 1 << 24
@@ -189,6 +191,16 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
             f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
             f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
             f"{checkpoint_chunk_size(state_bytes)} would do",
+        )
+
+
+def block_problems(codec: str, block: int, chunk: int) -> Iterator[ManifestProblem]:
+    """Yield a problem if a chunk is not a whole number of the codec's blocks of `block` values."""
+    if chunk % block:
+        yield ManifestProblem(
+            ("chunk_parameters", "codec"),
+            f"chunk_parameters ({chunk}) must be a multiple of {block} with the codec {codec}; chunk_parameters = "
+            f"{-(-chunk // block) * block} would do",
         )
 
 

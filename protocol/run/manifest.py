@@ -17,15 +17,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from kernels.aggregate import Rule, weights_of
-from kernels.codec import BLOCK
-from kernels.layout import chunk_count
+from kernels.codecs.ladder import LADDER, Codec, CodecName
+from kernels.layout import Layouts, chunk_count, chunk_layouts
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
+    CHUNK_STEP,
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
     ManifestProblem,
+    block_problems,
     chunk_problems,
     founder_problems,
     fragment_problems,
@@ -62,6 +64,8 @@ MAX_ELECTORS = 64
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
+RESIDUAL_BYTES_PER_PARAMETER = 4
+"""The part of a difference that error feedback remembers, fp32."""
 BF16_BYTES = 2
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
@@ -212,12 +216,12 @@ class RunManifest(Section):
     outer: Outer = "auto"
     """The outer step: "auto" (rate and momentum follow from each round's members), or a section with lr and momentum."""
     rounds: RoundSection = RoundSection()
-    codec: Literal["int8"] = "int8"
-    """Encoding of contributions and results."""
+    codec: CodecName = "int4"
+    """Encoding of contributions and results; a run file may also say "auto", which means "int4"."""
     fragments: Annotated[int, Field(ge=1, le=MAX_FRAGMENTS)] = 1
     """Fragments of the state, of which a round exchanges one; 1 in this version."""
-    chunk_parameters: Annotated[int, Field(ge=BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=BLOCK)] = 1 << 16
-    """Parameters in one chunk of a contribution; a multiple of 256."""
+    chunk_parameters: Annotated[int, Field(ge=CHUNK_STEP, le=MAX_CHUNK_PARAMETERS, multiple_of=CHUNK_STEP)] = 1 << 16
+    """Parameters in one chunk of a contribution; a multiple of 256, and of the codec's block (4096 for top64)."""
     aggregation: Rule = "clip"
     """The rule that makes one result of all contributions: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
@@ -267,6 +271,7 @@ class RunManifest(Section):
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from total_problems(self.total_tokens, self.total_rounds)
         yield from fragment_problems(self.fragments)
+        yield from block_problems(self.codec, LADDER[self.codec].block, self.chunk_parameters)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
             yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
@@ -344,6 +349,11 @@ class RunManifest(Section):
         return self.rl.optimizer_steps if rollouts and self.rl is not None else self.rounds.inner_steps
 
     @property
+    def layouts(self) -> Layouts:
+        """Chunks of contributions and of results."""
+        return _layouts(LADDER[self.codec], self.parameters, self.chunk_parameters)
+
+    @property
     def chunks(self) -> int:
         """Chunks of a contribution."""
         return chunk_count(self.parameters, self.chunk_parameters)
@@ -364,6 +374,11 @@ class RunManifest(Section):
         return BF16_BYTES * self.parameters if self.data.format == "preference" else 0
 
     @property
+    def residual_bytes(self) -> int:
+        """Bytes of a trainer's residual of error feedback; 0 with a codec without it."""
+        return 0 if LADDER[self.codec].feedback is None else RESIDUAL_BYTES_PER_PARAMETER * self.parameters
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes on the disk for each state that is kept there."""
         return self.state_bytes + self.reference_bytes + self.initial_bytes
@@ -374,7 +389,7 @@ class RunManifest(Section):
             return OuterStep(self.outer.lr, self.outer.momentum)
         if self.learns_from_rollouts(round):
             return MEAN
-        return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps)
+        return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps, LADDER[self.codec])
 
     def _data_section(self) -> dict[str, Any]:
         """Return the data section for a trainer, with the places of the sources and of the mixtures."""
@@ -399,6 +414,7 @@ class RunManifest(Section):
             "inner": self.inner.model_dump(),
             "inner_steps": self.rounds.inner_steps,
             "chunk_parameters": self.chunk_parameters,
+            "codec": self.codec,
         }
 
 
@@ -410,6 +426,11 @@ def _mixture(phases: tuple[MixturePhase, ...]) -> RowMixture:
 @lru_cache(maxsize=16)
 def _rows_within(phases: tuple[MixturePhase, ...], limits: tuple[int, ...]) -> int | None:
     return _mixture(phases).rows_within(limits)
+
+
+@lru_cache(maxsize=16)
+def _layouts(codec: Codec, parameters: int, chunk_parameters: int) -> Layouts:
+    return chunk_layouts(codec, parameters, chunk_parameters)
 
 
 @dataclass(frozen=True)

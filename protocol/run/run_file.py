@@ -49,6 +49,8 @@ DERIVED = {
 }
 """Fields that follow from others, each with its source."""
 
+AUTO_CODEC = "int4"
+"""Codec of a run file with `codec = "auto"`, or without one; its loss is that of fp32 (`python -m benchmarks.ladder`)."""
 TOKENS_A_PARAMETER = 20
 """Tokens that a model reads from scratch (Hoffmann et al. 2022, "Training compute-optimal large language models")."""
 FEWEST_ROUNDS = 200
@@ -70,6 +72,8 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     inner = filled.get("inner", {})
     if tunes and isinstance(inner, dict):
         filled["inner"] = {"lr": TUNING_RATE, **inner}
+    if filled.get("codec", "auto") == "auto":
+        filled["codec"] = AUTO_CODEC
     if "organiser" in filled:
         filled.setdefault("founders", [filled["organiser"]])
     filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)

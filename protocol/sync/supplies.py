@@ -181,7 +181,7 @@ class StateFetcher:
         if not sources:
             return False
         record, leaves = commit.record, [Hash(entry.hash) for entry in commit.index]
-        name, spans = ResultName.of(record), [span.encoded for span in self._replica.layout]
+        name, spans = ResultName.of(record), [span.encoded for span in self._replica.layouts.result]
         wanted = Wanted(name, name.root, spans, Purpose("result", record.round), leaves)
         return await self._results.fetch(wanted, sources, self._progress)
 
@@ -194,7 +194,7 @@ class StateFetcher:
         sources: Sequence[PeerId],
     ) -> bool:
         """Fetch the missing chunks of a record's result into a buffer; return True if all are there and checked."""
-        leaves, sizes = tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout)
+        leaves, sizes = tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layouts.result)
         blob, purpose = Blob(Hash(record.result_root), leaves, sizes), Purpose("result", record.round)
         here = blob.all & ~set_of(missing)
         return await self._swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=self._progress)

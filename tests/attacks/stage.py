@@ -10,10 +10,10 @@ from typing import Any
 
 import trio
 
-from kernels.codec import BLOCK
 from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, RoundCommitted
 from protocol.node.node import Node
+from protocol.run.fitting import CHUNK_STEP
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.transport.interface import NetworkError
 from protocol.transport.simulated.network import MemoryNetwork
@@ -43,7 +43,7 @@ def founded_run(peers: int) -> SignedManifest:
     founders = sorted(identity_of(number).peer_id for number in range(peers))
     manifest = simulated_run().manifest.model_copy(update={"founders": founders})
     if manifest.chunks <= 2 * tolerated(peers):
-        manifest = manifest.model_copy(update={"chunk_parameters": BLOCK})
+        manifest = manifest.model_copy(update={"chunk_parameters": CHUNK_STEP})
     return sign(ORGANISER, manifest)
 
 

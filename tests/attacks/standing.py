@@ -82,9 +82,11 @@ class Overtaking(ExchangeRunner):
 
     async def _overtake(self, chunk: int) -> None:
         own, machine = self._sender._own[chunk], self.machine
-        span, me = self._receiver._layout[chunk], machine.members.index(machine.me)
+        span, me = self._receiver._layouts.result[chunk], machine.members.index(machine.me)
         mean = memoryview(bytearray(span.size))
-        aggregate(self._averager._rule, [own], [machine.plan.members[me].tokens], span.count, mean)
+        aggregate(
+            self._averager._rule, self._receiver._layouts.codec, [own], [machine.plan.members[me].tokens], span.count, mean
+        )
         entry = entry_of(chunk_hash(mean), [me], len(machine.members))
         statement = self._session.seal(ChunkResult(plan=machine.name, chunk=chunk, entry=entry)).raw
         header = PushHeader(plan=machine.name, fragment=machine.plan.fragment, chunk=chunk, proof=[], statement=statement)
@@ -286,7 +288,7 @@ def framing(victim: PeerId) -> type[ExchangeRunner]:
 
         async def _announce(self) -> None:
             await trio.sleep(4.95)
-            size = self._receiver._layout[0].size
+            size = self._receiver._layouts.contribution[0].size
             chunk = next((c for c, o in enumerate(self.machine.plan.owners) if self.machine.members[o] == victim), 0)
             header = PushHeader(
                 plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=chunk, proof=[], statement=None

@@ -29,7 +29,7 @@ def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: H
         fragment=0,
         previous=previous,
         members=[place],
-        codec="int8",
+        codec="int4",
         result_root=ZERO_HASH,
         state_digest=ZERO_HASH,
     )

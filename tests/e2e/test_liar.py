@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kernels.layout import chunk_layout
 from protocol.audit.evidence import Law, decode_evidence, judge
 from protocol.chain.store import Store
 from protocol.events import events as ev
@@ -32,8 +31,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     """Whom the proof on this peer's disk convicts, judged here from the manifest alone.  The peer must be down."""
     signed = open_manifest(swarm.manifest.read_bytes())
     manifest = signed.manifest
-    layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-    law = Law(signed.run, manifest.fragments, layout, manifest.aggregation, manifest.rounds.max_members)
+    law = Law(signed.run, manifest.fragments, manifest.layouts, manifest.aggregation, manifest.rounds.max_members)
     stores = [Store(path.parent.parent) for path in peer.folder.rglob(f"evidence/{proof}")]
     found = [store.evidence.load(Hash(bytes.fromhex(proof))) for store in stores]
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}

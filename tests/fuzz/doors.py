@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 import base58
 import trio
 
-from kernels.layout import chunk_layout
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control.client import BadControlFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
@@ -130,7 +131,7 @@ def _push_header(data: bytes) -> bytes | None:
 def _evidence(data: bytes) -> bytes:
     """Judged by somebody who knows every tip, with one elector on it."""
     evidence = decode_evidence(data)
-    law = Law(RUN, 1, chunk_layout(512, 256), "clip", 4)
+    law = Law(RUN, 1, chunk_layouts(LADDER["int4"], 512, 256), "clip", 4)
     try:
         needed = tip_needed(law, evidence)
         judge(law, evidence, Base(needed[1][0], 0, Hash(needed[1][1]), (needed[0],)) if needed is not None else None)

@@ -82,7 +82,7 @@ RECORD = Record(
     fragment=0,
     previous=TIP,
     members=[MEMBER],
-    codec="int8",
+    codec="int4",
     result_root=TIP,
     state_digest=TIP,
 )

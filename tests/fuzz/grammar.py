@@ -158,7 +158,7 @@ class Grammar:
         if pattern or random.random() < 0.3:
             return random.choice(self.words.peers)
         return random.choice(
-            ["", "n", "int8", "\x1b[2J", "/ip4/127.0.0.1/tcp/1", "/x/p2p/" + self.words.peers[0], "\u202e"]
+            ["", "n", "int4", "\x1b[2J", "/ip4/127.0.0.1/tcp/1", "/x/p2p/" + self.words.peers[0], "\u202e"]
         )[: int(min(most, 400))]
 
 

@@ -1,33 +1,44 @@
-"""Prints the PTX of the codec's kernels, compiled for a GPU that need not be here.  Run by test_codec_triton."""
+"""Prints the PTX of the codecs' kernels, compiled for a GPU that need not be here.  Run by test_codec_triton."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels import codec_triton
+from kernels.codecs.ladder import BF16, INT2, INT4, INT8
 
-POINTERS = {
+TYPES = {
     "base_ptr": "*fp32",
     "values_ptr": "*fp32",
+    "residual_ptr": "*fp32",
     "shares_ptr": "*fp32",
-    "scales_ptr": "*fp32",
-    "codes_ptr": "*i8",
+    "out_ptr": "*u8",
     "squares_ptr": "*fp64",
     "addresses_ptr": "*i64",
+    "places_ptr": "*i32",
+    "fields_ptr": "*i32",
     "count": "i32",
     "count_rows": "i32",
+    "count_blocks": "i32",
+    "decay": "fp32",
 }
 
 
-def ptx(kernel: triton.JITFunction, constants: dict[str, int]) -> str:
-    signature = {name: POINTERS.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+def ptx(kernel: triton.JITFunction, constants: Mapping[str, int | bool]) -> str:
+    signature = {name: TYPES.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants))
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
     return str(compiled.asm["ptx"])
 
 
 if __name__ == "__main__":
-    print(ptx(codec_triton._encode_kernel, {"ROWS": codec_triton.ROWS}))
-    print(ptx(codec_triton._mean_kernel, {"ROWS": codec_triton.ROWS, "MEMBERS": 3}))
+    for format in (INT8, INT4, INT2, BF16):
+        block = codec_triton.tile_block(format)
+        own = {"FORMAT": format.number, "BLOCK": block}
+        print(ptx(codec_triton._encode_kernel, {**own, "FEEDBACK": True}))
+        print(ptx(codec_triton._mean_kernel, {**own, "SENT": format.number, "SENT_BLOCK": format.block, "MEMBERS": 3}))
+    print(ptx(codec_triton._choose_kernel, {"K": 64, "FEEDBACK": True}))

@@ -12,20 +12,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import aggregate as rules
-from kernels import codec
-from kernels.aggregate import Rule, aggregate, weights_of
-from tests.kernels.test_codec import decoded, encoded
-from tests.kernels.test_reduce import mean_of
+from kernels.aggregate import Rule, aggregate, agreement_of, weights_of
+from kernels.codecs.format import LARGEST, PIECE, norm, squares_in
+from kernels.codecs.ladder import LADDER, Codec
+from kernels.layout import chunk_layouts
+from tests.kernels import test_codecs, test_reduce
+from tests.kernels.test_codecs import awkward
 from tests.kernels.vectors import Floats, normal, vectors
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 ROBUST = tuple(rule for rule in RULES if rule != "mean")
 
 
-def of(rule: Rule, parts: list[bytes], count: int, weights: list[int] | None = None) -> bytes:
-    out = bytearray(codec.encoded_bytes(count))
+INT8 = LADDER["int8"]
+
+
+def encoded(values: Floats) -> bytes:
+    return test_codecs.encoded(INT8.contribution, values)
+
+
+def decoded(data: bytes, count: int) -> Floats:
+    return test_codecs.decoded(INT8.result, data, count)
+
+
+def mean_of(parts: list[bytes], weights: list[int], count: int) -> bytes:
+    return test_reduce.mean_of(INT8, parts, weights, count)
+
+
+def of(rule: Rule, parts: list[bytes], count: int, weights: list[int] | None = None, codec: Codec = INT8) -> bytes:
+    out = bytearray(codec.result.encoded_bytes(count))
     given = [memoryview(part) for part in parts]
-    aggregate(rule, given, weights or [100] * len(parts), count, memoryview(out))
+    aggregate(rule, codec, given, weights or [100] * len(parts), count, memoryview(out))
     return bytes(out)
 
 
@@ -39,7 +56,7 @@ def around(centre: Floats, members: int, spread: float = 0.3) -> list[bytes]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("count", [1, 255, 257, codec.PIECE + 300])
+@pytest.mark.parametrize("count", [1, 255, 257, PIECE + 300])
 def test_one_alone_is_what_it_is_under_every_rule(rule: Rule, count: int) -> None:
     part = encoded(normal(count))
     assert of(rule, [part], count) == mean_of([part], [100], count)
@@ -60,14 +77,14 @@ def test_two_honest_members_give_their_mean(rule: Rule) -> None:
 
 
 def test_clip_of_contributions_of_like_norm_is_the_mean() -> None:
-    parts = around(normal(codec.PIECE + 300), 8)
-    assert of("clip", parts, codec.PIECE + 300) == mean_of(parts, [100] * 8, codec.PIECE + 300)
+    parts = around(normal(PIECE + 300), 8)
+    assert of("clip", parts, PIECE + 300) == mean_of(parts, [100] * 8, PIECE + 300)
 
 
 def test_clip_scales_what_is_too_long_and_only_that() -> None:
     centre = normal(3000)
     honest, long = around(centre, 7), encoded(-1000 * centre)
-    norms = [codec.norm(decoded(part, 3000)) for part in [*honest, long]]
+    norms = [norm(decoded(part, 3000)) for part in [*honest, long]]
     factor = rules.CLIP * sorted(norms)[4] / norms[-1]
     expected = (sum(decoded(part, 3000) for part in honest) + np.float32(factor) * decoded(long, 3000)) / 8
     np.testing.assert_allclose(values("clip", [*honest, long], 3000), expected, atol=0.02)
@@ -108,10 +125,10 @@ def test_a_minority_moves_the_result_by_at_most_what_an_honest_member_could(rule
     honest = around(centre, 8 - hostile)
     attack = [encoded(np.float32(size) * (centre + normal(5000, 7 + place))) for place in range(hostile)]
     truth = np.mean([decoded(part, 5000) for part in honest], axis=0)
-    moved = codec.norm(values(rule, [*attack, *honest], 5000) - truth)
-    assert moved < codec.norm(truth)
+    moved = norm(values(rule, [*attack, *honest], 5000) - truth)
+    assert moved < norm(truth)
     with np.errstate(over="ignore"):
-        assert codec.norm(values("mean", [*attack, *honest], 5000) - truth) > 50 * codec.norm(truth)
+        assert norm(values("mean", [*attack, *honest], 5000) - truth) > 50 * norm(truth)
 
 
 @pytest.mark.parametrize("rule", ROBUST)
@@ -185,25 +202,44 @@ def test_the_median_counts_members() -> None:
 
 
 @settings(deadline=None)
-@given(vectors(), st.lists(st.integers(1, 2**40), min_size=1, max_size=9), st.sampled_from(RULES))
-def test_sane_contributions_give_a_sane_result(given: Floats, weights: list[int], rule: Rule) -> None:
+@given(
+    vectors(),
+    st.lists(st.integers(1, 2**40), min_size=1, max_size=9),
+    st.sampled_from(RULES),
+    st.sampled_from([*LADDER.values()]),
+)
+def test_sane_contributions_give_a_sane_result(given: Floats, weights: list[int], rule: Rule, codec: Codec) -> None:
     """Never a number that is not finite, whatever finite numbers went in; and twice the same bytes."""
-    parts = [encoded(np.roll(given, place)) for place in range(len(weights))]
-    result = of(rule, parts, given.size, weights)
-    assert codec.is_sane(result, given.size)
-    assert of(rule, parts, given.size, weights) == result
+    parts = [test_codecs.encoded(codec.contribution, np.roll(given, place)) for place in range(len(weights))]
+    result = of(rule, parts, given.size, weights, codec)
+    assert codec.result.is_sane(result, given.size, is_result=True)
+    assert of(rule, parts, given.size, weights, codec) == result
 
 
+@pytest.mark.parametrize("codec", LADDER.values(), ids=LADDER)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("members", [1, 2, 3, 8, 64])
-def test_the_largest_and_smallest_contributions_do_not_overflow(rule: Rule, members: int) -> None:
-    largest = np.full(3, codec.LARGEST_SCALE, "<f4").tobytes()
-    tiny = np.full(3, 1e-45, "<f4").tobytes()
-    parts = [
-        [largest + bytes([127]) * 600, largest + bytes([129]) * 600, tiny + bytes([127]) * 600][place % 3]
-        for place in range(members)
-    ]
-    assert codec.is_sane(of(rule, parts, 600, [(1, 2**40, 7)[place % 3] for place in range(members)]), 600)
+def test_the_largest_and_smallest_contributions_do_not_overflow(rule: Rule, members: int, codec: Codec) -> None:
+    each = [test_codecs.encoded(codec.contribution, np.full(600, value, np.float32)) for value in (LARGEST, -LARGEST, 2e-30)]
+    tokens = [(1, 2**40, 7)[place % 3] for place in range(members)]
+    result = of(rule, [each[place % 3] for place in range(members)], 600, tokens, codec)
+    assert codec.result.is_sane(result, 600, is_result=True)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_a_minority_cannot_claim_that_the_members_do_not_agree(rule: Rule) -> None:
+    honest = around(normal(3000), 7)
+    most = max(INT8.contribution.sum_of_squares(part, 3000) for part in honest)
+    assert squares_in(of(rule, [*honest, encoded(1e6 * normal(3000))], 3000)).members < 1.2 * most
+
+
+def test_the_agreement_of_a_result_adds_up_its_chunks() -> None:
+    layout = chunk_layouts(INT8, 2500, 1024).result
+    values, result = normal(2500), bytearray(layout.payload_bytes)
+    for span in layout:
+        result[span.encoded] = of("clip", [encoded(values[span.values])] * 2, span.count)
+    squares = float(np.square(values, dtype=np.float64).sum())
+    assert agreement_of(result, layout) == pytest.approx((squares, squares), rel=1e-3)
 
 
 @settings(deadline=None, max_examples=50)
@@ -231,28 +267,27 @@ def test_small_selection_networks_sort_all_zeros_and_ones() -> None:
             assert found == sorted(row)
 
 
-def by_hand(member: int, count: int) -> bytes:
-    """Codec bytes from whole numbers alone, so that no library's generator is in the golden bytes."""
-    blocks = codec.blocks_of(count)
-    length = (1.0, 40.0, 0.125)[member % 3]
-    scales = [length * (1 + (7 * member + 3 * block) % 11) * 2.0 ** -((member + block) % 5) for block in range(blocks)]
-    place = np.arange(count, dtype=np.int64)
-    codes = (member * 7919 + place * 104729 + place * place * 31) % 255 - 127
-    return np.array(scales, "<f4").tobytes() + codes.astype(np.int8).tobytes()
-
-
+@pytest.mark.parametrize("codec", LADDER)
 @pytest.mark.parametrize("rule", RULES)
-def test_golden_bytes(rule: Rule) -> None:
+def test_golden_bytes(rule: Rule, codec: str) -> None:
     """The same on every computer and in every version: peers that differ here cannot train together."""
-    count = 2 * codec.PIECE + 300
-    parts = [by_hand(member, count) for member in range(9)]
+    count, step = 2 * PIECE + 300, LADDER[codec]
+    values = awkward(count)
+    scales = [(1.0, 40.0, 0.125)[member % 3] for member in range(9)]
+    parts = [
+        test_codecs.encoded(step.contribution, np.roll(values, 977 * member) * np.float32(scale))
+        for member, scale in enumerate(scales)
+    ]
     weights = [1000, 900, 1000, 20, 1000, 1000, 8000, 1, 1000]
-    assert hashlib.blake2b(of(rule, parts, count, weights), digest_size=8).hexdigest() == GOLDEN[rule]
+    result = of(rule, parts, count, weights, step)
+    assert hashlib.blake2b(result, digest_size=8).hexdigest() == GOLDEN[codec][RULES.index(rule)]
 
 
-GOLDEN: dict[Rule, str] = {
-    "mean": "e067f6d36647acc0",
-    "clip": "ef6d2786fa346732",
-    "trimmed": "cf4d20d55b5c1c2d",
-    "centered_clip": "912339f0ffeef3c9",
+GOLDEN: dict[str, list[str]] = {
+    "int8": ["6edddceabe5cd5ad", "2e5822dc0454d218", "34ae9e608636f796", "7298df1cda8f2b97"],
+    "int4": ["ccb46e97ddd5d822", "ea2ddee9801d116f", "dcf78cef80a02632", "12dfde94ad6f8404"],
+    "int2": ["73a7aee3202574fc", "f9b8606aa7d07d8f", "fd0fc11303415349", "54d4bcb18fe56f32"],
+    "top64": ["4479ea43e2e3fd59", "f74610979bf5f6fd", "dd5dfc699a0bc8f4", "77b5aa0c7532fbaa"],
+    "bf16": ["cd9d548b4f25e2de", "055dc15c1f08debf", "c23374d8e74c4e49", "c008c359551617e7"],
 }
+"""For each codec, of the results by each rule in turn."""

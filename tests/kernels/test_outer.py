@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels import codec
-from kernels.outer_step import apply_result, nesterov_update
-from tests.kernels.test_codec import decoded, encoded
+from kernels.codecs.format import PIECE
+from kernels.codecs.ladder import INT4
+from kernels.outer_step import OuterStep, apply_result, nesterov_update
+from tests.kernels.test_codecs import changed, decoded, encoded
 from tests.kernels.vectors import normal
 
 
-@pytest.mark.parametrize("count", [1, codec.PIECE, codec.PIECE + 7])
+@pytest.mark.parametrize("count", [1, PIECE, PIECE + 7])
 @pytest.mark.parametrize("mu", [0.0, 0.9])
 def test_update_is_the_formula_bit_for_bit(count: int, mu: float) -> None:
     theta, momentum, gradient = normal(count, 1), normal(count, 2), normal(count, 3)
@@ -27,19 +28,19 @@ def test_update_is_the_formula_bit_for_bit(count: int, mu: float) -> None:
 def test_applying_chunks_one_by_one_is_applying_the_whole() -> None:
     count, chunk = 3000, 1024
     theta, momentum, gradient = normal(count, 1), normal(count, 2), normal(count, 3)
-    data = encoded(gradient)
+    data = encoded(INT4, gradient)
     whole_theta, whole_momentum = theta.copy(), momentum.copy()
-    nesterov_update(whole_theta, whole_momentum, decoded(data, count), 0.7, 0.9)
+    nesterov_update(whole_theta, whole_momentum, decoded(INT4, data, count), 0.7, 0.9)
     for start in range(0, count, chunk):
         span = slice(start, start + chunk)
-        apply_result(theta[span], momentum[span], encoded(gradient[span]), 0.7, 0.9)
+        apply_result(theta[span], momentum[span], encoded(INT4, gradient[span]), INT4, OuterStep(0.7, 0.9))
     assert theta.tobytes() == whole_theta.tobytes() and momentum.tobytes() == whole_momentum.tobytes()
 
 
 def test_bytes_that_are_not_sane_change_nothing() -> None:
     theta, momentum = normal(300, 1), normal(300, 2)
     before = theta.tobytes() + momentum.tobytes()
-    bad = np.float32(np.inf).tobytes() + encoded(normal(300))[4:]
+    bad = changed(encoded(INT4, normal(300)), 16, b"\x80\x7f")
     with pytest.raises(AssertionError):
-        apply_result(theta, momentum, bad, 0.7, 0.9)
+        apply_result(theta, momentum, bad, INT4, OuterStep(0.7, 0.9))
     assert theta.tobytes() + momentum.tobytes() == before

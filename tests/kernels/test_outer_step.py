@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
 
@@ -10,23 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels import outer_step
+from kernels.codecs.ladder import INT4, LADDER
 from kernels.outer_step import (
     GRID,
     HIGHEST,
     MOST,
     RATES,
     SEVERAL,
+    SPARSE,
     OuterStep,
     apply_result,
-    automatic,
     effective_members,
     nesterov_update,
 )
-from tests.kernels.test_codec import decoded, encoded
+from tests.kernels.test_codecs import decoded, encoded
 from tests.kernels.vectors import normal
 
 claims = st.lists(st.integers(1, 2**40), min_size=1, max_size=256)
 lengths = st.integers(1, 10_000)
+
+
+def automatic(weights: Sequence[int], inner_steps: int, codec: str = "int4") -> OuterStep:
+    return outer_step.automatic(weights, inner_steps, LADDER[codec])
+
+
+@given(claims, lengths, st.sampled_from(["int8", "int2", "bf16"]))
+def test_of_the_codec_only_sparse_contributions_matter(weights: list[int], inner_steps: int, codec: str) -> None:
+    assert automatic(weights, inner_steps, codec) == automatic(weights, inner_steps)
+    assert automatic(weights, inner_steps, "top64") == SPARSE == (2.0, 0.0)
 
 
 @given(st.integers(1, 2**40), lengths)
@@ -36,11 +49,11 @@ def test_one_member_is_plain_training(tokens: int, inner_steps: int) -> None:
 
 def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:
     theta, momentum, local = normal(1000, 1), normal(1000, 2), normal(1000, 3)
-    data = encoded(theta - local)
-    wanted = theta - decoded(data, theta.size)
-    apply_result(theta, momentum, data, *automatic([4096], 10))
+    data = encoded(INT4, theta - local)
+    wanted = theta - decoded(INT4, data, theta.size)
+    apply_result(theta, momentum, data, INT4, automatic([4096], 10))
     assert theta.tobytes() == wanted.tobytes()
-    assert np.array_equal(momentum, decoded(data, theta.size))
+    assert np.array_equal(momentum, decoded(INT4, data, theta.size))
 
 
 @given(claims, lengths)

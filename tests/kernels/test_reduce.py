@@ -1,4 +1,4 @@
-"""Averages are those of the formula, in the order given, whatever the pieces."""
+"""Averages are those of the formula, in the order given, whatever the pieces and formats."""
 
 from __future__ import annotations
 
@@ -7,62 +7,88 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import codec
-from kernels.aggregate import shares_of, weighted_mean
-from tests.kernels.test_codec import by_definition, decoded, encoded
+from kernels.aggregate import aggregate, shares_of
+from kernels.codecs.format import HEADER_BYTES, LARGEST, PIECE, squares_in
+from kernels.codecs.ladder import LADDER, Codec
+from tests.kernels.test_codecs import by_definition, changed, decoded, encoded
 from tests.kernels.vectors import Floats, normal, vectors
 
+every_codec = pytest.mark.parametrize("codec", LADDER.values(), ids=LADDER)
+INT8 = LADDER["int8"]
 
-def mean_of(parts: list[bytes], weights: list[int], count: int) -> bytes:
-    out = bytearray(codec.encoded_bytes(count))
-    weighted_mean([memoryview(part) for part in parts], weights, count, memoryview(out))
+
+def mean_of(codec: Codec, parts: list[bytes], weights: list[int], count: int) -> bytes:
+    out = bytearray(codec.result.encoded_bytes(count))
+    aggregate("mean", codec, [memoryview(part) for part in parts], weights, count, memoryview(out))
     return bytes(out)
 
 
-def by_formula(parts: list[bytes], weights: list[int], count: int) -> bytes:
-    total = np.zeros(count, np.float32)
+def by_formula(codec: Codec, parts: list[bytes], weights: list[int], count: int) -> bytes:
+    """The body of the mean."""
+    total, value = np.zeros(count, np.float32), np.empty(count, np.float32)
     for part, share in zip(parts, shares_of(weights), strict=True):
-        scales, codes = codec.parts(part, count)
-        total = total + codes.astype(np.float32) * np.repeat(scales * share, codec.BLOCK)[:count]
-    return by_definition(total)
+        codec.contribution.decode(part, count, value, factor=share)
+        total = total + value
+    return by_definition(codec.result, total)[HEADER_BYTES:]
 
 
-@pytest.mark.parametrize("count", [1, 255, 256, 257, codec.PIECE, codec.PIECE + 1, 2 * codec.PIECE + 300])
+@every_codec
+@pytest.mark.parametrize("count", [1, 257, PIECE, 2 * PIECE + 300])
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_mean_is_the_formula_bit_for_bit(count: int, members: int) -> None:
-    parts = [encoded(normal(count, seed)) for seed in range(members)]
+def test_mean_is_the_formula_bit_for_bit(codec: Codec, count: int, members: int) -> None:
+    parts = [encoded(codec.contribution, normal(count, seed)) for seed in range(members)]
     weights = [3 + 1000 * seed for seed in range(members)]
-    assert mean_of(parts, weights, count) == by_formula(parts, weights, count)
+    assert mean_of(codec, parts, weights, count)[HEADER_BYTES:] == by_formula(codec, parts, weights, count)
 
 
-@settings(deadline=None)
-@given(vectors(), st.lists(st.integers(1, 2**40), min_size=1, max_size=5))
-def test_mean_of_sane_parts_is_sane(values: Floats, weights: list[int]) -> None:
-    parts = [encoded(np.roll(values, place)) for place in range(len(weights))]
-    mean = mean_of(parts, weights, values.size)
-    assert mean == by_formula(parts, weights, values.size)
-    assert codec.is_sane(mean, values.size)
+@every_codec
+@settings(deadline=None, max_examples=50)
+@given(values=vectors(), weights=st.lists(st.integers(1, 2**40), min_size=1, max_size=5))
+def test_mean_of_sane_parts_is_sane(codec: Codec, values: Floats, weights: list[int]) -> None:
+    parts = [encoded(codec.contribution, np.roll(values, place)) for place in range(len(weights))]
+    mean = mean_of(codec, parts, weights, values.size)
+    assert mean[HEADER_BYTES:] == by_formula(codec, parts, weights, values.size)
+    assert codec.result.is_sane(mean, values.size, is_result=True)
 
 
-def test_largest_values_of_many_members_do_not_overflow() -> None:
-    part = np.full(3, codec.LARGEST_SCALE, "<f4").tobytes() + bytes([127]) * 600
-    assert codec.is_sane(part, 600)
-    assert codec.is_sane(mean_of([part] * 64, [7] * 64, 600), 600)
+@every_codec
+def test_largest_values_of_many_members_do_not_overflow(codec: Codec) -> None:
+    part = encoded(codec.contribution, np.full(600, LARGEST))
+    assert codec.result.is_sane(mean_of(codec, [part] * 64, [7] * 64, 600), 600, is_result=True)
 
 
 def test_mean_is_weighted_by_tokens() -> None:
-    parts = [encoded(np.full(10, value, np.float32)) for value in (1.0, 5.0)]
-    np.testing.assert_allclose(decoded(mean_of(parts, [300, 100], 10), 10), 2.0, rtol=1e-6)
+    parts = [encoded(INT8.contribution, np.full(10, value, np.float32)) for value in (1.0, 5.0)]
+    np.testing.assert_allclose(decoded(INT8.result, mean_of(INT8, parts, [300, 100], 10), 10), 2.0, rtol=1e-6)
 
 
-def test_one_member_alone_is_returned_nearly_as_it_came() -> None:
-    part = encoded(normal(700))
-    assert codec.parts(mean_of([part], [9], 700), 700)[1].tobytes() == codec.parts(part, 700)[1].tobytes()
+@pytest.mark.parametrize("name", ["int8", "int4", "top64", "bf16"])
+def test_one_member_alone_is_returned_nearly_as_it_came(name: str) -> None:
+    codec = LADDER[name]
+    part = encoded(codec.contribution, normal(700))
+    mean = mean_of(codec, [part], [9], 700)
+    np.testing.assert_allclose(decoded(codec.result, mean, 700), decoded(codec.contribution, part, 700), rtol=1e-6)
 
 
 def test_parts_that_are_not_sane_are_a_bug_of_the_caller() -> None:
-    part = encoded(normal(300))
+    part = encoded(INT8.contribution, normal(300))
     with pytest.raises(AssertionError):
-        mean_of([part, np.float32(np.nan).tobytes() + part[4:]], [1, 1], 300)
+        mean_of(INT8, [part, changed(part, HEADER_BYTES, np.float32(np.nan).tobytes())], [1, 1], 300)
     with pytest.raises(AssertionError):
-        mean_of([part], [0], 300)
+        mean_of(INT8, [part], [0], 300)
+
+
+@every_codec
+def test_the_header_of_a_result_tells_how_much_the_members_agree(codec: Codec) -> None:
+    same = [encoded(codec.contribution, normal(8192))] * 4
+    other = [encoded(codec.contribution, normal(8192, seed)) for seed in range(4)]
+    for parts in (same, other):
+        squares = squares_in(mean_of(codec, parts, [1, 2, 3, 4], 8192))
+        each = [codec.contribution.sum_of_squares(part, 8192) for part in parts]
+        mean = sum(weight * square for weight, square in zip((1, 2, 3, 4), each, strict=True)) / 10
+        assert squares.members == pytest.approx(mean, rel=1e-6)
+        result = decoded(codec.result, mean_of(codec, parts, [1, 2, 3, 4], 8192), 8192).astype(np.float64)
+        assert squares.result == pytest.approx(float(result @ result), rel=1e-6)
+    agreeing, apart = (squares_in(mean_of(codec, parts, [1] * 4, 8192)) for parts in (same, other))
+    assert agreeing.result == pytest.approx(agreeing.members, rel=0.02)
+    assert apart.result < 0.4 * apart.members

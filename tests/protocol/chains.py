@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import trio
 
-from kernels.codec import encode
-from kernels.layout import payload_bytes
 from protocol.chain.outer_state import OuterState
 from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
@@ -51,10 +49,11 @@ def a_replica(signed: SignedManifest, folder: Path, scratch: ScratchFolder | Non
 
 def result_of(replica: Replica, salt: int) -> bytearray:
     """Codec bytes of a result that `salt` decides."""
-    data = bytearray(payload_bytes(replica.layout))
+    layout = replica.layouts.result
+    data = bytearray(layout.payload_bytes)
     random = np.random.default_rng([replica.history.length, salt])
-    for span in replica.layout:
-        encode(random.standard_normal(span.count).astype(np.float32), memoryview(data)[span.encoded])
+    for span in layout:
+        layout.format.encode(random.standard_normal(span.count).astype(np.float32), memoryview(data)[span.encoded])
     return data
 
 
@@ -75,7 +74,7 @@ def next_commit(
     digest = replica.state.digest() if state_digest is None else state_digest
     result = result_of(replica, salt)
     mask = mask_of(range(len(members)), len(members))
-    index = [ChunkEntry(hash=chunk_hash(result[span.encoded]), mask=mask) for span in replica.layout]
+    index = [ChunkEntry(hash=chunk_hash(result[span.encoded]), mask=mask) for span in replica.layouts.result]
     ready = a_first_ready(round=base.round, fragment=base.fragment, base=base.tip, serial=1, state_digest=digest)
     named: list[Member] = [member_of(each.peer_id, ready, pack(each, run, ready).signature) for each in members]
     record = Record(

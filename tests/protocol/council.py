@@ -57,7 +57,7 @@ SETTINGS = RoundSettings(
     manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone", total_rounds=10**6),
     fragments=1,
     chunks=CHUNKS,
-    codec="int8",
+    codec="int4",
     min_members=2,
     max_members=4,
     grace_s=4.0,
@@ -135,7 +135,7 @@ def a_record(**changes: Any) -> Record:
         "fragment": 0,
         "previous": TIP,
         "members": members(*PEERS[:3]),
-        "codec": "int8",
+        "codec": "int4",
         "result_root": index_root(INDEX),
         "state_digest": STATE,
     }

@@ -14,8 +14,9 @@ import numpy as np
 import trio
 
 from kernels.aggregate import Rule
-from kernels.codec import LARGEST_SCALE, encode, parts
-from kernels.layout import ChunkSpan, chunk_layout
+from kernels.codecs.format import LARGEST
+from kernels.codecs.quantised import Int4
+from kernels.layout import ChunkSpan
 from protocol.allreduce import runner
 from protocol.run.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
@@ -38,7 +39,7 @@ class HostileTrainer(ArithmeticTrainer):
         super().__init__(*arguments)
         self._attack = attack
         self._commit = arguments[-1]
-        self.layout = chunk_layout(arguments[0].parameters, arguments[0].chunk_parameters)
+        self.layout = arguments[0].layouts.contribution
         self.draw = np.random.Generator(np.random.Philox(arguments[1]))
         self.past: list[Contribution] = []
 
@@ -79,8 +80,10 @@ class Copying(HostileTrainer):
 
 
 def _rescaled(rescale: Callable[[Any], None], trainer: HostileTrainer, honest: Contribution) -> Contribution:
+    """rescale: changes the bits of the scales."""
+    assert isinstance(trainer.layout.format, Int4)
     for span in trainer.layout:
-        rescale(parts(_chunk(honest, span), span.count)[0])
+        rescale(trainer.layout.format.sections(_chunk(honest, span), span.count)[0].view("<u2"))
     return honest
 
 
@@ -89,7 +92,7 @@ Values = Callable[[HostileTrainer, ChunkSpan], Any]
 
 def _valued(values: Values, trainer: HostileTrainer, honest: Contribution) -> Contribution:
     for span in trainer.layout:
-        encode(values(trainer, span), _chunk(honest, span))
+        trainer.layout.format.encode(values(trainer, span), _chunk(honest, span))
     return honest
 
 
@@ -99,29 +102,29 @@ def _chunk(contribution: Contribution, span: ChunkSpan) -> memoryview:
 
 def _flipped(trainer: HostileTrainer, honest: Contribution) -> Contribution:
     for span in trainer.layout:
-        scales, codes = parts(_chunk(honest, span), span.count)
-        scales *= np.float32(1000)
-        np.negative(codes, out=codes)
+        values = np.empty(span.count, np.float32)
+        trainer.layout.format.decode(_chunk(honest, span), span.count, values, factor=np.float32(-1000))
+        trainer.layout.format.encode(values, _chunk(honest, span))
     return honest
 
 
 ATTACKS: dict[str, Attack] = {
-    "huge": partial(_rescaled, lambda scales: scales.fill(LARGEST_SCALE)),
+    "huge": partial(_valued, lambda trainer, span: trainer.draw.choice([LARGEST, -LARGEST], span.count)),
     "sign flip x -1000": _flipped,
     "constant": partial(_valued, lambda trainer, span: np.ones(span.count, np.float32)),
     "random": partial(_valued, lambda trainer, span: trainer.draw.standard_normal(span.count, np.float32)),
     "zero": partial(_valued, lambda trainer, span: np.zeros(span.count, np.float32)),
     "stale": lambda trainer, honest: replace(honest, data=trainer.past[max(0, len(trainer.past) - 1 - STALE_ROUNDS)].data),
-    "no work, all the tokens": lambda trainer, honest: replace(honest, data=memoryview(bytearray(len(honest.data)))),
+    "no work, all the tokens": partial(_valued, lambda trainer, span: np.zeros(span.count, np.float32)),
     "a norm that is not true": lambda trainer, honest: replace(_flipped(trainer, honest), norm=1e-9),
 }
 """Contributions that every peer takes."""
 
 REFUSED: dict[str, Attack] = {
-    "not a number": partial(_rescaled, lambda scales: scales.fill(np.nan)),
-    "infinite": partial(_rescaled, lambda scales: scales.fill(np.inf)),
-    "negative scales": partial(_rescaled, lambda scales: np.negative(scales, out=scales)),
-    "larger than the codec allows": partial(_rescaled, lambda scales: scales.fill(3e38)),
+    "not a number": partial(_rescaled, lambda scales: scales.fill(0x7FC0)),
+    "infinite": partial(_rescaled, lambda scales: scales.fill(0x7F80)),
+    "negative scales": partial(_rescaled, lambda scales: np.bitwise_or(scales, 0x8000, out=scales)),
+    "larger than the codec allows": partial(_rescaled, lambda scales: scales.fill(0x7E00)),
 }
 """Contributions that no peer takes."""
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
-from kernels.codec import encode, norm
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.format import norm
 from protocol.chain.leases import Ranges, first_rows
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, EvaluatedLoss, Progress, TrainerDied
@@ -33,7 +32,7 @@ class ArithmeticTrainer:
         self._manifest, self._seed = manifest, seed
         self.step_s = step_s
         self._on_contribution = on_contribution
-        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self._layout = manifest.layouts.contribution
         self._target = np.random.Generator(np.random.Philox(manifest.seed + 1)).standard_normal(
             manifest.parameters, dtype=np.float32
         )
@@ -76,9 +75,9 @@ class ArithmeticTrainer:
             values.size, dtype=np.float32
         )
         delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
-        data = memoryview(bytearray(payload_bytes(self._layout)))
+        data = memoryview(bytearray(self._layout.payload_bytes))
         for span in self._layout:
-            encode(delta[span.values], data[span.encoded])
+            self._layout.format.encode(delta[span.values], data[span.encoded])
         self._on_contribution(data, read)
         loss = float(np.mean((values - self._target) ** 2))
         return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)

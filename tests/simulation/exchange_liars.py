@@ -66,7 +66,7 @@ class Noisy(ExchangeRunner):
             await trio.sleep(self.every_s)
 
     def _push(self) -> tuple[list[bytes], memoryview]:
-        return [], memoryview(bytearray(self._buffers.own.layout[0].size))
+        return [], memoryview(bytearray(self._buffers.own.layouts.contribution[0].size))
 
 
 class Repeating(Noisy):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import trio
 
-from kernels.codec import encode
-from kernels.layout import Layout, chunk_layout, payload_bytes
+from kernels.layout import Layout
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import genesis_tip, index_root, record_hash
@@ -87,16 +86,16 @@ def invented(
     manifest: RunManifest, base: Base, members: Sequence[Member], digest: bytes, value: float | None = 1000.0
 ) -> Invention:
     """The next record on `base` with a result of this value everywhere; None: with hashes of nothing."""
-    layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+    layout = manifest.layouts.result
     ordered = sorted(members, key=lambda member: member.peer)
     mask = mask_of(range(len(ordered)), len(ordered))
     data: memoryview | None = None
     if value is None:
         hashes = [chunk_hash(f"{base.tip.hex()} {chunk}".encode()) for chunk in range(len(layout))]
     else:
-        data = memoryview(bytearray(payload_bytes(layout)))
+        data = memoryview(bytearray(layout.payload_bytes))
         for span in layout:
-            encode(np.full(span.count, value, np.float32), data[span.encoded])
+            layout.format.encode(np.full(span.count, value, np.float32), data[span.encoded])
         hashes = [chunk_hash(data[span.encoded]) for span in layout]
     index = [ChunkEntry(hash=hash, mask=mask) for hash in hashes]
     record = Record(
@@ -104,7 +103,7 @@ def invented(
         fragment=base.fragment,
         previous=base.tip,
         members=ordered,
-        codec="int8",
+        codec=manifest.codec,
         result_root=index_root(index),
         state_digest=digest,
     )
@@ -203,8 +202,7 @@ class Historian(Ghost):
 
     @property
     def _layout(self) -> Layout:
-        manifest = self._world.signed.manifest
-        return chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        return self._world.signed.manifest.layouts.result
 
     def _bytes_of(self, root: bytes) -> memoryview | None:
         return next((each.data for each in self.inventions if each.record.result_root == root), None)

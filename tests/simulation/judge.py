@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kernels.aggregate import aggregate
-from kernels.codec import encoded_bytes
-from kernels.layout import chunk_layout
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.allreduce.lateness import MAX_ROUNDS
 from protocol.chain.base import Base, round_settings
@@ -68,7 +66,7 @@ class Judge:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest, self._rule = manifest, manifest.aggregation
-        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self._layouts = manifest.layouts
         self._records: dict[bytes, dict[str, bool]] = {}
         """What was committed after each tip, and whether anybody had a full certificate for it."""
         self._digests: dict[str, str] = {}
@@ -94,7 +92,7 @@ class Judge:
 
     def on_contribution(self, data: memoryview, rows: Ranges | None) -> None:
         """rows: that the trainer read; None if it does not tell."""
-        root = tree_root(contribution_leaves(data, self._layout))
+        root = tree_root(contribution_leaves(data, self._layouts.contribution))
         self._contributions[root], self._read[root] = data, rows
 
     def on_start(self, peer: PeerId) -> None:
@@ -220,13 +218,13 @@ class Judge:
         self._checked[tip] = None
         self.commits_checked += 1
         members = commit.record.members
-        for span, entry in zip(self._layout, commit.index, strict=True):
+        for span, averaged, entry in zip(self._layouts.contribution, self._layouts.result, commit.index, strict=True):
             chosen = [members[index] for index in members_in(entry.mask, len(members))]
             if any(member.root not in self._contributions for member in chosen):
                 raise Violation(f"mass: round {commit.record.round} has a contribution that nobody made")
             parts = [self._contributions[member.root][span.encoded] for member in chosen]
-            result = memoryview(bytearray(encoded_bytes(span.count)))
-            aggregate(self._rule, parts, [member.tokens for member in chosen], span.count, result)
+            result, codec = memoryview(bytearray(averaged.size)), self._layouts.codec
+            aggregate(self._rule, codec, parts, [member.tokens for member in chosen], span.count, result)
             if chunk_hash(result) != Hash(entry.hash) and self.liars:
                 self.false_chunks += 1
             elif chunk_hash(result) != Hash(entry.hash):

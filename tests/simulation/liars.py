@@ -83,7 +83,7 @@ def record_of(plan: Plan, index: list[ChunkEntry]) -> Record:
         fragment=plan.fragment,
         previous=plan.base,
         members=plan.members,
-        codec="int8",
+        codec="int4",
         result_root=index_root(index),
         state_digest=plan.state_digest,
     )

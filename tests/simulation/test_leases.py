@@ -7,14 +7,13 @@ from unittest.mock import PropertyMock, patch
 import pytest
 import trio
 
-from kernels.layout import chunk_layout, payload_bytes
 from protocol.run.manifest import RunManifest
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World, simulated_run
 
 ROWS = 333
 MANIFEST = simulated_run().manifest
-NOTHING = memoryview(bytes(payload_bytes(chunk_layout(MANIFEST.parameters, MANIFEST.chunk_parameters))))
+NOTHING = memoryview(MANIFEST.layouts.contribution.zeros())
 """The contribution of a peer whose lease is empty."""
 
 

@@ -16,7 +16,6 @@ import pytest
 import trio
 import trio.lowlevel
 
-from kernels.layout import chunk_layout, payload_bytes
 from protocol.events.events import Event, ExchangeFinished
 from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
 from protocol.trainer_link import Contribution
@@ -231,7 +230,7 @@ def test_a_member_sends_twice_what_others_own_of_each_contribution(peers: int) -
         await begin(world, 3)
 
     holds(simulate(peers, scenario, signed=signed))
-    payload = payload_bytes(chunk_layout(signed.manifest.parameters, signed.manifest.chunk_parameters))
+    payload = signed.manifest.layouts.contribution.payload_bytes
     for round in range(3):
         assert len(sent[round]) == peers
         assert 1 <= sum(sent[round]) / (2 * (peers - 1) * payload) < 1.05

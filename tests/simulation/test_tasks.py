@@ -9,7 +9,6 @@ from random import Random
 import pytest
 import trio
 
-from kernels.layout import chunk_layout, payload_bytes
 from protocol.events.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.run.manifest import sign
 from protocol.short_id import short_id
@@ -34,7 +33,7 @@ from tests.tiers import first_fast
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 SIGNED = rl_run()
-NOTHING = memoryview(bytes(payload_bytes(chunk_layout(SIGNED.manifest.parameters, SIGNED.manifest.chunk_parameters))))
+NOTHING = memoryview(SIGNED.manifest.layouts.contribution.zeros())
 """What a trainer contributes that has nothing to learn from."""
 COUNTED = ("verdicts", "scored_twice")
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.layout import chunk_layout
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from tests.trainer.data.corpora import Shape, texts, write_corpus
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
@@ -55,9 +56,11 @@ SECTIONS: dict[str, Any] = data_sections(CORPUS, {"text": 1}) | {
     },
     "inner_steps": 1000,
     "chunk_parameters": 1024,
+    "codec": "int4",
 }  # fmt: skip
 PARAMETERS = ModelConfig.from_mapping(MODEL).parameters
-LAYOUT = chunk_layout(PARAMETERS, SECTIONS["chunk_parameters"])
+LAYOUTS = chunk_layouts(LADDER["int4"], PARAMETERS, SECTIONS["chunk_parameters"])
+LAYOUT = LAYOUTS.contribution
 CPU = torch.device("cpu")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.layout import chunk_layout, payload_bytes
 from protocol.chain.outer_state import SharedRegion
 from trainer.config import TrainingConfig
+from trainer.rank_work import layouts_of
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.worker import Done, Task, Worker
 
@@ -55,8 +55,10 @@ def team(
     config: TrainingConfig, ranks: int, folder: Path | None = None, dtype: torch.dtype = torch.float32
 ) -> Iterator[Team]:
     """A trainer of some ranks; one rank is an ordinary process, without offload.  folder: of the moments."""
-    size = payload_bytes(chunk_layout(config.model.parameters, config.chunk_parameters))
-    regions = SharedRegion(4 * config.model.parameters), SharedRegion(size)
+    regions = (
+        SharedRegion(4 * config.model.parameters),
+        SharedRegion(layouts_of(config).contribution.payload_bytes),
+    )
     theta = np.frombuffer(regions[0].view, np.float32)
     leader = None
     try:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer import evaluation, parameters
 from trainer.evaluation import LEAST_TOKENS, MOST_TOKENS, Evaluation, evaluation_tokens
 from trainer.worker import Task, Worker
 
-SIZE = payload_bytes(small.LAYOUT)
+SIZE = small.LAYOUT.payload_bytes
 WINDOWS = 30
 
 

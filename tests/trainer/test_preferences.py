@@ -15,6 +15,7 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
 from trainer.objective import ComparedObjective
+from trainer.parameters import RESIDUAL
 from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
 from trainer.rl.config import RlConfig
@@ -122,6 +123,7 @@ def test_a_trainer_that_began_with_the_run_keeps_the_initial_weights_itself(
     assert computed(later, None, small.theta() * np.float32(1.5)).losses == wanted.losses
     assert {path.name for path in (tmp_path / "state").iterdir()} == {
         "initial.bf16",
+        RESIDUAL,
         f"reference-{later.reading.digest}.f32",
     }
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import codec
-from kernels.layout import chunk_layout
+from kernels.codecs.format import from_bf16
 from protocol.corpora.manifest import CorpusKind
 from tests.tiers import first_fast
 from tests.trainer import small
@@ -22,6 +21,7 @@ from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
+from trainer.rank_work import layouts_of
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.worker import Task
@@ -44,18 +44,19 @@ def theta(model: ModelConfig) -> np.ndarray:
 
 def decoded(run: TrainingConfig, data: bytes) -> np.ndarray:
     values = np.empty(run.model.parameters, np.float32)
-    for span in chunk_layout(run.model.parameters, run.chunk_parameters):
-        codec.decode(memoryview(data)[span.encoded], span.count, values[span.values])
+    layout = layouts_of(run).contribution
+    for span in layout:
+        layout.format.decode(memoryview(data)[span.encoded], span.count, values[span.values])
     return values
 
 
 def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
     """The quantum of each parameter."""
     values = np.empty(run.model.parameters, np.float32)
-    for span in chunk_layout(run.model.parameters, run.chunk_parameters):
-        values[span.values] = np.repeat(codec.parts(memoryview(data)[span.encoded], span.count)[0], codec.BLOCK)[
-            : span.count
-        ]
+    layout = layouts_of(run).contribution
+    for span in layout:
+        scales = from_bf16(layout.format.sections(memoryview(data)[span.encoded], span.count)[0].view("<u2"))
+        values[span.values] = np.repeat(scales, layout.format.block)[: span.count]
     return values
 
 
@@ -147,9 +148,17 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
     assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
 
 
-@pytest.mark.parametrize(("family", "ranks"), first_fast([("qwen3", 2), ("llama", 3), ("qwen2", 3)]))
-def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family: str, ranks: int) -> None:
-    run = config(family)
+@pytest.mark.parametrize(
+    ("family", "ranks", "codec"),
+    first_fast(
+        [("qwen3", 2, "int4"), ("llama", 3, "top64"), ("qwen2", 3, "int2"), ("llama", 2, "bf16"), ("qwen3", 3, "int8")]
+    ),
+)
+def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(
+    family: str, ranks: int, codec: str, tmp_path: Path
+) -> None:
+    """Nor do they in the next round, in which the residual is added: from one file, or from the memory of each rank."""
+    run = replace(config(family), codec=codec, chunk_parameters=4096)
     begin, end = theta(run.model), theta(run.model) * np.float32(1.01)
 
     def encoded(by: Team) -> tuple[bytes, float]:
@@ -159,9 +168,13 @@ def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family
         norm = by.worker.work.encode_difference(by.theta, by.out)
         return bytes(by.out), norm
 
-    with team(run, 1) as one, team(run, ranks) as several:
-        (data, norm), (shared_data, shared_norm) = encoded(one), encoded(several)
-    assert shared_data == data and shared_norm == pytest.approx(norm, rel=1e-12)
+    with team(run, 1) as one:
+        wanted = [encoded(one), encoded(one)]
+    for folder in (tmp_path, None):
+        with team(run, ranks, folder) as several:
+            for data, norm in wanted:
+                shared_data, shared_norm = encoded(several)
+                assert shared_data == data and shared_norm == pytest.approx(norm, rel=1e-12)
 
 
 @pytest.mark.parametrize(("family", "optimizer", "ranks"), first_fast([("qwen3", "muon", 1), ("llama", "adamw", 2)]))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from tests.trainer import small
 from tests.trainer.team import FAMILIES
 from trainer.data.rows import Rows
@@ -65,11 +66,12 @@ def test_a_single_rank_has_the_bits_of_a_whole_model(family: str, kind: type[Ada
             optimiser.step(1e-3)
     assert torch.allclose(values(whole), values(part), rtol=0, atol=1e-8), "the norm is added up in another order"
     part.load(whole.model.flat.numpy())
-    layout = chunk_layout(len(theta), small.SECTIONS["chunk_parameters"])
-    out, other = (bytearray(payload_bytes(layout)) for _ in range(2))
-    norm = whole.encode_difference(theta, layout, memoryview(out))
-    assert part.encode_difference(theta, layout, memoryview(other)) == pytest.approx(norm, rel=1e-12)
-    assert out == other and norm > 0
+    for codec in LADDER.values():
+        layouts, (one, two) = chunk_layouts(codec, len(theta), 4096), (theta.copy(), theta.copy())
+        out, other = (bytearray(layouts.contribution.payload_bytes) for _ in range(2))
+        norm = whole.encode_difference(theta, layouts, one, memoryview(out))
+        assert part.encode_difference(theta, layouts, two, memoryview(other)) == pytest.approx(norm, rel=1e-12)
+        assert out == other and norm > 0 and np.array_equal(one, two)
 
 
 def test_gradients_are_added_where_they_lie() -> None:
@@ -95,11 +97,11 @@ def test_other_parameters_are_shown_and_leave_no_trace() -> None:
 
 def test_parameters_that_are_not_finite_are_no_contribution() -> None:
     whole, part, theta = both()
-    layout = chunk_layout(len(theta), small.SECTIONS["chunk_parameters"])
+    layouts = chunk_layouts(LADDER["int4"], len(theta), 1024)
     for each in (whole, part):
         each.load(np.full_like(theta, np.nan))
         with pytest.raises(NotFinite):
-            each.encode_difference(theta, layout, memoryview(bytearray(payload_bytes(layout))))
+            each.encode_difference(theta, layouts, None, memoryview(bytearray(layouts.contribution.payload_bytes)))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 259])

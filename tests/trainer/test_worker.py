@@ -9,16 +9,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from kernels import codec
-from kernels.layout import payload_bytes
+from kernels.codecs.format import norm
+from kernels.codecs.ladder import INT4
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, Stream, write_corpus
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.parameters import NotFinite
+from trainer.parameters import RESIDUAL, NotFinite
 from trainer.worker import Done, Task, Worker
 
-SIZE = payload_bytes(small.LAYOUT)
+SIZE = small.LAYOUT.payload_bytes
 
 
 def _compute(worker: Worker, task: Task, **options: Any) -> tuple[Done, bytes]:
@@ -62,9 +62,56 @@ def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> No
     difference = small.theta() - worker.model.flat.numpy()
     decoded = np.empty_like(difference)
     for span in small.LAYOUT:
-        codec.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
-    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 127
+        INT4.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
+    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 13
     assert done.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
+
+
+def trained(folder: Path | None, rounds: int) -> list[bytes]:
+    """The contributions of a worker that does the same round again and again, without moments of an earlier one."""
+    worker, found = Worker(small.config(), small.CPU, folder), []
+    for _ in range(rounds):
+        worker.load(small.theta() * np.float32(1.01))
+        out = bytearray(SIZE)
+        worker.work.encode_difference(small.theta(), memoryview(out))
+        found.append(bytes(out))
+    return found
+
+
+def test_the_residual_of_a_round_is_added_in_the_next(tmp_path: Path) -> None:
+    first, second, third = trained(tmp_path, 3)
+    assert len({first, second, third}) == 3
+    mean = np.zeros(small.PARAMETERS)
+    for data in (first, second, third):
+        values = np.empty(small.PARAMETERS, np.float32)
+        for span in small.LAYOUT:
+            INT4.decode(memoryview(data)[span.encoded], span.count, values[span.values])
+        mean += values / 3
+    difference = -np.float32(0.01) * small.theta()
+    assert norm((mean - difference).astype(np.float32)) < 0.05 * norm(difference)
+
+
+def test_a_later_worker_goes_on_with_the_residual_and_begins_again_without_its_file(tmp_path: Path) -> None:
+    assert trained(tmp_path, 1) + trained(tmp_path, 1) == trained(None, 2)
+    (tmp_path / RESIDUAL).write_bytes(b"\xff" * 4 * small.PARAMETERS)
+    assert trained(tmp_path, 2) == trained(None, 2), "numbers that are not finite are taken as 0"
+    (tmp_path / RESIDUAL).write_bytes(b"torn")
+    assert trained(tmp_path, 1) and (tmp_path / RESIDUAL).stat().st_size == 4 * small.PARAMETERS
+    worker = Worker(small.config(), small.CPU, tmp_path)
+    worker.remove_moments()
+    assert not (tmp_path / RESIDUAL).exists() and trained(tmp_path, 1) == trained(None, 1)
+
+
+def test_without_a_place_on_the_disk_the_residual_lies_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(tmp_path / "missing", 2) == trained(None, 2)
+    assert "the residual is not kept in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16"])
+def test_codecs_without_feedback_have_no_residual(codec: str, tmp_path: Path) -> None:
+    worker = Worker(small.config(codec=codec), small.CPU, tmp_path)
+    worker.work.encode_difference(small.theta(), memoryview(bytearray(worker.layout.payload_bytes)))
+    assert not (tmp_path / RESIDUAL).exists()
 
 
 def test_finish_ends_after_the_step_and_counts_what_was_done() -> None:

@@ -17,6 +17,7 @@ from typing import Self
 
 import numpy as np
 
+from kernels.layout import Layouts
 from trainer.models.llama.model import Decoder
 from trainer.objective import UnitLosses
 from trainer.optim import Optimiser, Place
@@ -121,10 +122,10 @@ class Learner:
         self.config, self.work = config, work
 
     @classmethod
-    def alone(cls, config: RlConfig, model: Decoder, chunk_parameters: int) -> Self:
+    def alone(cls, config: RlConfig, model: Decoder, layouts: Layouts) -> Self:
         """Return a learner in this process, which changes the parameters of `model` and reads nothing but rollouts."""
         course = Course(PolicyObjective(config), adamw_config(config))
-        return cls(config, RankWork(WholeParameters(model), chunk_parameters, {CourseName.ROLLOUTS: course}))
+        return cls(config, RankWork(WholeParameters(model), layouts, {CourseName.ROLLOUTS: course}))
 
     @property
     def model(self) -> Decoder:

@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
@@ -361,7 +360,7 @@ class Service:
         self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None
         self._pace = PowerPace(meter_of(*devices))
         if self._worker is not None:
-            self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
+            self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))
         return {
             "device": f"{len(devices)} x {device}" if devices.count(device) > 1 else ", ".join(map(str, devices)),
             "precision": PRECISIONS[speed.dtype],

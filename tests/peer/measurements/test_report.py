@@ -13,7 +13,7 @@ from peer.measurements.report import BenchProgress, RunSize, fields, line_rate, 
 from peer.measurements.speeds import CodecSpeed, DiskSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
 from protocol.run.manifest import demo_manifest
 
-RUN = RunSize("ours", 1_000_000, 1_020_000, members=4, round_tokens=50_000)
+RUN = RunSize("ours", 1_000_000, 2_040_000, members=4, round_tokens=50_000)
 LINES = LineSpeed(
     "ab" * 32,
     [

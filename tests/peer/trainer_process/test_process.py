@@ -21,7 +21,6 @@ import pytest
 import trio
 import trio.testing
 
-from kernels.layout import payload_bytes
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, TrainerStarted, TrainerStopped
@@ -37,7 +36,7 @@ SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
 LONG = ComputeTask(round=0, rows=((0, 2 * 10**6),), steps=10**6, first_step=0)
 """Not at its end before somebody ends it, however slow that somebody is."""
 SHORT = ComputeTask(round=1, rows=((7, 9), (20, 24)), steps=3, first_step=3)
-SIZE = payload_bytes(small.LAYOUT)
+SIZE = small.LAYOUT.payload_bytes
 
 
 @dataclass

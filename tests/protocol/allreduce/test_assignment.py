@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.codec import encode
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import ALIKE, LARGEST, assign_owners, contribution_leaves, share_out, takeover_order
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -116,9 +116,9 @@ def test_the_chunks_of_a_dead_owner_fall_to_several_members() -> None:
 
 
 def test_the_leaves_of_a_contribution_are_the_hashes_of_its_chunks() -> None:
-    layout = chunk_layout(2500, 1024)
-    data = memoryview(bytearray(payload_bytes(layout)))
+    layout = chunk_layouts(LADDER["int4"], 2500, 1024).contribution
+    data = memoryview(bytearray(layout.payload_bytes))
     for span in layout:
-        encode(np.full(span.count, span.start, np.float32), data[span.encoded])
+        layout.format.encode(np.full(span.count, span.start, np.float32), data[span.encoded])
     assert contribution_leaves(data, layout) == [chunk_hash(data[span.encoded]) for span in layout]
     assert len(set(contribution_leaves(data, layout))) == len(layout) == 3

@@ -10,8 +10,9 @@ import numpy as np
 import trio
 import trio.testing
 
-from kernels.codec import encode
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.format import HEADER_BYTES
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.allreduce.buffers import ExchangeBuffers, OwnParts
 from protocol.allreduce.lateness import ExchangeLimits
@@ -24,16 +25,17 @@ from tests.protocol.members import a_member
 
 ME = Identity.from_seed(bytes(32)).peer_id
 CHUNKS = 5 * AVERAGES_AT_ONCE
-LAYOUT = chunk_layout(1024 * CHUNKS, 1024)
+LAYOUTS = chunk_layouts(LADDER["int4"], 1024 * CHUNKS, 1024)
+LAYOUT = LAYOUTS.contribution
 
 
 def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
     plan = Plan(round=0, fragment=0, base=ZERO_HASH, owners=bytes(CHUNKS), state_digest=ZERO_HASH, members=[a_member(ME)])
-    own, result = (memoryview(bytearray(payload_bytes(LAYOUT))) for _ in range(2))
+    own, result = (memoryview(bytearray(LAYOUT.payload_bytes)) for _ in range(2))
     for span in LAYOUT:
-        encode(np.linspace(-1, 1, span.count, dtype=np.float32), own[span.encoded])
+        LAYOUT.format.encode(np.linspace(-1, 1, span.count, dtype=np.float32), own[span.encoded])
     machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
-    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUT), result, machine.others)
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUTS), result, machine.others)
     running, counts, averaged = 0, list[int](), list[Averaged]()
 
     async def offload(function: Callable[..., Any], *arguments: object) -> Any:
@@ -59,4 +61,5 @@ def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
 
     trio.run(main)
     assert {each.chunk for each in averaged} == {*range(CHUNKS)} and max(counts) == AVERAGES_AT_ONCE
-    assert result == own, "the mean of one"
+    bodies = [[data[span.encoded][HEADER_BYTES:] for span in LAYOUT] for data in (own, result)]
+    assert bodies[0] == bodies[1], "the mean of one"

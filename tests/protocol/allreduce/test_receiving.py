@@ -8,7 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.allreduce.buffers import PART_BUFFERS, ExchangeBuffers, OwnParts
 from protocol.allreduce.lateness import ExchangeLimits
@@ -23,7 +24,8 @@ from tests.protocol.members import a_member
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
 ME, OTHER, STRANGER = (identity.peer_id for identity in IDENTITIES)
-LAYOUT = chunk_layout(2500, 1024)
+LAYOUTS = chunk_layouts(LADDER["int4"], 2500, 1024)
+LAYOUT = LAYOUTS.contribution
 PLAN = Plan(
     round=0,
     fragment=0,
@@ -36,8 +38,8 @@ PLAN = Plan(
 
 def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
     machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
-    own, result = (memoryview(bytearray(payload_bytes(LAYOUT))) for _ in range(2))
-    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUT), result, machine.others)
+    own, result = (memoryview(bytearray(LAYOUT.payload_bytes)) for _ in range(2))
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUTS), result, machine.others)
     emit = (told if told is not None else []).append
     return Receiver(machine, Hash(ZERO_HASH), buffers, emit)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import trio
 
-from kernels.layout import chunk_layout
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor
@@ -20,7 +21,7 @@ from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Proven
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 
 RUN = Hash(b"\x05" * 32)
-LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
+LAW = Law(RUN, 1, chunk_layouts(LADDER["int4"], 600, 256), "clip", 4)
 MEMBERS = sorted((ME, ANN, BOB), key=lambda identity: identity.peer_id)
 OWNERS = [MEMBERS.index(owner) for owner in (ANN, ANN, BOB)]
 ENTRIES = [ChunkEntry(hash=bytes([chunk]) * 32, mask=b"\x07") for chunk in range(3)]
@@ -46,7 +47,7 @@ RECORD = Record(
     fragment=0,
     previous=ZERO_HASH,
     members=[_place(identity) for identity in MEMBERS],
-    codec="int8",
+    codec="int4",
     result_root=ZERO_HASH,
     state_digest=ZERO_HASH,
 )
@@ -66,7 +67,7 @@ def signed(chunk: int, entry: ChunkEntry, by: Identity) -> Envelope:
 def found(received: Mapping[int, Envelope], index: Sequence[ChunkEntry], *, forged: bool = False) -> list[TwoStatements]:
     """What is found beside a record with this index, which its owners signed, or did not."""
     nothing: Any = None
-    replica: Any = SimpleNamespace(layout=LAW.layout, manifest=SimpleNamespace(aggregation=LAW.rule))
+    replica: Any = SimpleNamespace(layouts=LAW.layouts, manifest=SimpleNamespace(aggregation=LAW.rule))
     entries = {chunk: unpack(envelope.raw, RUN)[1].entry for chunk, envelope in received.items()}  # type: ignore[attr-defined]
     exchange: Any = SimpleNamespace(statements=received, machine=SimpleNamespace(entries=entries))
     auditor = Auditor(a_session(RUN, TableNetwork(), []), replica, at_once, nothing, nothing)

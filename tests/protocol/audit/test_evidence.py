@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.codec import encode, encoded_bytes
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.codecs.format import HEADER_BYTES
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.audit.evidence import (
     AveragedPart,
@@ -50,7 +51,9 @@ from tests.protocol.council import (
 from tests.protocol.peers import a_first_ready
 
 RUN = Hash(b"\x07" * 32)
-LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
+LAYOUTS = chunk_layouts(LADDER["int4"], 600, 256)
+LAYOUT = LAYOUTS.contribution
+LAW = Law(RUN, 1, LAYOUTS, "clip", 4)
 PEERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(1, 4)), key=lambda identity: identity.peer_id)
 OWNER = PEERS[1]
 CHUNK = 2
@@ -58,9 +61,9 @@ CHUNK = 2
 
 def contribution(number: int) -> memoryview:
     values = np.random.Generator(np.random.Philox(number)).standard_normal(600, dtype=np.float32)
-    data = memoryview(bytearray(payload_bytes(LAW.layout)))
-    for span in LAW.layout:
-        encode(values[span.values], data[span.encoded])
+    data = memoryview(bytearray(LAYOUT.payload_bytes))
+    for span in LAYOUT:
+        LAYOUT.format.encode(values[span.values], data[span.encoded])
     return data
 
 
@@ -75,7 +78,7 @@ def ready(serial: int, tokens: int) -> Ready:
 
 
 DATA = [contribution(number) for number in range(3)]
-LEAVES = [contribution_leaves(data, LAW.layout) for data in DATA]
+LEAVES = [contribution_leaves(data, LAYOUT) for data in DATA]
 PLAN = Plan(
     round=3,
     fragment=0,
@@ -90,7 +93,7 @@ ELSEWHERE = PLAN.model_copy(update={"fragment": 1})
 
 
 def part(member: int, data: bytes | None = None) -> AveragedPart:
-    span = LAW.layout[CHUNK]
+    span = LAYOUT[CHUNK]
     honest = bytes(DATA[member][span.encoded])
     return AveragedPart(member=member, proof=[*tree_proof(LEAVES[member], CHUNK)], data=honest if data is None else data)
 
@@ -101,7 +104,7 @@ def statement(hash: bytes, members: list[int], signer: Identity = OWNER, plan: P
 
 
 def right(members: list[int]) -> Hash:
-    return right_hash(LAW.rule, LAW.layout[CHUNK], [part(m).data for m in members], [100 + m for m in members])
+    return right_hash(LAW.rule, LAYOUTS, CHUNK, [part(m).data for m in members], [100 + m for m in members])
 
 
 @pytest.mark.parametrize("members", [[0, 1, 2], [0, 2]])
@@ -143,17 +146,17 @@ def test_what_proves_nothing_convicts_nobody(case: Evidence) -> None:
 
 def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
     """The part is what its member committed to, and not finite."""
-    span = LAW.layout[CHUNK]
+    span = LAYOUT[CHUNK]
     bad = bytearray(DATA[2])
-    bad[span.offset : span.offset + 4] = np.float32(np.nan).tobytes()
-    leaves = contribution_leaves(memoryview(bad), LAW.layout)
+    bad[span.offset + HEADER_BYTES : span.offset + HEADER_BYTES + 2] = b"\xc0\x7f"
+    leaves = contribution_leaves(memoryview(bad), LAYOUT)
     liar = PLAN.members[2].model_copy(update={"root": tree_root(leaves)})
     plan = PLAN.model_copy(update={"members": [*PLAN.members[:2], liar]})
     entry = ChunkEntry(hash=chunk_hash(b"any"), mask=mask_of([2], 3))
     raw = pack(OWNER, RUN, ChunkResult(plan=plan_hash(plan), chunk=CHUNK, entry=entry)).raw
     data = bytes(bad[span.encoded])
     parts = [AveragedPart(member=2, proof=[*tree_proof(leaves, CHUNK)], data=data)]
-    assert len(parts[0].data) == encoded_bytes(span.count)
+    assert len(parts[0].data) == span.size
     assert judge(LAW, WrongAverage(plan=plan, statement=raw, parts=parts)).peer == OWNER.peer_id
 
 
@@ -178,7 +181,7 @@ def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:
 
 # -- lies about ballots ---------------------------------------------------------------------------------------------------
 
-BALLOT_LAW = Law(council.RUN, 1, chunk_layout(600, 256), "clip", 4)
+BALLOT_LAW = Law(council.RUN, 1, LAYOUTS, "clip", 4)
 BASE = Base(5, 0, council.TIP, tuple(council.PEERS[:4]))
 LEADER = a_ballot(2).proposer
 VOTER = next(peer for peer in BASE.electors if peer != LEADER)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from protocol.audit.evidence import ContraryMotion, Evidence, Law, OneStatement, judge
 from protocol.audit.witness import KEPT_BYTES, KEPT_STATEMENTS, Witness
 from protocol.chain.base import Base
@@ -37,7 +39,7 @@ from tests.protocol.council import (
 LEADER = a_ballot(2).proposer
 LIAR, ANN, BOB = (peer for peer in BASE.electors if peer != LEADER)
 EVE = PEERS[4]
-LAW = Law(RUN, 1, (), "clip", 4)
+LAW = Law(RUN, 1, chunk_layouts(LADDER["int4"], 600, 256), "clip", 4)
 
 
 class Chain:

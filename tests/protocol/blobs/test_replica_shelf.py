@@ -66,7 +66,7 @@ def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
 
 
 def test_what_is_here_is_listed(replica: Replica) -> None:
-    whole = replica.layout[-1].encoded.stop
+    whole = replica.layouts.result.payload_bytes
     for round, size in ((3, whole), (4, whole - 1)):
         file = replica.store.results.make(size)
         file.commit(ResultName(round, 0, Hash(bytes([round]) * 32)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kernels.layout import payload_bytes
 from protocol.chain.outer_state import OuterState
 from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
@@ -34,8 +33,8 @@ def record_of(root: Hash) -> Any:
 
 @pytest.mark.parametrize("altered", [None, 0, -1])
 def test_a_result_with_other_bytes_than_its_index_is_none(replica: Replica, altered: int | None) -> None:
-    data = bytearray(payload_bytes(replica.layout))
-    index = [ChunkEntry(hash=chunk_hash(memoryview(data)[span.encoded]), mask=b"\1") for span in replica.layout]
+    data = bytearray(replica.layouts.result.payload_bytes)
+    index = [ChunkEntry(hash=chunk_hash(memoryview(data)[span.encoded]), mask=b"\1") for span in replica.layouts.result]
     root = index_root(index)
     if altered is not None:
         data[altered] ^= 1
@@ -48,7 +47,7 @@ def test_a_result_with_other_bytes_than_its_index_is_none(replica: Replica, alte
 
 
 def test_a_result_of_another_length_is_none(replica: Replica) -> None:
-    index = [ChunkEntry(hash=chunk_hash(b""), mask=b"\1") for _ in replica.layout]
+    index = [ChunkEntry(hash=chunk_hash(b""), mask=b"\1") for _ in replica.layouts.result]
     file, root = replica.store.results.make(1), index_root(index)
     file.commit(ResultName(3, 0, root))
     assert replica.result(record_of(root), index) is None

@@ -38,7 +38,7 @@ def amendment(number: int, *slots: int, by: Identity = ORGANISER, run: Hash = RU
 def a_record(raw: bytes | None, against: dict[PeerId, int] | None = None) -> Record:
     members = [a_member(peer, 10, TIP).model_copy(update={"against": (against or {}).get(peer)}) for peer in PEERS]
     return Record(
-        round=0, fragment=0, previous=TIP, members=members, codec="int8", result_root=TIP, state_digest=TIP, amendment=raw
+        round=0, fragment=0, previous=TIP, members=members, codec="int4", result_root=TIP, state_digest=TIP, amendment=raw
     )
 
 

@@ -14,7 +14,6 @@ import pytest
 import trio
 import trio.testing
 
-from kernels.layout import payload_bytes
 from protocol.chain.base import Base
 from protocol.chain.leases import LeasePool, Leases, count_rows
 from protocol.events.events import ComputeProgress, Event, Notice
@@ -62,8 +61,8 @@ class Trainer:
 class Table:
     def __init__(self, folder: Path, with_trainer: bool) -> None:
         self.replica, self.events = a_replica(a_run(ANN), folder), list[Event]()
-        self.manifest, self.work = self.replica.manifest, Work(self.replica.layout)
-        self.trainer = Trainer(bytes(range(256)) * (payload_bytes(self.replica.layout) // 256 + 1))
+        self.manifest, self.work = self.replica.manifest, Work(self.replica.layouts.contribution)
+        self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
         self.activity = Activity(self.events.append)
         session, settings = a_session(a_run(ANN).run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
         trainer: Any = self.trainer if with_trainer else None
@@ -131,7 +130,7 @@ def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(tmp_path: P
             manifest = table.manifest.model_copy(update={"data": data})
             mixing = replace(table.replica, signed=replace(table.replica.signed, manifest=manifest))
             with patch.object(table.contributor, "_replica", mixing):
-                ready, _ = await table.contributor.commit(FAR, Work(table.replica.layout), stated, STATE)
+                ready, _ = await table.contributor.commit(FAR, Work(table.replica.layouts.contribution), stated, STATE)
             assert losses_in(ready.losses) == losses
 
     on_table(tmp_path, check)
@@ -229,11 +228,13 @@ def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> N
         assert [(ready.incarnation, ready.serial) for ready in readys] == [(4, 0), (4, 1)]
         ready = readys[-1]
         assert (ready.round, ready.base, ready.tokens, ready.state_digest) == (7, FAR.tip, 80, STATE)
-        for number, span in enumerate(table.replica.layout):
+        for number, span in enumerate(table.replica.layouts.contribution):
             part = table.work.part(Hash(ready.root), number)
             assert part is not None and part[1] == table.trainer.data[span.encoded]
             proof = [Hash(node) for node in part[0]]
-            assert verify_proof(Hash(ready.root), len(table.replica.layout), number, chunk_hash(part[1]), proof)
+            assert verify_proof(
+                Hash(ready.root), len(table.replica.layouts.contribution), number, chunk_hash(part[1]), proof
+            )
 
     on_table(tmp_path, check)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, automatic
 from protocol.chain.base import round_settings
 from protocol.run.builtin import BUILTIN, builtin_source
@@ -76,7 +77,7 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 
 
 def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
-    assert DEMO.run.hex() == "e56134b81fcf776e7fafc64ace59b06a4155b5815e8526d33335e76408007023"
+    assert DEMO.run.hex() == "bf874d1fefd20ee5a654d1ae878ffc2dc58b16ba813b0a22188349525808a290"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
     assert not ModelSection.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"total_tokens"}
 
@@ -144,7 +145,7 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
     for inner_steps in (10, 100):
         manifest = a_manifest(rounds={"inner_steps": inner_steps})
         for tokens in ([4096], [4096] * 4, [4096, 3000]):
-            assert manifest.outer_step(0, tokens) == automatic(tokens, inner_steps)
+            assert manifest.outer_step(0, tokens) == automatic(tokens, inner_steps, LADDER["int4"])
     fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
     assert fixed.outer_step(0, [4096]) == fixed.outer_step(0, [4096] * 8) == (0.5, 0.8)
 
@@ -152,7 +153,7 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
 @pytest.mark.parametrize("claim", [1, 10, 999, 1000, 1001, 1500, 2000, 4000, 2**30, 2**40])
 def test_the_claim_of_one_member_does_not_take_the_momentum_of_the_others(claim: int) -> None:
     """With tokens as weights a huge claim makes eight members count as one: rate 1, no momentum."""
-    assert automatic([1000] * 7 + [2**40], 20) == (1.0, 0.0)
+    assert automatic([1000] * 7 + [2**40], 20, LADDER["int4"]) == (1.0, 0.0)
     fair = a_manifest().outer_step(0, [1000] * 8)
     step = a_manifest().outer_step(0, [1000] * 7 + [claim])
     assert step.momentum == fair.momentum and abs(step.rate - fair.rate) < 0.04
@@ -309,7 +310,7 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert [manifest.learns_from_rollouts(round) for round in (0, 2, 3, 4)] == [False, False, True, True]
     assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
     tokens = [4096, 4096]
-    assert manifest.outer_step(2, tokens) == automatic(tokens, manifest.rounds.inner_steps)
+    assert manifest.outer_step(2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"])
     assert manifest.outer_step(3, tokens) == MEAN, "rollouts are old: no momentum"
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layout import chunk_layout
+from kernels.layout import chunk_count
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     LEAST_CHECKPOINT_CHUNK_BYTES,
@@ -66,6 +66,18 @@ def test_what_is_said_is_kept() -> None:
     model = said.model
     assert (model.dim, model.heads, model.kv_heads, model.ffn) == (64, 8, 1, 24)
     assert (said.chunk_parameters, said.checkpoint_chunk_bytes) == (4096, 8192)
+
+
+@pytest.mark.parametrize(("written", "codec"), [("", "int4"), ('codec = "auto"\n', "int4"), ('codec = "top64"\n', "top64")])
+def test_the_codec_is_chosen_for_those_who_do_not(written: str, codec: str) -> None:
+    assert parsed(written).codec == codec
+
+
+def test_a_chunk_is_a_whole_number_of_the_codecs_blocks() -> None:
+    with pytest.raises(RunFileError, match="must be a multiple of 4096 with the codec top64; chunk_parameters = 4096 would"):
+        parsed('codec = "top64"\nchunk_parameters = 256\n')
+    with pytest.raises(RunFileError, match="codec"):
+        parsed('codec = "fp32"\n')
 
 
 def test_a_file_without_a_model_has_the_default_one() -> None:
@@ -164,7 +176,7 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
     manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
     assert round(manifest.parameters / 1e9) == billions
     assert manifest.chunk_parameters == chunk_parameters and manifest.chunks <= MAX_CHUNKS
-    assert manifest.chunks == len(chunk_layout(manifest.parameters, chunk_parameters))
+    assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
 
 
 def test_a_run_in_several_fragments_is_refused_in_one_sentence() -> None:

@@ -100,7 +100,7 @@ def test_a_result_that_was_cut_off_is_fetched_to_its_end(tmp_path: Path) -> None
     async def check(table: Table) -> None:
         for replica in (table.ours, table.theirs):
             grow(replica, 1, [ANN], voters=[ANN])
-        record, spans = table.ours.history.commit_at(0).record, [span.encoded for span in table.ours.layout]
+        record, spans = table.ours.history.commit_at(0).record, [span.encoded for span in table.ours.layouts.result]
         root, size = Hash(record.result_root), spans[-1].stop
         whole = table.ours.store.results.view(ResultName(0, 0, root))
         assert whole is not None

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import codec
-from kernels.layout import payload_bytes
+from kernels.codecs.ladder import INT4
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
@@ -25,7 +24,7 @@ from trainer.rl.rollout import Rollout
 
 MODEL = ModelConfig.from_mapping(small.MODEL)
 CONFIG = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, clip_norm=1.0)
-SIZE = payload_bytes(small.LAYOUT)
+SIZE = small.LAYOUT.payload_bytes
 TASK = LearnTask(order=5, first_step=0)
 
 
@@ -43,7 +42,7 @@ def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
 
 
 def learner(**changes: Any) -> Learner:
-    made = Learner.alone(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"])
+    made = Learner.alone(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.LAYOUTS)
     made.model.flat.copy_(torch.from_numpy(small.theta()))
     return made
 
@@ -166,8 +165,8 @@ def test_contribution_is_theta_minus_the_local_parameters() -> None:
     difference = small.theta() - made.model.flat.numpy()
     decoded = np.empty_like(difference)
     for span in small.LAYOUT:
-        codec.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
-    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 127
+        INT4.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
+    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 13
     assert learnt.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
 
 
@@ -210,7 +209,7 @@ def test_nothing_to_learn_from_is_no_step_and_no_difference() -> None:
     for given in (equal, []):
         learnt, data = compute(learner(), given)
         assert (learnt.steps, learnt.tokens, learnt.norm, learnt.loss) == (0, 0, 0.0, 0.0)
-        assert not any(data)
+        assert data == small.LAYOUT.zeros()
     assert learner().learn(TASK, equal).reward == 1.0
 
 

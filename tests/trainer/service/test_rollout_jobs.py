@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.environments.environment import Problem
 from trainer.environments.task_file import ExtendedEnvironment
@@ -70,7 +69,7 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert done[-1] == (6, 6)
     assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
 
-    out = memoryview(bytearray(payload_bytes(worker.layout)))
+    out = memoryview(bytearray(worker.layout.payload_bytes))
     task, tried = Task(3, [], 1, 3, [path.name], str(tmp_path)), list[object]()
     learnt = jobs.learn(task, small.theta(), out, lambda *_: False, tried.append)
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
@@ -112,7 +111,7 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     monkeypatch.setattr(
         ExtendedEnvironment, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact)
     )
-    out, tried = memoryview(bytearray(payload_bytes(worker.layout))), list[tuple[int, ...]]()
+    out, tried = memoryview(bytearray(worker.layout.payload_bytes)), list[tuple[int, ...]]()
     task = Task(3, [], 1, 3, ["batch"], str(tmp_path))
     jobs.learn(task, small.theta(), out, lambda *_: False, tried.extend)
     assert [each[:2] for each in tried] == [(5, 3), (9, 3)]
@@ -128,7 +127,7 @@ def test_a_kl_term_compares_with_the_file_that_the_task_names(tmp_path: Path) ->
     made = []
     for name, weights in (("own", small.theta()), ("other", -small.theta())):
         (tmp_path / name).write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
-        out = memoryview(bytearray(payload_bytes(worker.layout)))
+        out = memoryview(bytearray(worker.layout.payload_bytes))
         task = Task(3, [], 1, 3, ["batch"], str(tmp_path), str(tmp_path / name))
         made.append((jobs.learn(task, small.theta(), out, lambda *_: False, lambda _: None).loss, bytes(out)))
     assert made[1][0] > made[0][0] + 0.1, "a distance costs loss"
@@ -141,7 +140,7 @@ def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothi
     jobs: RolloutJobs, worker: Worker, tmp_path: Path
 ) -> None:
     (tmp_path / "batch").write_bytes(b"rubbish")
-    out = memoryview(bytearray(payload_bytes(worker.layout)))
+    out = memoryview(bytearray(worker.layout.payload_bytes))
     learnt = jobs.learn(Task(3, [], 1, 3, ["batch"], str(tmp_path)), small.theta(), out, lambda *_: False, lambda _: None)
     assert (learnt.tokens, learnt.steps, learnt.norm) == (1, 1, 0.0)
 
