@@ -131,8 +131,11 @@ class Int4(Format):
 
 def _unpacked(table: Floats, packed: Bytes, values: int) -> Floats:
     """Return the values of each row's bytes by a table of the values of each byte (256, values in a byte)."""
-    each = np.dtype((np.void, table.nbytes // 256))
-    return np.take(table.view(each)[:, 0], packed).view(np.float32)[:, :values]
+    rows, width = packed.shape
+    found = np.empty((rows, width * table.shape[1]), np.float32)
+    each = {2: np.dtype(np.uint64), 4: np.dtype(np.complex128)}[table.shape[1]]  # types of as many bytes
+    np.take(table.view(each)[:, 0], packed, out=found.view(each), mode="clip")  # with a mode, numpy needs no buffer
+    return found[:, :values]
 
 
 class Int2(Format):
