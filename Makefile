@@ -10,7 +10,7 @@ RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow test-ranks lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
+.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
 
 venv: $(STAMP)
 
@@ -44,6 +44,13 @@ test-all: test
 # The tests with real processes once more, with a trainer of two processes at one peer of each swarm.
 test-ranks: venv
 	MEMBER_PROCESSES=2 $(E2E)
+
+# Simulations once more, with rounds of fragments beside which members train.
+STREAMED := crash_points copies equivocation evaluation finish goodbye kill_times leases lines pace ratification rests run_end \
+	simulation sleep streaming
+test-streamed: venv
+	SIMULATED_FRAGMENTS=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" \
+		$(STREAMED:%=tests/simulation/test_%.py)
 
 lint: venv
 	$(BIN)/ruff format --check .

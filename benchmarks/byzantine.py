@@ -235,7 +235,7 @@ class Bench:
         for span, place in zip(layout, averaged, strict=True):
             result, parts = bytearray(place.size), [memoryview(data)[span.encoded] for data in contributions]
             aggregate(rule, codec, parts, tokens, span.count, result)
-            outer_step.apply_result(theta[span.values], momentum[span.values], result, averaged.format, OUTER)
+            outer_step.apply_result(theta[span.values], momentum[span.values], result, averaged.format, span.count, OUTER)
 
     def _encoded(self, values: F32) -> bytearray:
         data = bytearray(self.layouts.contribution.payload_bytes)

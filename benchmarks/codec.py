@@ -73,7 +73,7 @@ def cpu_rates(codec: Codec, count: int, members: int, repeats: int) -> list[tupl
         ("clip", count * members, average("clip")),
         ("trimmed", count * members, average("trimmed")),
         ("centered_clip", count * members, average("centered_clip")),
-        ("outer step", count, lambda: apply_result(decoded, momentum, result, averaged, OuterStep(0.7, 0.9))),
+        ("outer step", count, lambda: apply_result(decoded, momentum, result, averaged, count, OuterStep(0.7, 0.9))),
     ]
     return [(name, size / seconds(run, repeats, time.thread_time)) for name, size, run in work]
 

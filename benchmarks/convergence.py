@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.diloco_bench import CODEC, apply_mean, data_parallel, layouts_for, rows_of
-from kernels.codecs.ladder import LADDER
-from kernels.outer_step import automatic
+from benchmarks.diloco_bench import CODEC, apply_mean, data_parallel, layouts_for, rows_of, rule_named
 from peer.corpora.run_data import MANIFEST, RunData
 from protocol.corpora.manifest import read_manifest
 from protocol.run.sections import CORPORA
@@ -55,7 +53,7 @@ ROWS, LENGTH = 1, 256
 STEPS, WARM_STEPS, WARM_MEMBERS, WARM_RATE = 300, 2000, 4, 1e-3
 """Steps of each member, after the common start of four members that train together by AdamW."""
 MEMBERS, LENGTHS, TUNED_MEMBERS, TUNED_LENGTH = (1, 2, 4, 8), (30, 100), 2, 30
-RATES = {"adamw": (1.25e-4, 2.5e-4, 5e-4), "muon": (1.25e-4, 2.5e-4, 5e-4)}
+RATES = {"adamw": (6.25e-5, 1.25e-4, 2.5e-4), "muon": (2.5e-4, 5e-4, 1e-3)}
 EVALUATION_TOKENS = 1 << 16
 CPU = torch.device("cpu")
 
@@ -145,7 +143,7 @@ class Bench:
         return Outcome(self._judge.evaluate(theta, EVALUATION_TOKENS), task_accuracy(theta, self.dtype))
 
     def _apart(self, case: Case, theta: F32) -> F32:
-        momentum, layouts = np.zeros_like(theta), layouts_for(theta.size, chunk=CHUNK)
+        momentum, layouts, rule = np.zeros_like(theta), layouts_for(theta.size, chunk=CHUNK), rule_named("auto")
         members = [self.member(case.seed, case.optimizer, case.rate) for _ in range(case.members)]
         for first in range(WARM_STEPS, WARM_STEPS + STEPS, case.inner_steps):
             encoded, tokens = [bytearray(layouts.contribution.payload_bytes) for _ in members], []
@@ -153,7 +151,7 @@ class Bench:
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
-            apply_mean(layouts, theta, momentum, encoded, tokens, automatic(tokens, case.inner_steps, LADDER[CODEC]))
+            apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
         return theta
 
 

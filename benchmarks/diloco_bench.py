@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,8 @@ import torch
 
 from benchmarks.text import text_data, text_places
 from kernels import outer_step
-from kernels.aggregate import aggregate
-from kernels.codecs.format import Format
+from kernels.aggregate import aggregate, agreement_of
+from kernels.codecs.format import Format, Squares
 from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256, Codec
 from kernels.layout import Layouts, chunk_layouts
 from kernels.outer_step import OuterStep, automatic
@@ -24,8 +25,8 @@ from trainer.optim import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
-OuterRule = Callable[[Sequence[int], int], OuterStep]
-"""From the members' tokens and H to rate and momentum."""
+OuterRule = Callable[[Sequence[int], int, Squares], OuterStep]
+"""From the members' tokens, H, and how far their differences agree, to rate and momentum."""
 MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
 CHUNK = 1 << 14
 CODEC = "int8"
@@ -149,9 +150,9 @@ def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
     """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
     if name == "auto":
         codec = codec_of(CODEC if exchange == FP32 else exchange)
-        return lambda tokens, inner_steps: automatic(tokens, inner_steps, codec)
+        return lambda tokens, inner_steps, squares: automatic(tokens, inner_steps, codec, squares)
     rate, momentum = (float(part) for part in name.split("/"))
-    return lambda tokens, inner_steps: OuterStep(rate, momentum)
+    return lambda tokens, inner_steps, squares: OuterStep(rate, momentum)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -222,12 +223,13 @@ class Bench:
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(scratch), lambda *_: False).tokens)
                 differences.append(theta - member.model.flat.numpy())
-            step = rule(tokens, case.inner_steps)
             if layouts is not None:
                 encoded = [encoded_with(layouts, *each) for each in zip(differences, residuals, strict=True)]
-                apply_mean(layouts, theta, momentum, encoded, tokens, step)
+                apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
             else:
                 mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
+                mean_squares = float(np.square(differences).sum()) / size
+                step = rule(tokens, case.inner_steps, Squares(float(np.square(mean).sum()), mean_squares))
                 outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
             yield theta
 
@@ -252,14 +254,22 @@ def encoded_with(layouts: Layouts, difference: F32, residual: F32) -> bytearray:
 
 
 def apply_mean(
-    layouts: Layouts, theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep
+    layouts: Layouts,
+    theta: F32,
+    momentum: F32,
+    encoded: Sequence[bytearray],
+    tokens: Sequence[int],
+    rule: Callable[[Squares], OuterStep],
 ) -> None:
     """One round's exchange and outer step, with the real codec."""
+    whole = memoryview(bytearray(layouts.result.payload_bytes))
     for span, averaged in zip(layouts.contribution, layouts.result, strict=True):
         parts = [memoryview(data)[span.encoded] for data in encoded]
-        result = memoryview(bytearray(averaged.size))
-        aggregate("mean", layouts.codec, parts, tokens, span.count, result)
-        outer_step.apply_result(theta[span.values], momentum[span.values], result, layouts.result.format, step)
+        aggregate("mean", layouts.codec, parts, tokens, span.count, whole[averaged.encoded])
+    step, format = rule(agreement_of(whole, layouts.result)), layouts.result.format
+    for span in layouts.result:
+        result = whole[span.encoded]
+        outer_step.apply_result(theta[span.values], momentum[span.values], result, format, span.count, step)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

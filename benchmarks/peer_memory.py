@@ -168,8 +168,8 @@ class PeerUnderTest:
         result = self.replica.result(commit.record, commit.index)
         assert result is not None
         self.digests.append(self.state.digest().hex())
-        step = self.signed.manifest.outer_step(0, [member.tokens for member in commit.record.members])
-        self.state.apply(result, step)
+        step = self.signed.manifest.outer_step(0, [member.tokens for member in commit.record.members], result)
+        self.state.apply(result, commit.record.fragment, step)
         self.digests.append(self.state.digest().hex())
 
 

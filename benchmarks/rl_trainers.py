@@ -19,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Rounds(Trial):
                     encoded.append(out)
                     tokens.append(self.learnt[-1].tokens)
             if tokens:
-                apply_mean(layouts, theta, momentum, encoded, tokens, rule(tokens, self.config.optimizer_steps))
+                apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, self.config.optimizer_steps))
             past.append(theta.copy())
             self.rewards.append(self._reward(theta))
         return self.rewards[-1]

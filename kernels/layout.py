@@ -1,15 +1,16 @@
 """Layout of the flat parameter vector; only this module decides where a fragment, a chunk and a block lie.
 
-A state is divided into fragments, and a round exchanges one of them. A fragment's contribution and its result are the
-encoded chunks of the fragment, in sequence. The same chunks have one layout in contributions and another in results, because
-a codec may encode them in two formats (`kernels.codecs.ladder`). Fragments and chunks are whole numbers of the codec's
-blocks, except that the last one may end with a partial block.
+A state is divided into fragments of equal length, and a round exchanges one of them. A fragment's contribution and its
+result are the encoded chunks of the fragment, in sequence. The same chunks have one layout in contributions and another in
+results, because a codec may encode them in two formats (`kernels.codecs.ladder`). Fragments and chunks are whole numbers of
+the codec's blocks, except that a single fragment may end with a partial block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from kernels.codecs.format import Format
@@ -18,7 +19,7 @@ from kernels.codecs.ladder import Codec
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """Chunk of a contribution or a result: parameters [start, start + count), encoded bytes [offset, offset + size)."""
+    """Chunk of a fragment: values [start, start + count), encoded bytes [offset, offset + size)."""
 
     start: int
     count: int
@@ -27,7 +28,7 @@ class ChunkSpan:
 
     @property
     def values(self) -> slice:
-        """Slice of the flat vector that holds the chunk's parameters."""
+        """Slice of the fragment that holds the chunk's values."""
         return slice(self.start, self.start + self.count)
 
     @property
@@ -58,6 +59,15 @@ class Layout:
         last = self.spans[-1]
         return last.offset + last.size
 
+    @property
+    def length(self) -> int:
+        """Number of values of all chunks."""
+        return self.spans[-1].start + self.spans[-1].count
+
+    def moved(self, start: int) -> Layout:
+        """Return the same chunks, with their values counted from `start` values before the first."""
+        return replace(self, spans=tuple(replace(span, start=start + span.start) for span in self.spans))
+
     def zeros(self) -> bytearray:
         """Return the contribution that changes no parameter."""
         return bytearray().join(self.format.zeros(span.count) for span in self.spans)
@@ -76,29 +86,32 @@ class Layouts(NamedTuple):
         return self.contribution.payload_bytes + self.result.payload_bytes
 
 
-def fragment_span(parameters: int, block: int, fragment: int = 0, fragments: int = 1) -> range:
-    """Return the range of parameters of one of `fragments` fragments, whose lengths in blocks differ by at most one.
+def fragment_length(parameters: int, block: int, fragments: int) -> int:
+    """Return the number of values in each of `fragments` equal fragments.
 
-    No fragment is empty if there are at least as many blocks as fragments.
+    Several fragments are whole numbers of blocks. The last one reaches beyond the vector, where all values are zeros, so all
+    fragments have the same chunks.
     """
-    assert 0 <= fragment < fragments
-    blocks = -(-parameters // block)
-    start, stop = (min(parameters, blocks * edge // fragments * block) for edge in (fragment, fragment + 1))
-    return range(start, stop)
+    return parameters if fragments == 1 else -(-parameters // (block * fragments)) * block
 
 
-def chunk_layouts(codec: Codec, parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> Layouts:
-    """Return the chunks of a fragment of a vector of `parameters` values; the last chunk may be shorter.
+def fragment_spans(parameters: int, block: int, fragments: int) -> tuple[range, ...]:
+    """Return the parameters of each fragment: fewer than its length if it reaches beyond the vector."""
+    edges = [min(parameters, number * fragment_length(parameters, block, fragments)) for number in range(fragments + 1)]
+    return tuple(range(start, stop) for start, stop in pairwise(edges))
+
+
+def chunk_layouts(codec: Codec, values: int, chunk_parameters: int) -> Layouts:
+    """Return the chunks of a fragment of `values` values; the last chunk may be shorter.
 
     chunk_parameters: a multiple of the codec's block.
     """
     assert chunk_parameters % codec.block == 0
-    span = fragment_span(parameters, codec.block, fragment, fragments)
 
     def layout(format: Format) -> Layout:
         spans, offset = [], 0
-        for start in range(span.start, span.stop, chunk_parameters):
-            count = min(chunk_parameters, span.stop - start)
+        for start in range(0, values, chunk_parameters):
+            count = min(chunk_parameters, values - start)
             spans.append(ChunkSpan(start, count, offset, format.encoded_bytes(count)))
             offset += spans[-1].size
         return Layout(format, tuple(spans))
@@ -106,6 +119,6 @@ def chunk_layouts(codec: Codec, parameters: int, chunk_parameters: int, fragment
     return Layouts(codec, layout(codec.contribution), layout(codec.result))
 
 
-def chunk_count(parameters: int, chunk_parameters: int) -> int:
-    """Return the number of chunks of the whole vector, without building a layout."""
-    return -(-parameters // chunk_parameters)
+def chunk_count(values: int, chunk_parameters: int) -> int:
+    """Return the number of chunks of a fragment, without building a layout."""
+    return -(-values // chunk_parameters)

@@ -1,23 +1,23 @@
-"""Rate and momentum of a round's outer step, a pure function of the members' weights and H, with the same bits everywhere.
+"""Rate and momentum of a round's outer step: a pure function of the contributions and H, with the same bits everywhere.
 
-They depend on the members for the following reason. The mean of n members' differences has n times less noise than one
-difference, but is not longer, because each member took steps that fit its own noisy gradients. Data-parallel training on the
-n batches goes further in the directions on which the batches agree: about sqrt(n) times as far where noise dominates.
-Momentum makes up for this, and only in these directions: it multiplies a lasting direction by rate / (1 - momentum), but
-noise and steep directions by little more than the rate. Therefore:
+They depend on the members for the following reason. The mean of n members' differences has less noise than one difference,
+but is not longer, because each member took steps that fit its own noisy gradients. Data-parallel training on the n batches
+goes further in the directions on which the batches agree, the more so the more noise there is: if the differences have
+nothing in common, n members go n times as far, and if they are equal, no further than one. Momentum makes up for this, and
+only in lasting directions: it multiplies these by rate / (1 - momentum), but noise and steep directions by little more than
+the rate. So the step follows from the number of independent members (`independent_members`), which is 1 if all differences
+are equal:
 
-  * one member: rate 1, momentum 0. The parameters become the member's parameters; plain training has nothing to make up for.
-  * up to `SEVERAL` members: momentum remembers `ROUNDS_A_MEMBER` rounds for each member beyond the first, and the rate falls
-    to the value of `RATES` for H. This value is low for short rounds, because steep directions need many rounds to settle,
-    and higher for long rounds, in which they settle before the averaging.
-  * more than `SEVERAL` members: momentum stays, and the rate grows with sqrt(n), up to `HIGHEST`.
+  * one: rate 1, momentum 0. The parameters become the mean of the members'; plain training has nothing to make up for.
+  * up to `SEVERAL`: momentum remembers `ROUNDS_A_MEMBER` rounds for each member beyond the first, and the rate falls with
+    the square of the momentum to the value of `RATES` for H. This value is low for short rounds, because steep directions
+    need many rounds to settle, and higher for long rounds, in which they settle before the averaging.
+  * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
   * sparse contributions: `SPARSE`, whatever the members are.
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
-model. The numbers here are from `python -m benchmarks.diloco`.
-
-The number n of members counts their weights under the aggregation rule: n = (sum w)^2 / (sum w^2), at least 1.
+model. The numbers here are from `python -m benchmarks.diloco` and `python -m benchmarks.convergence`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.codecs.format import PIECE, Floats, Format
+from kernels.codecs.format import PIECE, Floats, Format, Squares
 from kernels.codecs.ladder import Codec
 from kernels.codecs.sparse import TopK
 
@@ -58,26 +58,27 @@ def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float
         np.subtract(t, s, out=t)
 
 
-def apply_result(theta: Floats, momentum: Floats, data: Any, format: Format, step: OuterStep) -> None:
-    """Decode one chunk of a result, encoded in `format`, and update its slice of the outer state.
+def apply_result(theta: Floats, momentum: Floats, data: Any, format: Format, count: int, step: OuterStep) -> None:
+    """Decode one chunk of a result, `count` values in `format`, and update its slice of the outer state.
 
-    The caller must check that the bytes belong to a certified result; bytes that are not sane are a bug.
+    theta, momentum: fewer than `count` values if the chunk reaches beyond the parameters.  The caller must check that the
+    bytes belong to a certified result; bytes that are not sane are a bug.
     """
-    assert format.is_sane(data, theta.size, is_result=True)
-    gradient = np.empty(theta.size, np.float32)
-    format.decode(data, theta.size, gradient)
-    nesterov_update(theta, momentum, gradient, step.rate, step.momentum)
+    assert format.is_sane(data, count, is_result=True)
+    gradient = np.empty(count, np.float32)
+    format.decode(data, count, gradient)
+    nesterov_update(theta, momentum, gradient[: theta.size], step.rate, step.momentum)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-ROUNDS_A_MEMBER = 3
+ROUNDS_A_MEMBER = 4
 SEVERAL = 4
 MOST = Fraction(ROUNDS_A_MEMBER * (SEVERAL - 1), ROUNDS_A_MEMBER * (SEVERAL - 1) + 1)
-"""Momentum for `SEVERAL` or more members."""
+"""Momentum for `SEVERAL` or more independent members."""
 RATES = ((10, Fraction(1, 4)), (30, Fraction(2, 5)), (100, Fraction(7, 10)))
-"""Pairs (H, rate for `SEVERAL` members); rates are interpolated linearly between the pairs, and constant outside."""
+"""Pairs (H, rate for `SEVERAL` independent members); between them, rates are interpolated linearly, and outside constant."""
 HIGHEST = Fraction(7, 8)
 """Rate for very many members."""
 GRID = 1024
@@ -102,26 +103,40 @@ SPARSE = OuterStep(2.0, 0.0)
 member, so that the mean over all members is short; with momentum the loss is higher (`python -m benchmarks.ladder`)."""
 
 
-def automatic(weights: Sequence[int], inner_steps: int, codec: Codec) -> OuterStep:
-    """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`)."""
+def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, squares: Squares) -> OuterStep:
+    """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`).
+
+    squares: of the result and of the members (`kernels.aggregate.agreement_of`).
+    """
     if isinstance(codec.contribution, TopK):
         return SPARSE
-    members, several = effective_members(weights), rate_of_several(inner_steps)
+    members, several = independent_members(effective_members(weights), squares), rate_of_several(inner_steps)
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))
     remembered = ROUNDS_A_MEMBER * (members - 1)
     momentum = remembered / (1 + remembered)
-    return OuterStep(_on_grid(1 - (1 - several) * momentum / MOST), _on_grid(momentum))
+    return OuterStep(_on_grid(1 - (1 - several) * (momentum / MOST) ** 2), _on_grid(momentum))
+
+
+def independent_members(members: Fraction, squares: Squares) -> Fraction:
+    """Return the number of independent members among `members`, from 1 (all differences are equal) to all of them.
+
+    If the differences have a common part and independent noise, and c is the cosine of two of them, then the result's square
+    over the members' mean square is 1 / n + (1 - 1 / n) c.  The number is the inverse of this ratio.
+    """
+    if not squares.result or not squares.members:
+        return Fraction(1)
+    return max(Fraction(1), min(members, Fraction(squares.members) / Fraction(squares.result)))
 
 
 def effective_members(weights: Sequence[int]) -> Fraction:
-    """Return the effective number of members, from 1 to the number with a positive weight; 1 if no weight is positive."""
+    """Return the effective number of members, n = (sum w)^2 / (sum w^2), at least 1; 1 if no weight is positive."""
     positive = [weight for weight in weights if weight > 0]
     return Fraction(sum(positive) ** 2, sum(weight * weight for weight in positive)) if positive else Fraction(1)
 
 
 def rate_of_several(inner_steps: int) -> Fraction:
-    """Return the rate with `SEVERAL` members."""
+    """Return the rate with `SEVERAL` independent members."""
     for (low, before), (high, after) in itertools.pairwise(RATES):
         if inner_steps <= high:
             return before + (after - before) * Fraction(max(inner_steps - low, 0), high - low)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import trio
+
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 
@@ -37,6 +39,8 @@ class ComputeTask:
     steps: most inner steps to take (H).
     first_step: the swarm's number of our first step, for the warm-up: H steps a round since the run's present stage began.
     shares: fractions of the run's present stage that are done before and after this round, 0 to 1, for the cooldown.
+    fragment: the fragment of the state whose difference is the contribution.
+    continues: True to go on from the trainer's own parameters, where the last compute has ended, in a streamed run.
     rollouts: files of accepted batches, in a run of reinforcement learning.
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
     """
@@ -48,6 +52,8 @@ class ComputeTask:
     rollouts: tuple[Path, ...] = ()
     reference: Path | None = None
     shares: tuple[float, float] = (0.0, 0.0)
+    fragment: int = 0
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,9 @@ class SourceFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Contribution:
-    """Result of a finished compute.  data: codec bytes of the pseudo-gradient, valid until the next compute begins.
+    """Result of a finished compute.
 
+    data: encoded pseudo-gradient, valid until another compute ends, or begins without `ComputeTask.continues`.
     reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
     tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
@@ -160,9 +167,17 @@ class TrainerLink(Protocol):
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
         ...
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
         """Train from `theta` (which must not change meanwhile) and encode the difference.
 
+        applied: needed for a task that continues; it is set once the result of the last round is in `theta`.  The compute
+        then takes over the change.  Before, it does at most as many steps as the manifest's `delay`, and it does not end.
         Cancelling abandons the work.  Raises `TrainerDied`.
         """
         ...

@@ -113,7 +113,8 @@ class TrainingConfig:
     the run's corpora. spares_memory: True after the process has run out of memory: it computes one unit at a time, and all
     layers again, and generates half as many sequences at once. compiles: "on" or "off" to have torch compile the layers or
     not, "auto" to compile them on a GPU. offload: True if parameters, gradients and moments lie in the memory of the
-    computer, and layers are copied to a GPU when it computes them.
+    computer, and layers are copied to a GPU when it computes them. fragments: of the state; a round has a contribution to
+    one of them. delay: steps that may be done before the result of the last round is needed.
     """
 
     seed: int
@@ -131,13 +132,15 @@ class TrainingConfig:
     spares_memory: bool = False
     compiles: str = "auto"
     offload: bool = False
+    fragments: int = 1
+    delay: int = 0
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters, codec}` of a manifest.
 
-        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`, `blocks`,
-        `spares_memory`, `compiles` and `offload`.
+        A streamed run adds `{fragments, delay}`, an RL run `{rl, environment}`, and a run with a tokenizer `tokenizer`; the
+        peer adds `files`, `blocks`, `spares_memory`, `compiles` and `offload`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -155,7 +158,14 @@ class TrainingConfig:
             spares_memory=bool(sections.get("spares_memory", False)),
             compiles=str(sections.get("compiles", "auto")),
             offload=bool(sections.get("offload", False)),
+            fragments=int(sections.get("fragments", 1)),
+            delay=int(sections.get("delay", 0)),
         )
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the trainer keeps its own parameters from round to round."""
+        return self.fragments > 1 or self.delay > 0
 
     @property
     def unit_rows(self) -> int:

@@ -86,11 +86,26 @@ class LocalParameters(ABC):
         """Set the parameters to `theta`, the whole vector."""
 
     @abstractmethod
-    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
+    def encode_difference(
+        self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview, start: int = 0
+    ) -> float:
         """Encode theta minus the parameters into `out`, which the ranks share; return the norm of the difference.
 
-        residual: what earlier differences left out, added and replaced as `Codec.encode_range` describes; None without
-        error feedback.  `out` is complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
+        start: place of the fragment that `layouts` divide; values beyond the parameters are 0.  residual: what earlier
+        differences left out, added and replaced as `Codec.encode_range` describes; None without error feedback.  `out` is
+        complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
+        """
+
+    @abstractmethod
+    def keep(self, span: range) -> None:
+        """Keep a copy of the parameters in this span of the flat vector, which have been contributed, until `merge`."""
+
+    @abstractmethod
+    def merge(self, theta: F32, span: range) -> None:
+        """Take over the result of a contribution to this span, which is in `theta`: add what was learned since `keep`.
+
+        The parameters become theta + (parameters - kept parameters).  Streaming DiLoCo (Douillard et al. 2025) blends theta
+        and the parameters instead; the sum needs no constant and loses less (docs/results/diloco.md).
         """
 
     @abstractmethod
@@ -140,20 +155,37 @@ class WholeParameters(LocalParameters):
         self._shown: tuple[F32, Decoder] | None = None
         """Parameters that are shown where they lie, and the model over them."""
         self._encoder = DifferenceEncoder(model.device)
+        self._kept: Tensor | None = None
 
     def load(self, theta: F32) -> None:
         """Set the parameters to `theta`."""
         load(theta, self.model.flat)
 
-    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
+    def encode_difference(
+        self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview, start: int = 0
+    ) -> float:
         """Encode as `LocalParameters.encode_difference` does."""
-        layout, squares = layouts.contribution, 0.0
+        layout, squares = layouts.contribution.moved(start), 0.0
         assert len(out) == layout.payload_bytes
         for span in layout:
             layout.format.write_header(out[span.encoded])
-            part = ChunkPart(layouts.codec, span, out[span.encoded], span.start, span.start + span.count)
-            squares += self._encoder.encode(part, theta, self.model.flat[span.values], residual)
+            part = ChunkPart(layouts.codec, span, out[span.encoded], span.start, span.values.stop)
+            values = self.model.flat[span.values]
+            if len(values) == span.count:
+                squares += self._encoder.encode(part, theta, values, residual)
+            else:
+                squares += encode_last(part, theta, values, residual)
         return math.sqrt(squares)
+
+    def keep(self, span: range) -> None:
+        """Keep a copy as `LocalParameters.keep` does."""
+        self._kept = self.model.flat[span.start : span.stop].clone()
+
+    def merge(self, theta: F32, span: range) -> None:
+        """Merge as `LocalParameters.merge` does."""
+        assert self._kept is not None and len(self._kept) == len(span)
+        shift(self.model.flat[span.start : span.stop], self._kept, theta[span.start : span.stop])
+        self._kept = None
 
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
@@ -196,6 +228,13 @@ def load(theta: F32 | ReferenceWeights, into: Tensor) -> None:
     assert theta.shape == into.shape
     for start in range(0, len(theta), LOAD_BLOCK):
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
+
+
+def shift(values: Tensor, kept: Tensor, theta: F32) -> None:
+    """Set `values` to theta + (values - kept), block by block; all have the same size."""
+    for start in range(0, len(theta), LOAD_BLOCK):
+        part = slice(start, start + LOAD_BLOCK)
+        values[part].sub_(kept[part]).add_(torch.from_numpy(theta[part].copy()).to(values.device))
 
 
 @dataclass(frozen=True)
@@ -248,6 +287,19 @@ def encode_on_host(part: ChunkPart, base: F32, values: Tensor, residual: F32 | N
         part.codec.encode_range(difference, residual, part.out, part.chunk.count, part.at)
     except ValueError as error:
         raise NotFinite("a parameter is not finite") from error
+    return square
+
+
+def encode_last(part: ChunkPart, theta: F32, values: Tensor, residual: F32 | None) -> float:
+    """Encode a chunk that reaches beyond the parameters, on the host, as `DifferenceEncoder.encode` does."""
+    size, count = part.stop - part.start, len(values)
+    base, own, left = (np.zeros(size, np.float32) for _ in range(3))
+    base[:count], own[:count] = theta[part.start :], values.cpu().numpy()
+    if residual is None:
+        return encode_on_host(part, base, torch.from_numpy(own), None)
+    left[:count] = residual[part.start :]
+    square = encode_on_host(part, base, torch.from_numpy(own), left)
+    residual[part.start :] = left[:count]
     return square
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from kernels.codecs.ladder import codec_named
-from kernels.layout import Layouts, chunk_layouts
+from kernels.layout import Layouts, chunk_layouts, fragment_length
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY, is_gpu
@@ -75,8 +75,10 @@ def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, 
 
 
 def layouts_of(config: TrainingConfig) -> Layouts:
-    """Return the chunks of a run's contributions.  Raises ValueError for an unknown codec."""
-    return chunk_layouts(codec_named(config.codec), config.model.parameters, config.chunk_parameters)
+    """Return the chunks of a run's contributions, which are to a fragment.  Raises ValueError for an unknown codec."""
+    codec = codec_named(config.codec)
+    values = fragment_length(config.model.parameters, codec.block, config.fragments)
+    return chunk_layouts(codec, values, config.chunk_parameters)
 
 
 class RankWork:
@@ -107,6 +109,8 @@ class RankWork:
         self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
         self._inner: InnerLoop | None = None
         self._shown: Decoder | None = None
+        self._kept: int | None = None
+        """Fragment of the last contribution, until its result is merged."""
 
     @property
     def inner(self) -> InnerLoop:
@@ -130,18 +134,47 @@ class RankWork:
         """Set the parameters to `theta`, which may change afterwards."""
         with self._ranks.operation("load"):
             self.parameters.load(theta)
+            self._kept = None
             self._ranks.collect(None)
+
+    def go_on(self, theta: F32, fragment: int) -> None:
+        """Go on from the own parameters, the last contribution of which was to `fragment`; call `merge` before the next one.
+
+        A process that has not made that contribution begins with theta.
+        """
+        if self._kept != fragment:
+            self.load(theta)
+            self.keep(fragment)
+
+    def keep(self, fragment: int) -> None:
+        """Keep a copy of the parameters of a fragment, until `merge`."""
+        with self._ranks.operation("keep", fragment):
+            self.parameters.keep(self._span(fragment))
+            self._kept = fragment
+            self._ranks.collect(None)
+
+    def merge(self, theta: F32) -> None:
+        """Take over the result of the last contribution, which is in theta, beside what was learned since."""
+        assert self._kept is not None
+        with self._ranks.operation("merge"):
+            self.parameters.merge(theta, self._span(self._kept))
+            self._kept = None
+            self._ranks.collect(None)
+
+    def _span(self, fragment: int) -> range:
+        length = self.layouts.contribution.length
+        return range(fragment * length, min((fragment + 1) * length, self.parameters.model.config.parameters))
 
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows, as `InnerLoop.step` does."""
         with self._ranks.operation("step", rows, place):
             return self.inner.step(rows, place)
 
-    def encode_difference(self, theta: F32, out: memoryview) -> float:
-        """Encode theta minus the parameters into `out`; return the norm of the difference.  Raises NotFinite."""
-        with self._ranks.operation("encode"):
+    def encode_difference(self, theta: F32, out: memoryview, fragment: int = 0) -> float:
+        """Encode theta minus the parameters of a fragment into `out`; return the difference's norm.  Raises NotFinite."""
+        with self._ranks.operation("encode", fragment):
             residual = self._residual.values if self._residual is not None else None
-            return self.parameters.encode_difference(theta, self.layouts, residual, out)
+            return self.parameters.encode_difference(theta, self.layouts, residual, out, self._span(fragment).start)
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""
@@ -286,7 +319,11 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
         case "step":
             work.step(*arguments).read()
         case "encode":
-            work.encode_difference(theta, out)
+            work.encode_difference(theta, out, *arguments)
+        case "keep":
+            work.keep(*arguments)
+        case "merge":
+            work.merge(theta)
         case "show":
             work.show(theta)
         case "show_reference":

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from kernels.codecs.ladder import with_residual
+from kernels.codecs.ladder import Codec, with_residual
 from kernels.layout import ChunkSpan, Layout, Layouts
 from trainer.device import is_gpu
 from trainer.models.llama.config import ModelConfig, ParameterPlace
@@ -41,6 +41,7 @@ from trainer.parameters import (
     NotFinite,
     OfMatrix,
     TensorShard,
+    shift,
 )
 from trainer.reference import ReferenceWeights
 
@@ -91,6 +92,7 @@ class ShardedParameters(LocalParameters):
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.ranks, self._rank = mesh.size(), mesh.get_local_rank()
         self._encoder = DifferenceEncoder(model.device)
+        self._kept: list[tuple[int, int, Tensor]] = []
         parameters = list(model.parameters())
         count = sum(_local(parameter).numel() for parameter in parameters)
         self._gradient = torch.zeros(count, device=_local(parameters[0]).device)
@@ -114,6 +116,20 @@ class ShardedParameters(LocalParameters):
         for shard in self.shards:
             for start, stop, values in _within(shard, 0, len(theta)):
                 values.copy_(torch.from_numpy(theta[start:stop].copy()))
+
+    def keep(self, span: range) -> None:
+        """Keep a copy of this rank's parameters as `LocalParameters.keep` does."""
+        parts = (part for shard in self.shards for part in _within(shard, span.start, span.stop))
+        self._kept = [(start, stop, values.clone()) for start, stop, values in parts]
+
+    def merge(self, theta: F32, span: range) -> None:
+        """Merge this rank's parameters as `LocalParameters.merge` does."""
+        self._gather_nothing()
+        parts = (part for shard in self.shards for part in _within(shard, span.start, span.stop))
+        for (start, stop, values), (begin, _, kept) in zip(parts, self._kept, strict=True):
+            assert start == begin
+            shift(values, kept, theta[start:stop])
+        self._kept = []
 
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return the model with the parameters `theta`; its own take the place of the gradient."""
@@ -160,12 +176,14 @@ class ShardedParameters(LocalParameters):
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
-    def encode_difference(self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview) -> float:
+    def encode_difference(
+        self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview, start: int = 0
+    ) -> float:
         """Encode as `LocalParameters.encode_difference` does."""
-        layout = layouts.contribution
+        layout = layouts.contribution.moved(start)
         assert len(out) == layout.payload_bytes
         self._gather_nothing()
-        cut, squares = CutBlocks(self.model.layout, self.ranks, layouts), 0.0
+        cut, squares = CutBlocks(self.model.layout, self.ranks, layouts.codec, layout), 0.0
         for chunk in layout:
             layout.format.write_header(out[chunk.encoded])  # all ranks write the same
             for shard in self.shards:
@@ -232,15 +250,16 @@ def _within(shard: TensorShard, start: int, stop: int) -> Iterator[tuple[int, in
 
 
 class CutBlocks:
-    """Blocks in which shards of any ranks meet: a few for each tensor and rank, the same at each rank.
+    """Blocks in which shards of any ranks meet, a few for each tensor and rank, and those that reach beyond the parameters.
 
+    They are the same at each rank.
     Each rank puts its own values into zeros, and the ranks add up all blocks.  block: number of values in a block.  values:
     of all blocks, as rows.
     """
 
-    def __init__(self, places: Sequence[ParameterPlace], ranks: int, layouts: Layouts) -> None:
-        self.block, self._codec = layouts.contribution.format.block, layouts.codec
-        self._chunks = _cut_blocks(places, ranks, layouts.contribution)
+    def __init__(self, places: Sequence[ParameterPlace], ranks: int, codec: Codec, layout: Layout) -> None:
+        self.block, self._codec = layout.format.block, codec
+        self._chunks = _cut_blocks(places, ranks, layout)
         self._slots = {block: slot for slot, (block, _) in enumerate(self._chunks)}
         self._own: list[tuple[int, int, int]] = []
         """Slot, and range of the flat vector, of values of this rank."""
@@ -273,8 +292,11 @@ class CutBlocks:
 
 
 def _cut_blocks(places: Sequence[ParameterPlace], ranks: int, layout: Layout) -> list[tuple[int, ChunkSpan]]:
-    """Return the blocks in which shards of any ranks meet, with their chunks; the same at each rank."""
+    """Return the blocks of `CutBlocks`, with their chunks."""
     begins, size, found = [chunk.start for chunk in layout], layout.format.block, {}
+    parameters, stop = places[-1].offset + places[-1].count, layout[-1].values.stop
+    for block in range(parameters // size, stop // size if stop > parameters else 0):
+        found[block] = layout[bisect_right(begins, block * size) - 1]
     for place in places:
         for rank in range(ranks):
             start = place.offset + shard_rows(place.shape[0], rank, ranks).start * _width(place)

@@ -40,6 +40,7 @@ class Task:
 
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
     reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
+    fragment: whose difference is encoded.  continues: True to go on from the parameters where the last compute has ended.
     """
 
     round: int
@@ -50,6 +51,8 @@ class Task:
     rollouts_in: str = ""
     reference: str = ""
     shares: Sequence[float] = (0.0, 0.0)
+    fragment: int = 0
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ class Done:
 Between = Callable[[BlockMissing | None], bool]
 """Function called while the worker waits for a block, with the block, and between parts of other work than steps, with None.
 It may wait, or raise an exception to stop the work; it returns True if the round should end."""
+
+
+Applied = Callable[[bool], bool]
+"""Function that returns True once theta has the result of the last round; called with True, it waits for that, or raises an
+exception to stop the work."""
 
 
 def refuse_to_wait(missing: BlockMissing | None) -> bool:
@@ -169,8 +177,11 @@ class Worker:
         out: memoryview,
         after_step: Callable[[int, float, int, float], bool],
         between: Between = refuse_to_wait,
+        applied: Applied = lambda needed: True,
     ) -> Done:
-        """Train from `theta` and encode the difference into `out`.
+        """Train from `theta` and encode the difference into `out`; if the task continues, train from our own parameters.
+
+        applied: asked before a step of a task that continues, until theta has the result of the last round.
 
         after_step(steps, mean loss, tokens, tokens per second) is called after every step; if it returns True, the round
         ends. Raises NotFinite, and passes on any exception of `after_step` and `between`.
@@ -187,13 +198,20 @@ class Worker:
             if task.round == 0 and not task.reference and self._initial is not None:
                 write_reference(self._initial, theta)
             self._compare(list(islice(leases, task.steps * count)), task.reference, between)
-        self.load(theta)
+        owes = task.continues
+        if owes:
+            self.work.go_on(theta, (task.fragment - 1) % self.config.fragments)
+        else:
+            self.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
         steps, mean, rows, wanted = 0, 0.0, None, list(islice(numbers, count))
         for step in range(task.steps):
             rows = rows or _once_here(partial(self.batch, wanted), between, may_stop=steps > 0)
             if rows is None:
                 break
+            if owes and applied(step >= self.config.delay):
+                self.work.merge(theta)
+                owes = False
             began = time.monotonic()
             pending = self.work.step(rows, self._place(task, step))
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
@@ -207,7 +225,11 @@ class Worker:
                 totals.add(part)
             if after_step(steps, mean, tokens, tokens / max(1e-9, computed)):
                 break
-        norm = self.work.encode_difference(theta, out)
+        if owes and applied(True):
+            self.work.merge(theta)
+        norm = self.work.encode_difference(theta, out, task.fragment)
+        if self.config.is_streamed:
+            self.work.keep(task.fragment)
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
 
     def _read_ahead(self, numbers: Sequence[int]) -> Rows | None:

@@ -421,8 +421,15 @@ class TrainerProcess:
         self._check_theta(theta)
         await self._ask_alone("initialise")
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
         """Compute as `TrainerLink.compute` describes."""
+        assert (applied is not None) == task.continues
         self._check_theta(theta)
 
         def progress(message: dict[str, Any]) -> None:
@@ -437,13 +444,20 @@ class TrainerProcess:
         def hear(message: dict[str, Any]) -> None:
             if "tried" in message:
                 tried.extend(Tried(*each) for each in message["tried"])
+            elif "waits" in message:
+                begun.set()
+                (shifts.pause if message["waits"] else shifts.resume)(trio.current_time())
             elif not self._tell_of_missing(message):
                 progress(message)
 
+        begun = trio.Event()
         await self.until_ready()
         shifts = self._shifts = self._shifts or BusyHour(trio.current_time())
         with shifts.shift(trio.current_time):
-            answer = await self._ask_alone("compute", hear, task=fields)
+            if applied is None:
+                answer = await self._ask_alone("compute", hear, task=fields)
+            else:
+                answer = await self._ask_and_tell(hear, fields, begun, applied)
         self._worked()
         self.threads, joules = answer["threads"], answer["joules"]
         self.joules_per_token = joules / answer["tokens"] if joules is not None else None
@@ -462,6 +476,28 @@ class TrainerProcess:
             answer["margin"],
             answer["accuracy"],
         )
+
+    async def _ask_and_tell(
+        self, hear: Listener, task: dict[str, Any], begun: trio.Event, applied: trio.Event
+    ) -> dict[str, Any]:
+        """Have the trainer compute, and tell it when the last round's result is in theta.  begun: set once it computes."""
+
+        async def tell() -> None:
+            await begun.wait()
+            await applied.wait()
+            self._send({"do": "applied"})
+
+        answer, death = dict[str, Any](), None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell)
+            try:
+                answer = await self._ask_alone("compute", hear, task=task)
+            except TrainerDied as error:
+                death = error
+            nursery.cancel_scope.cancel()
+        if death is not None:
+            raise death
+        return answer
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
         """Evaluate as `TrainerLink.evaluate` describes."""

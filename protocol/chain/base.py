@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from protocol.chain.leases import Leases, Ranges, holder_slots, lease_terms, own_rows, spare_slot
+from protocol.chain.leases import Leases, Ranges, count_rows, holder_slots, lease_terms, own_rows, spare_slot
 from protocol.chain.progress import RunProgress, TasksInForce, open_amendment
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
@@ -107,15 +107,21 @@ class Base:
         """The slots of the peers that have one of their own."""
         return holder_slots(self.leases.beacon, {*self.contributors, *self.electors})
 
+    @cached_property
+    def _early(self) -> dict[PeerId, Ranges]:
+        return dict(self.leases.early)
+
     def slot(self, manifest: RunManifest, peer: PeerId) -> int:
-        """Return the slot of a peer in this round (`protocol.chain.leases`)."""
-        own = self._holders.get(peer)
-        if own is not None:
-            return own
-        terms = lease_terms(manifest)
+        """Return the slot of a peer in this round (`protocol.chain.leases`); a negative number stands for an early lease."""
+        if peer in self._early:
+            return -1 - list(self._early).index(peer)
+        before = len(self._holders) if manifest.is_streamed else 0  # slots that become early leases
+        if (own := self._holders.get(peer)) is not None:
+            return before + own
+        terms, before = lease_terms(manifest), before + len(self._holders)
         slots = self.leases.pool.slots(terms.rows, terms.limit)
-        spares = terms.spares if slots is None else max(1, min(terms.spares, slots - len(self._holders)))
-        return spare_slot(self.tip, peer, len(self._holders), spares)
+        spares = terms.spares if slots is None else max(1, min(terms.spares, slots - before))
+        return spare_slot(self.tip, peer, before, spares)
 
     def lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
         """Return the rows that a peer reads in this round; none if the round's members learn from rollouts."""
@@ -124,16 +130,24 @@ class Base:
         terms = lease_terms(manifest)
         if not manifest.leases_rows(self.round):
             return own_rows(terms, self.round)
+        if peer in self._early:
+            return self._early[peer]
         return self.leases.pool.lease(self.slot(manifest, peer), terms.rows, terms.limit)
 
     def next_lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
         """Return the rows that a peer reads in the next round if all holders and the peer consume their leases in this one.
 
-        For fetching ahead: the next record may be different.
+        For fetching ahead: the next record may be different.  In a streamed run, these are the rows of the peer's early
+        lease, whatever the record is; none if it gets no early lease.
         """
+        terms = lease_terms(manifest)
+        if manifest.is_streamed:
+            if manifest.data.is_local:
+                return own_rows(terms, self.round + 1)
+            slot = self._holders.get(peer)
+            return self.leases.pool.lease(slot, terms.rows, terms.limit) if slot is not None else ()
         if not manifest.leases_rows(self.round + 1):
             return ()
-        terms = lease_terms(manifest)
         slots = {*self._holders.values(), self.slot(manifest, peer)}
         pool = self.leases.pool.after(dict.fromkeys(slots, terms.rows), terms.rows, terms.limit)
         following = holder_slots(self.leases.beacon, {*self._holders, peer})
@@ -144,6 +158,8 @@ class Base:
         terms = lease_terms(manifest)
         if not manifest.leases_rows(self.round):
             return terms.rows
+        if peer in self._early:
+            return count_rows(self._early[peer])
         return self.leases.pool.count(self.slot(manifest, peer), terms.rows, terms.limit)
 
     def shares_slots(self, manifest: RunManifest, peers: Collection[PeerId]) -> bool:
@@ -154,11 +170,16 @@ class Base:
         """Return the state of the leases after the record of this round."""
         if not manifest.leases_rows(self.round):
             return self.leases
-        steps = dict[int, int]()
+        steps, done = dict[int, int](), dict[PeerId, int]()
         for member in members:
-            if member.peer in contributing:
-                slot = self.slot(manifest, PeerId(member.peer))
+            peer = PeerId(member.peer)
+            if peer in self._early and peer in contributing:
+                done[peer] = member.steps
+            elif peer in contributing:
+                slot = self.slot(manifest, peer)
                 steps[slot] = max(member.steps, steps.get(slot, 0))
+        if manifest.is_streamed:
+            return self.leases.streamed_after(lease_terms(manifest), steps, done, list(self._holders))
         return self.leases.after(lease_terms(manifest), steps)
 
     # -- order --------------------------------------------------------------------------------------------------------

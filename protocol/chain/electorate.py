@@ -299,7 +299,7 @@ class Roster:
     def _is_out_of_rows(self, leases: Leases, round: int) -> bool:
         """Return True if the members of this round would find no row to read."""
         manifest = self.electorate.settings.manifest
-        return not manifest.learns_from_rollouts(round) and leases.pool.is_exhausted(lease_terms(manifest).limit)
+        return not manifest.learns_from_rollouts(round) and leases.is_exhausted(lease_terms(manifest).limit)
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:

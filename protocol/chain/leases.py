@@ -17,13 +17,19 @@ member whose parts are in at most half of the chunks consumes nothing.  The othe
 So the rows consumed by the records of a chain are disjoint, and together with the returned
 rows they are exactly the rows below the cursor.  A chain that is rolled back takes its leases with it.
 
+In a run whose members train while a round is agreed on (`RunManifest.is_streamed`), a member needs the rows for its next
+contribution before the record of the present round is there.  So a record consumes **early leases**: those that the holders
+got when the round before it began.  They are taken out of the pool at that time, and rows that the record does not consume
+return to it.  The first slots of the pool are those that the holders get early for the next record.  Behind them each holder
+has a slot of its own, in case it has no early lease, as after its first record; the spare slots follow.
+
 A run on the members' own data has no leases: each member reads the rows of its own data in their order (`own_rows`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -83,8 +89,16 @@ class LeasePool:
         for slot in range(max(consumed, default=-1) + 1):
             read = count_rows(source.take(min(consumed.get(slot, 0), rows)))
             returned += source.take(rows - read)
-        left = _merged(sorted([*returned, *source.returned]))
-        cursor = left.pop()[0] if left and left[-1][1] == source.cursor else source.cursor
+        return self._keeping(_merged(sorted([*returned, *source.returned])), source.cursor)
+
+    def returning(self, ranges: Iterable[RowRange]) -> LeasePool:
+        """Return the pool with more rows, which lie below the cursor and were leased but not consumed."""
+        left = _merged(sorted([*self.returned, *ranges]))
+        return self._keeping(left, self.cursor)
+
+    def _keeping(self, left: list[RowRange], cursor: int) -> LeasePool:
+        """Return the pool with the rows `left` and those from `cursor` on.  left: ascending, not adjacent."""
+        cursor = left.pop()[0] if left and left[-1][1] == cursor else cursor
         kept = sorted(left, key=lambda each: (each[0] - each[1], each))[:MAX_RETURNED]
         return LeasePool(cursor, tuple(sorted(kept)), self.skipped + count_rows(left) - count_rows(kept))
 
@@ -138,6 +152,16 @@ def first_rows(ranges: Ranges, rows: int) -> Ranges:
     return tuple(first)
 
 
+def rows_after(ranges: Ranges, rows: int) -> Ranges:
+    """Return these ranges without their first rows."""
+    left = list[RowRange]()
+    for start, end in ranges:
+        if end - start > rows:
+            left.append((start + rows, end))
+        rows = max(0, rows - (end - start))
+    return tuple(left)
+
+
 def count_rows(ranges: Iterable[RowRange]) -> int:
     """Return the number of rows in these ranges."""
     return sum(end - start for start, end in ranges)
@@ -176,7 +200,7 @@ def lease_terms(manifest: RunManifest) -> LeaseTerms:
     """Return the sizes of the leases of a run."""
     step_rows, limit = manifest.data.sequences_per_step, manifest.data_rows
     whole = None if limit is None else limit - limit % step_rows
-    return LeaseTerms(step_rows, manifest.rounds.inner_steps * step_rows, manifest.rounds.max_members, whole)
+    return LeaseTerms(step_rows, manifest.round_steps * step_rows, manifest.rounds.max_members, whole)
 
 
 def own_rows(terms: LeaseTerms, round: int) -> Ranges:
@@ -188,12 +212,13 @@ def own_rows(terms: LeaseTerms, round: int) -> Ranges:
 class Leases:
     """State of the leases after some records.  Immutable.
 
-    pool: rows that no record has consumed.  beacon: the tip that the last round with a number divisible by `BEACON_ROUNDS`
-    stands on.
+    pool: rows that no record has consumed, without those of early leases.  beacon: the tip that the last round with a number
+    divisible by `BEACON_ROUNDS` stands on.  early: early leases for the next record.
     """
 
     pool: LeasePool = LeasePool()
     beacon: Hash = Hash(bytes(32))
+    early: tuple[tuple[PeerId, Ranges], ...] = ()
 
     def on(self, round: int, tip: Hash) -> Leases:
         """Return the state in the round on `tip`."""
@@ -203,6 +228,25 @@ class Leases:
         """Return the state after one more record.  steps: inner steps done with the rows of each slot."""
         consumed = {slot: count * terms.step_rows for slot, count in steps.items()}
         return replace(self, pool=self.pool.after(consumed, terms.rows, terms.limit))
+
+    def streamed_after(
+        self, terms: LeaseTerms, steps: Mapping[int, int], done: Mapping[PeerId, int], holders: Sequence[PeerId]
+    ) -> Leases:
+        """Return the state after one more record of a streamed run.
+
+        steps: inner steps done with the rows of each spare slot.  done: inner steps of the contributors with early leases.
+        holders: peers that get the first slots as early leases for the record after this one, in the order of the slots.
+        """
+        early = tuple((peer, self.pool.lease(slot, terms.rows, terms.limit)) for slot, peer in enumerate(holders))
+        taken = dict.fromkeys(range(len(holders)), terms.rows)
+        spares = {slot: count * terms.step_rows for slot, count in steps.items()}
+        left = [each for peer, rows in self.early for each in rows_after(rows, done.get(peer, 0) * terms.step_rows)]
+        pool = self.pool.after(taken | spares, terms.rows, terms.limit).returning(left)
+        return replace(self, pool=pool, early=early)
+
+    def is_exhausted(self, limit: int | None) -> bool:
+        """Return True if a run of `limit` rows has no row left that is not consumed."""
+        return self.pool.is_exhausted(limit) and not any(rows for _, rows in self.early)
 
 
 def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:

@@ -155,10 +155,12 @@ class OuterState:
         self.rounds = 0
         self.size_bytes = manifest.state_bytes
         self._piece = manifest.checkpoint_chunk_bytes
-        self._layout = manifest.layouts.result
+        self._layout, self._fragments = manifest.layouts.result, manifest.fragment_spans
         self.region = SharedRegion(self.size_bytes, "state", scratch)
         values = np.frombuffer(self.region.view, dtype=np.float32)
         self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
+        self._leaves: list[Hash | None] = [None] * -(-self.size_bytes // self._piece)
+        """Hashes of the pieces that have not changed since they were hashed."""
         self._torn = False
         self._blank = True
         """True while the new region, which contains zeros, has not been written to."""
@@ -175,6 +177,7 @@ class OuterState:
 
     def reset(self) -> None:
         """Set the state to zeros and `rounds` to 0, as before the initial parameters are written."""
+        self._forget(0, self.size_bytes)
         if not self._blank:
             self._torn, zeros = True, bytes(self._piece)
             for piece in pieces_of(self.view, self._piece):
@@ -185,29 +188,48 @@ class OuterState:
         """Load a checkpoint of exactly `size_bytes` bytes, the state after `rounds` rounds."""
         assert len(checkpoint) == self.size_bytes
         self._torn, self._blank = True, False
+        self._forget(0, self.size_bytes)
         for mine, piece in zip(pieces_of(self.view, self._piece), pieces_of(checkpoint, self._piece), strict=True):
             mine[:] = piece
         self.rounds, self._torn = rounds, False
 
-    def apply(self, result: memoryview, step: OuterStep) -> None:
-        """Apply the outer step with a round's result, the encoded chunks."""
+    def apply(self, result: memoryview, fragment: int, step: OuterStep) -> None:
+        """Apply the outer step with a round's result, the encoded chunks of a fragment."""
         assert not self._torn, "a half-applied state is loaded anew, never gone on with"
         self._torn, self._blank = True, False
         parts = in_turn(result, (span.encoded for span in self._layout))
+        values = self._fragments[fragment]
+        theta, momentum = (vector[values.start : values.stop] for vector in (self._theta, self._momentum))
+        for first in (values.start, self._theta.size + values.start):
+            self._forget(BYTES_PER_VALUE * first, BYTES_PER_VALUE * (first + len(values)))
         for span, part in zip(self._layout, parts, strict=True):
-            apply_result(self._theta[span.values], self._momentum[span.values], part, self._layout.format, step)
-            for first in (span.start, self._theta.size + span.start):
+            apply_result(theta[span.values], momentum[span.values], part, self._layout.format, span.count, step)
+            for first in (values.start + span.start, self._theta.size + values.start + span.start):
                 let_go(self.view[BYTES_PER_VALUE * first : BYTES_PER_VALUE * (first + span.count)])
         self.rounds, self._torn = self.rounds + 1, False
 
     def leaves(self) -> list[Hash]:
-        """Return the hashes of the checkpoint's pieces."""
-        assert not self._torn
-        return [chunk_hash(piece) for piece in pieces_of(self.view, self._piece)]
+        """Return the hashes of the checkpoint's pieces, all computed anew."""
+        self._forget(0, self.size_bytes)
+        return self._hashed()
 
     def digest(self) -> Hash:
-        """Return the root of the state's pieces, which peers compare and records name."""
-        return tree_root(self.leaves())
+        """Return the root of the state's pieces, which peers compare and records name.  Hashes only pieces that changed."""
+        return tree_root(self._hashed())
+
+    def _hashed(self) -> list[Hash]:
+        assert not self._torn
+        for number, known in enumerate(self._leaves):
+            if known is None:
+                piece = self.view[number * self._piece : (number + 1) * self._piece]
+                self._leaves[number] = chunk_hash(piece)
+                let_go(piece)
+        return [leaf for leaf in self._leaves if leaf is not None]
+
+    def _forget(self, start: int, stop: int) -> None:
+        """Forget the hashes of the pieces with the bytes from `start` to `stop`, which change."""
+        for number in range(start // self._piece, -(-stop // self._piece)):
+            self._leaves[number] = None
 
     def weights(self) -> Iterator[bytes]:
         """Return the parameters in bf16, rounded to nearest even, little endian, in pieces of the digest's piece size."""

@@ -15,7 +15,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kernels.layout import Layout
 from kernels.outer_step import OuterStep, apply_result
 from protocol.blobs.store import leaves_of
 from protocol.chain.outer_state import certified_digest
@@ -24,7 +23,7 @@ from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records
 from protocol.disk import Disk, let_go, map_file
-from protocol.run.manifest import SignedManifest
+from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
 
@@ -64,17 +63,17 @@ class StoredState:
     start: the checkpoint's bytes; None for the parameters that follow from the seed, with zero momentum.
     """
 
+    manifest: RunManifest
     rounds: int
     start: memoryview | None
     steps: tuple[_Step, ...]
-    layout: Layout
 
     def parameters(self, seeded: F32 | None) -> Iterator[F32]:
         """Yield theta, chunk after chunk.  seeded: the parameters of the seed, needed if `start` is None.
 
         Raises `NotStored` if a result's bytes do not match its record.  Uses the memory of three chunks.
         """
-        count = self.layout[-1].start + self.layout[-1].count
+        count = self.manifest.parameters
         momentum: F32 | None = None
         if self.start is not None:
             values = np.frombuffer(self.start, np.float32)
@@ -82,19 +81,23 @@ class StoredState:
         else:
             assert seeded is not None and len(seeded) == count
             theta = seeded
-        for number, span in enumerate(self.layout):
-            chunk = theta[span.values].copy()
-            moving = np.zeros_like(chunk) if momentum is None else momentum[span.values].copy()
-            for step in self.steps:
-                encoded = step.result[span.encoded]
-                if chunk_hash(encoded) != step.commit.index[number].hash:
-                    raise NotStored(
-                        f"the result of round {step.commit.record.round} on disk was altered; let the peer fetch it again "
-                        "with `peer join`, then export"
-                    )
-                apply_result(chunk, moving, encoded, self.layout.format, step.outer)
-                let_go(encoded)
-            yield chunk
+        format = self.manifest.layouts.result.format
+        for fragment, within in enumerate(self.manifest.fragment_spans):
+            steps = [step for step in self.steps if step.commit.record.fragment == fragment]
+            for number, span in enumerate(self.manifest.layouts.result):
+                part = slice(within.start + span.start, min(within.stop, within.start + span.start + span.count))
+                chunk = theta[part].copy()
+                moving = np.zeros_like(chunk) if momentum is None else momentum[part].copy()
+                for step in steps:
+                    encoded = step.result[span.encoded]
+                    if chunk_hash(encoded) != step.commit.index[number].hash:
+                        raise NotStored(
+                            f"the result of round {step.commit.record.round} on disk was altered; let the peer fetch it "
+                            "again with `peer join`, then export"
+                        )
+                    apply_result(chunk, moving, encoded, format, span.count, step.outer)
+                    let_go(encoded)
+                yield chunk
 
 
 class StoredRun:
@@ -102,7 +105,7 @@ class StoredRun:
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._manifest = signed.manifest
-        self._layout = self._manifest.layouts.result
+        self._payload = self._manifest.layouts.result.payload_bytes
         disk = ReadOnlyDisk()
         self._records = Records(disk, folder / "records")
         self._results = Results(disk, folder / "results")
@@ -160,7 +163,7 @@ class StoredRun:
         start = self._checked(rounds)
         if start is None:
             raise NotStored(f"the checkpoint after {rounds} rounds is damaged or was just removed; export the newest state")
-        return StoredState(rounds, start, (), self._layout)
+        return StoredState(self._manifest, rounds, start, ())
 
     def newest(self) -> StoredState:
         """Return the state at the tip.  Raises `NotStored`."""
@@ -174,7 +177,7 @@ class StoredRun:
                 continue
             start = self._checked(rounds) if rounds >= 0 else None
             if start is not None or rounds < 0:
-                return StoredState(self.length, start, steps, self._layout)
+                return StoredState(self._manifest, self.length, start, steps)
         kept = self.checkpoints()
         if not self.length and not kept:
             raise NotStored("the run's initial weights are not on this disk; fetch them with `peer join`")
@@ -190,9 +193,9 @@ class StoredRun:
             commit = self.commit_at(round)
             record = commit.record
             result = map_file(self._results.path(ResultName.of(record)))
-            if result is None or len(result) != self._layout.payload_bytes:
+            if result is None or len(result) != self._payload:
                 break
-            outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
+            outer = self._manifest.outer_step(round, [member.tokens for member in record.members], result)
             steps.append(_Step(commit, result, outer))
         return tuple(steps)
 

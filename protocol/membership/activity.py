@@ -55,6 +55,7 @@ class Activity:
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._beneath = self.phase, self.why, self.detail
         """Activity that this peer would have without the pause."""
+        self._trains_on = False
         self.measured: Measurement | None = None
         self.was_away = True
         """True if we were restarted, frozen or suspended and no record was made since: others may have gone on without
@@ -93,7 +94,16 @@ class Activity:
         if self.phase is Phase.PAUSED:
             self._change(*self._beneath)
 
+    def train_on(self, on: bool) -> None:
+        """Note whether we train while a round is agreed on: then no step of the agreement is a reason to be idle."""
+        if on is not self._trains_on:
+            self._trains_on = on
+            if self.phase in WITHIN_A_ROUND:
+                self._change(*self._beneath)
+
     def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
+        if self._trains_on and phase in WITHIN_A_ROUND:
+            why = WhyIdle.BUSY
         if phase is not self.phase and phase not in WITHIN_A_ROUND:
             self.tell_now()
         if (phase, why, detail) != (self.phase, self.why, self.detail):

@@ -18,7 +18,7 @@ import trio
 
 from kernels.layout import Layout
 from protocol.allreduce.assignment import contribution_leaves
-from protocol.chain.base import Base
+from protocol.chain.base import Base, fragment_of
 from protocol.chain.credit import learned_by
 from protocol.chain.leases import Ranges, count_rows, first_rows
 from protocol.chain.progress import RunProgress, TasksInForce
@@ -201,8 +201,27 @@ class Amendments:
         return self._rollouts.against(tasks) if self._rollouts is not None else None
 
 
+@dataclass
+class _NextRound:
+    """Training for a round while the round before it is agreed on.
+
+    round: the round of the contribution.  on: the tip that the round before it stands on.  applied: set once the result of
+    that round is in our state.  contribution: None until `ended`, and also then if the trainer died.
+    """
+
+    round: int
+    on: Hash
+    work: Work
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+    applied: trio.Event = field(default_factory=trio.Event)
+    contribution: Contribution | None = None
+
+
 class Contributor:
     """Contributor of this peer, which trains in one round after another.
+
+    In a streamed run it trains for the next round as soon as it has contributed to the present one (`train_ahead`).
 
     rollouts: chooses the rollouts for training, and shows the work of a peer that generates or verifies; None in a run
     without rollouts.
@@ -224,6 +243,7 @@ class Contributor:
         self._occupation = rollouts.status if rollouts is not None else None
         self._amendments = amendments
         self._serials = count()
+        self._ahead: _NextRound | None = None
 
     @property
     def computes(self) -> bool:
@@ -255,6 +275,11 @@ class Contributor:
         if self._trainer is None:
             self._show_other_work()
             return None
+        if (begun := self._ahead) is not None and begun.work is work:
+            contribution = await self._complete(base, begun)
+            if contribution is not None:
+                return self._sound(contribution, base)
+        await self._drop_ahead()
         while True:
             await self._own.rested()
             try:
@@ -264,6 +289,70 @@ class Contributor:
                 return None
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+
+    # -- training ahead -----------------------------------------------------------------------------------------------
+
+    def work_on(self, base: Base) -> Work:
+        """Return the work of the round on `base`, which may have begun before the round."""
+        ahead, history = self._ahead, self._replica.history
+        if ahead is not None and ahead.round == base.round and history.tip_at(base.round - 1) == ahead.on:
+            return ahead.work
+        return Work(self._replica.layouts.contribution)
+
+    def train_ahead(self, base: Base, nursery: trio.Nursery) -> None:
+        """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
+
+        nursery: a nursery that outlives the rounds.
+        """
+        manifest = self._replica.manifest
+        rows = base.next_lease(manifest, self._session.me) if manifest.is_streamed else ()
+        steps = min(manifest.round_steps, count_rows(rows) // manifest.data.sequences_per_step)
+        progress = self._amendments.progress(base)
+        if self._trainer is None or not steps or progress.next_share >= 1:
+            return
+        self._ahead = _NextRound(base.round + 1, base.tip, Work(self._replica.layouts.contribution))
+        self._activity.train_on(True)
+        self._ahead.work.begin(steps)
+        share = progress.next_share
+        task = self._task(base.round + 1, rows, steps, progress.first, (share, min(1.0, 2 * share - progress.share)))
+        nursery.start_soon(self._run_ahead, self._trainer, replace(task, continues=True), self._ahead)
+
+    async def _run_ahead(self, trainer: TrainerLink, task: ComputeTask, ahead: _NextRound) -> None:
+        try:
+            with ahead.scope:
+                await self._own.lease(task.rows, ())
+                task = replace(task, reference=await self._own.reference())
+                ahead.work.training.set()
+                theta, note = self._replica.state.theta, partial(self._on_progress_ahead, ahead)
+                ahead.contribution = await trainer.compute(task, theta, note, ahead.applied)
+        except TrainerDied:
+            pass  # the round begins anew once it is due
+        finally:
+            self._activity.train_on(False)
+            ahead.ended.set()
+
+    def _on_progress_ahead(self, ahead: _NextRound, progress: Progress) -> None:
+        self._on_progress(ahead.work, progress)
+        if not ahead.applied.is_set() and progress.steps >= self._replica.manifest.rounds.delay:
+            self._activity.train_on(False)  # it waits for the result
+
+    async def _complete(self, base: Base, ahead: _NextRound) -> Contribution | None:
+        """Complete what has begun before the round, whose base has the result of the last one; None if that failed."""
+        ahead.applied.set()
+        self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+        manifest = self._replica.manifest
+        await self._own.lease(base.lease(manifest, self._session.me), base.next_lease(manifest, self._session.me))
+        await ahead.ended.wait()
+        self._ahead = None
+        return ahead.contribution
+
+    async def _drop_ahead(self) -> None:
+        if (ahead := self._ahead) is not None:
+            ahead.scope.cancel()
+            await ahead.ended.wait()
+            self._ahead = None
+
+    # -- training -----------------------------------------------------------------------------------------------------
 
     def _sound(self, contribution: Contribution, base: Base) -> Contribution | None:
         """Return the contribution; warn and return None if a READY cannot express its loss or norm."""
@@ -293,8 +382,7 @@ class Contributor:
         work.begin(wanted)
         progress = self._amendments.progress(base)
         begun = 0 if learns else progress.first  # the learning rate never decays with rollouts
-        first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
-        task = ComputeTask(base.round, first_rows(lease, wanted * step_rows), wanted, first, shares=shares)
+        task = self._task(base.round, lease, wanted, begun, (progress.share, progress.next_share))
         if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
         await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
@@ -303,6 +391,13 @@ class Contributor:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+
+    def _task(self, round: int, lease: Ranges, steps: int, begun: int, shares: tuple[float, float]) -> ComputeTask:
+        """Return the task of a round.  begun: first round of the run's present stage."""
+        manifest = self._replica.manifest
+        rows = first_rows(lease, steps * manifest.data.sequences_per_step)
+        first, fragment = (round - begun) * manifest.steps_of(round), fragment_of(round, manifest.fragments)
+        return ComputeTask(round, rows, steps, first, shares=shares, fragment=fragment)
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """Train as `_train` does, but from accepted rollouts, once there are enough of them."""

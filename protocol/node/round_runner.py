@@ -50,7 +50,7 @@ from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, Ro
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
-from protocol.node.contributor import Contributor, Work
+from protocol.node.contributor import Contributor
 from protocol.node.exchanges import AuditedResults, RunningExchange
 from protocol.offload import Offload
 from protocol.trainer_link import Contribution
@@ -490,9 +490,10 @@ class RoundRunner:
         self.session, self.base, self._guard = peers.session, start.base, guard
         self._replica, self._results, self._contributor = replica, results, contributor
         self._votes, self._patience, self._state_verified = start.votes, start.patience, start.state_verified
+        self._deliveries = start.deliveries
         me, now = self.session.me, trio.current_time()
         self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
-        self.work, self.inbox = Work(replica.layouts.contribution), Inbox(self.session)
+        self.work, self.inbox = contributor.work_on(self.base), Inbox(self.session)
         self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
         self._obtainer = results.obtainer(self.work, self.exchanges)
         self._surroundings = Surroundings(me, peers.membership, self.base)
@@ -677,6 +678,7 @@ class RoundRunner:
 
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
+        self._contributor.train_ahead(self.base, self._deliveries.nursery)
         self._report.ready(ready, contribution)
         self._show_waiting()
         self.inbox.receive(self.session.me, ready, envelope)

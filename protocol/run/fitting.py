@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kernels.layout import chunk_count
+from kernels.layout import chunk_count, fragment_length
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.messages import MAX_USED_BY_ALL
 
@@ -204,11 +204,32 @@ def block_problems(codec: str, block: int, chunk: int) -> Iterator[ManifestProbl
         )
 
 
-def fragment_problems(fragments: int) -> Iterator[ManifestProblem]:
-    """Yield a problem for several fragments: messages carry their numbers, but nothing exchanges one alone yet."""
-    if fragments != 1:
+def fragment_problems(parameters: int, block: int, fragments: int, inner_steps: int) -> Iterator[ManifestProblem]:
+    """Yield a problem if the parameters or the inner steps cannot be divided between the fragments."""
+    if (fragments - 1) * fragment_length(parameters, block, fragments) >= parameters:
+        fitting = max(
+            count for count in range(1, fragments) if (count - 1) * fragment_length(parameters, block, count) < parameters
+        )
         yield ManifestProblem(
-            ("fragments",), f"fragments is {fragments}, and this version exchanges whole states; fragments = 1 would do"
+            ("fragments", "model"),
+            f"fragments ({fragments}) is too many for a model of {parameters} parameters; fragments = {fitting} would do",
+        )
+    if inner_steps % fragments:
+        above = -(-inner_steps // fragments) * fragments
+        yield ManifestProblem(
+            ("fragments", "rounds.inner_steps"),
+            f"rounds.inner_steps ({inner_steps}) must be a multiple of fragments ({fragments}), which are exchanged in "
+            f"turn; inner_steps = {above} would do",
+        )
+
+
+def delay_problems(delay: int, inner_steps: int, fragments: int) -> Iterator[ManifestProblem]:
+    """Yield a problem if a round's result may come after the members' next contributions."""
+    if delay > inner_steps // fragments:
+        yield ManifestProblem(
+            ("rounds.delay", "rounds.inner_steps", "fragments"),
+            f"rounds.delay ({delay}) is more than the steps of a round ({inner_steps} / {fragments}), at whose end the last "
+            f"round's result is needed; delay = {inner_steps // fragments} would do",
         )
 
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from kernels.aggregate import Rule, weights_of
+from kernels.aggregate import Rule, agreement_of, weights_of
 from kernels.codecs.ladder import LADDER, Codec, CodecName
-from kernels.layout import Layouts, chunk_count, chunk_layouts
+from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.builtin import BUILTIN, builtin_source
@@ -29,6 +29,7 @@ from protocol.run.fitting import (
     ManifestProblem,
     block_problems,
     chunk_problems,
+    delay_problems,
     founder_problems,
     fragment_problems,
     member_problems,
@@ -151,8 +152,12 @@ Founders = Annotated[
 class RoundSection(Section):
     """Length of a round, its participants, and the limits on waiting."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset({"delay"})
+
     inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Inner steps of a member in one round (H)."""
+    """Inner steps of a member between two exchanges of a parameter (H); a round has 1 / fragments of them."""
+    delay: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Steps that a member may go on training until a round's result has to be there; 0: it waits at once."""
     min_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 1
     """Fewer members than this hold no round."""
     max_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 64
@@ -219,7 +224,7 @@ class RunManifest(Section):
     codec: CodecName = "int4"
     """Encoding of contributions and results; a run file may also say "auto", which means "int4"."""
     fragments: Annotated[int, Field(ge=1, le=MAX_FRAGMENTS)] = 1
-    """Fragments of the state, of which a round exchanges one; 1 in this version."""
+    """Fragments of the state, of which a round exchanges one; the rounds take turns."""
     chunk_parameters: Annotated[int, Field(ge=CHUNK_STEP, le=MAX_CHUNK_PARAMETERS, multiple_of=CHUNK_STEP)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256, and of the codec's block (4096 for top64)."""
     aggregation: Rule = "clip"
@@ -270,7 +275,13 @@ class RunManifest(Section):
         if self.rl is not None:
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from total_problems(self.total_tokens, self.total_rounds)
-        yield from fragment_problems(self.fragments)
+        yield from fragment_problems(self.parameters, LADDER[self.codec].block, self.fragments, self.rounds.inner_steps)
+        yield from delay_problems(self.rounds.delay, self.rounds.inner_steps, self.fragments)
+        if self.rl is not None and self.is_streamed:
+            yield ManifestProblem(
+                ("fragments", "rounds.delay", "rl"),
+                "a run with rollouts exchanges whole states and waits for them; fragments = 1 and rounds.delay = 0 would do",
+            )
         yield from block_problems(self.codec, LADDER[self.codec].block, self.chunk_parameters)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
@@ -313,9 +324,19 @@ class RunManifest(Section):
         return Hash(bytes.fromhex(self.initial_state)) if self.initial_state else None
 
     @property
+    def round_steps(self) -> int:
+        """Inner steps of a member in a round of text."""
+        return self.rounds.inner_steps // self.fragments
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if members keep their own parameters from round to round, and may train while a round is agreed on."""
+        return self.fragments > 1 or self.rounds.delay > 0
+
+    @property
     def tokens_per_round(self) -> int:
         """Tokens that a member reads in a round of all its inner steps."""
-        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.row_tokens
+        return self.round_steps * self.data.sequences_per_step * self.data.row_tokens
 
     @property
     def mixture(self) -> RowMixture:
@@ -346,17 +367,27 @@ class RunManifest(Section):
     def steps_of(self, round: int) -> int:
         """Return the inner steps of a member in a round, or the optimiser steps if it learns from rollouts."""
         rollouts = self.rl is not None and self.learns_from_rollouts(round)
-        return self.rl.optimizer_steps if rollouts and self.rl is not None else self.rounds.inner_steps
+        return self.rl.optimizer_steps if rollouts and self.rl is not None else self.round_steps
 
     @property
     def layouts(self) -> Layouts:
-        """Chunks of contributions and of results."""
-        return _layouts(LADDER[self.codec], self.parameters, self.chunk_parameters)
+        """Chunks of contributions and of results; their values are counted from the start of the fragment."""
+        return _layouts(LADDER[self.codec], self.fragment_parameters, self.chunk_parameters)
 
     @property
     def chunks(self) -> int:
         """Chunks of a contribution."""
-        return chunk_count(self.parameters, self.chunk_parameters)
+        return chunk_count(self.fragment_parameters, self.chunk_parameters)
+
+    @property
+    def fragment_parameters(self) -> int:
+        """Values in a fragment; in the last one, some of them may lie beyond the parameters."""
+        return fragment_length(self.parameters, LADDER[self.codec].block, self.fragments)
+
+    @property
+    def fragment_spans(self) -> tuple[range, ...]:
+        """Parameters of each fragment."""
+        return fragment_spans(self.parameters, LADDER[self.codec].block, self.fragments)
 
     @property
     def state_bytes(self) -> int:
@@ -383,13 +414,17 @@ class RunManifest(Section):
         """Bytes on the disk for each state that is kept there."""
         return self.state_bytes + self.reference_bytes + self.initial_bytes
 
-    def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
-        """Return rate and momentum of a round whose members contributed `tokens`, even if some chunks lack a few of them."""
+    def outer_step(self, round: int, tokens: Sequence[int], result: memoryview) -> OuterStep:
+        """Return rate and momentum of a round whose members contributed `tokens`, even if some chunks lack a few of them.
+
+        result: of the round, whose headers tell how far the members agree.
+        """
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
         if self.learns_from_rollouts(round):
             return MEAN
-        return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps, LADDER[self.codec])
+        weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
+        return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
 
     def _data_section(self) -> dict[str, Any]:
         """Return the data section for a trainer, with the places of the sources and of the mixtures."""
@@ -412,7 +447,9 @@ class RunManifest(Section):
             "model": self.model.model_dump(),
             "data": self._data_section(),
             "inner": self.inner.model_dump(),
-            "inner_steps": self.rounds.inner_steps,
+            "inner_steps": self.round_steps,
+            "fragments": self.fragments,
+            "delay": self.rounds.delay,
             "chunk_parameters": self.chunk_parameters,
             "codec": self.codec,
         }
@@ -429,8 +466,8 @@ def _rows_within(phases: tuple[MixturePhase, ...], limits: tuple[int, ...]) -> i
 
 
 @lru_cache(maxsize=16)
-def _layouts(codec: Codec, parameters: int, chunk_parameters: int) -> Layouts:
-    return chunk_layouts(codec, parameters, chunk_parameters)
+def _layouts(codec: Codec, values: int, chunk_parameters: int) -> Layouts:
+    return chunk_layouts(codec, values, chunk_parameters)
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,9 @@ class CatchUp:
             assert isinstance(digest, bytes)
             self.session.emit(Desynced(record.round, digest.hex(), record.state_digest.hex()))
             raise WrongState(f"before round {record.round}")
-        step = self.replica.manifest.outer_step(record.round, [member.tokens for member in record.members])
-        await self.offload(self.replica.state.apply, result, step)
+        tokens = [member.tokens for member in record.members]
+        step = await self.offload(self.replica.manifest.outer_step, record.round, tokens, result)
+        await self.offload(self.replica.state.apply, result, record.fragment, step)
         digest = await self.offload(self.replica.state.digest)
         assert isinstance(digest, bytes)
         self.session.emit(StateApplied(self.replica.state.rounds, digest.hex()))

@@ -33,7 +33,7 @@ def test_applying_chunks_one_by_one_is_applying_the_whole() -> None:
     nesterov_update(whole_theta, whole_momentum, decoded(INT4, data, count), 0.7, 0.9)
     for start in range(0, count, chunk):
         span = slice(start, start + chunk)
-        apply_result(theta[span], momentum[span], encoded(INT4, gradient[span]), INT4, OuterStep(0.7, 0.9))
+        apply_result(theta[span], momentum[span], encoded(INT4, gradient[span]), INT4, len(theta[span]), OuterStep(0.7, 0.9))
     assert theta.tobytes() == whole_theta.tobytes() and momentum.tobytes() == whole_momentum.tobytes()
 
 
@@ -42,5 +42,5 @@ def test_bytes_that_are_not_sane_change_nothing() -> None:
     before = theta.tobytes() + momentum.tobytes()
     bad = changed(encoded(INT4, normal(300)), 16, b"\x80\x7f")
     with pytest.raises(AssertionError):
-        apply_result(theta, momentum, bad, INT4, OuterStep(0.7, 0.9))
+        apply_result(theta, momentum, bad, INT4, theta.size, OuterStep(0.7, 0.9))
     assert theta.tobytes() + momentum.tobytes() == before

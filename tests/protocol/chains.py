@@ -108,5 +108,5 @@ def grow(replica: Replica, rounds: int, members: Sequence[Identity], *, with_res
             store_result(replica, commit, result)
         replica.history.append(commit)
         record = commit.record
-        step = replica.manifest.outer_step(record.round, [member.tokens for member in record.members])
-        replica.state.apply(memoryview(result), step)
+        step = replica.manifest.outer_step(record.round, [member.tokens for member in record.members], memoryview(result))
+        replica.state.apply(memoryview(result), record.fragment, step)

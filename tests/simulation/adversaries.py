@@ -43,8 +43,14 @@ class HostileTrainer(ArithmeticTrainer):
         self.draw = np.random.Generator(np.random.Philox(arguments[1]))
         self.past: list[Contribution] = []
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
-        honest = await super().compute(task, theta, on_progress)
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
+        honest = await super().compute(task, theta, on_progress, applied)
         self.past.append(replace(honest, data=memoryview(bytearray(honest.data))))
         return self.handed_in(self._attack(self, honest))
 
@@ -61,8 +67,14 @@ class Copying(HostileTrainer):
         self._victim = victim
         self.copies = 0
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
-        own = await super().compute(task, theta, on_progress)
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
+        own = await super().compute(task, theta, on_progress, applied)
         with trio.move_on_after(COPY_WAIT_S):
             while (seen := self._of_victim(task.round)) is None:
                 await trio.sleep(0.1)

@@ -59,27 +59,40 @@ class ArithmeticTrainer:
             self._manifest.parameters, dtype=np.float32
         )
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
         self.said.append(f"compute {task.round}")
         self._finish, steps, deaths = False, 0, self._deaths
         while steps < task.steps and not (self._finish and steps):
             await self._resumed.wait()
+            if applied is not None and steps >= self._manifest.rounds.delay:
+                await applied.wait()
             await trio.sleep(self.step_s)
             self._die_if_killed(deaths)
             steps += 1
             on_progress(Progress(task.round, steps, 1.0, steps * self._tokens_a_step, self._tokens_a_step / self.step_s))
-        values = np.frombuffer(theta, np.float32)
+        if applied is not None:
+            await applied.wait()
+        within = self._manifest.fragment_spans[task.fragment]
+        values, target = (np.zeros(self._manifest.fragment_parameters, np.float32) for _ in range(2))
+        values[: len(within)] = np.frombuffer(theta, np.float32)[within.start : within.stop]
+        target[: len(within)] = self._target[within.start : within.stop]
         read = first_rows(task.rows, steps * self._manifest.data.sequences_per_step)
         drawn = hash_bytes("noise", canonical.encode([self._seed, task.round, steps, [list(each) for each in read]]))
         noise = np.random.Generator(np.random.Philox(key=int.from_bytes(drawn[:16], "big"))).standard_normal(
             values.size, dtype=np.float32
         )
-        delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
+        delta = (values - target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
         data = memoryview(bytearray(self._layout.payload_bytes))
         for span in self._layout:
             self._layout.format.encode(delta[span.values], data[span.encoded])
         self._on_contribution(data, read)
-        loss = float(np.mean((values - self._target) ** 2))
+        loss = float(np.mean((values - target) ** 2))
         return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)
 
     def finish(self) -> None:

@@ -35,7 +35,7 @@ from protocol.sync.catch_up import CatchUp
 from protocol.wire.identity import Identity, PeerId
 from tests.simulation.processes import PROCESS
 from tests.simulation.runs import Finished, simulate
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import DELAY, FRAGMENTS, World, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
 SENT = ("Finish", "ViewChange", "Proposal", "RecordProposal", "Vote", "PrevoteCertificate", "Commit", "Lock")
@@ -197,7 +197,9 @@ def _running_peer() -> PeerId:
 
 def brisk_run() -> SignedManifest:
     """Rounds of few steps, a checkpoint every other round."""
-    rounds = RoundSection(inner_steps=2, min_members=1, max_members=64, grace_s=2, eviction_s=12, stall_s=3)
+    rounds = RoundSection(
+        inner_steps=2 * FRAGMENTS, delay=min(DELAY, 2), min_members=1, max_members=64, grace_s=2, eviction_s=12, stall_s=3
+    )
     manifest = simulated_run().manifest.model_copy(update={"rounds": rounds, "checkpoint_interval": 2})
     return sign(Identity.from_seed(b"\x2a" * 32), manifest)
 

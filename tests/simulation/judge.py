@@ -178,8 +178,9 @@ class Judge:
                 ranges += self._rows_of(commit, base, after.contributors)
             roster = after
         pool = roster.leases.pool
+        early = [each for _, rows in roster.leases.early for each in rows]
         reached = 0
-        for start, end in sorted([*ranges, *pool.returned]):
+        for start, end in sorted([*ranges, *pool.returned, *early]):
             if start != reached:
                 raise Violation(f"once: rows {min(start, reached)} to {max(start, reached)} are read twice, or never")
             reached = end
@@ -188,12 +189,10 @@ class Judge:
 
     def _rows_of(self, commit: Commit, base: Base, contributing: Sequence[PeerId]) -> list[RowRange]:
         """The rows that were read for a record, by those whose parts it contains."""
-        pool, terms, rows = base.leases.pool, lease_terms(self._manifest), dict[Ranges, PeerId]()
+        terms, rows = lease_terms(self._manifest), dict[Ranges, PeerId]()
         for member in commit.record.members:
             peer = PeerId(member.peer)
-            leased = first_rows(
-                pool.lease(base.slot(self._manifest, peer), terms.rows, terms.limit), member.steps * terms.step_rows
-            )
+            leased = first_rows(base.lease(self._manifest, peer), member.steps * terms.step_rows)
             read = self._read.get(member.root)
             if read is None or peer in self.liars:
                 read = leased

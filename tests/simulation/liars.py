@@ -170,7 +170,7 @@ class Ghost:
         index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=mask) for chunk in range(chunks)]
         plan = Plan(
             round=roll.round,
-            fragment=0,
+            fragment=example.fragment,
             base=roll.base,
             members=members,
             owners=bytes((sorted(said).index(self.peer) + chunk) % len(members) for chunk in range(chunks)),

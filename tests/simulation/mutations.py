@@ -104,7 +104,8 @@ def _applied_twice() -> Sequence[Any]:
                 result = self.stored_result(newest)
                 if result is not None:
                     state.rounds -= 1
-                    state.apply(result, manifest.outer_step(round, [member.tokens for member in members]))
+                    step = manifest.outer_step(round, [member.tokens for member in members], result)
+                    state.apply(result, newest.record.fragment, step)
 
         return restores
 

@@ -80,7 +80,13 @@ class RolloutTrainer(ArithmeticTrainer):
         self._busy = False
         return {}
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
         self._alone()
         try:
             batches = [path.read_bytes() for path in task.rollouts]
@@ -88,7 +94,7 @@ class RolloutTrainer(ArithmeticTrainer):
                 self.compared[task.round] = task.reference.read_bytes()
             assert bool(task.reference) == bool(task.rollouts and self._rl.kl_weight)
             tried = self._tried(batches)
-            contribution = await super().compute(task, theta, on_progress)
+            contribution = await super().compute(task, theta, on_progress, applied)
         finally:
             self._busy = False
         self._on_learn(task.round, batches)

@@ -143,7 +143,7 @@ def setting_of(seed: int, peers: int | None = None, rounds: int | None = None) -
     return Setting(peers or drawn, rounds, weather, ROUGH, liars, strangers)
 
 
-def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Finished:
+def rough(seed: int, peers: int | None = None, rounds: int | None = None, signed: SignedManifest | None = None) -> Finished:
     """Every trouble there is, in the world of this seed."""
     setting = setting_of(seed, peers, rounds)
 
@@ -159,7 +159,7 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Fin
             await churn(world, setting.rounds, setting.troubles, founders=founders, on_calm=memory.fall_silent)
         assert not world.judge.false_chunks, "nobody spoilt an average, and one is wrong"
 
-    return simulate(setting.peers, scenario, seed, setting.weather)
+    return simulate(setting.peers, scenario, seed, setting.weather, signed)
 
 
 def _end_if_proven(world: World, seat: Seat, event: Event) -> None:

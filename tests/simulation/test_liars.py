@@ -232,7 +232,7 @@ def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log(
         own = ghost.ready_for(ready)
         plan = Plan(
             round=ready.round,
-            fragment=0,
+            fragment=ready.fragment,
             base=ready.base,
             members=[member_of(ghost.peer, own, pack(ghost.identity, world.signed.run, own).signature)],
             owners=bytes(world.signed.manifest.chunks),

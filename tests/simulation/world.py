@@ -6,6 +6,7 @@ Everything that a peer emits goes, with the virtual time, into one trace; the `J
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -41,8 +42,13 @@ NOISE = (*PROGRESS, PhaseChanged)
 """Events that would make the trace long and say little."""
 
 
+FRAGMENTS = int(os.environ.get("SIMULATED_FRAGMENTS", "1"))
+"""Fragments of a simulated run; with several, members train while a round is agreed on (`make test-streamed`)."""
+DELAY = 5 if FRAGMENTS > 1 else 0
+
+
 @lru_cache(maxsize=8)
-def simulated_run(min_members: int = 1) -> SignedManifest:
+def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int = DELAY) -> SignedManifest:
     """A run of a few thousand parameters and rounds of a few seconds."""
     organiser = Identity.from_seed(b"\x2a" * 32)
     return sign(
@@ -56,8 +62,15 @@ def simulated_run(min_members: int = 1) -> SignedManifest:
             data=DataSection(sequence_length=8, sequences_per_step=1),
             outer=OuterSection(lr=0.7, momentum=0.9),
             rounds=RoundSection(
-                inner_steps=10, min_members=min_members, max_members=64, grace_s=4, eviction_s=20, stall_s=5
+                inner_steps=10 * fragments,
+                delay=delay,
+                min_members=min_members,
+                max_members=64,
+                grace_s=4,
+                eviction_s=20,
+                stall_s=5,
             ),
+            fragments=fragments,
             chunk_parameters=1024,
             checkpoint_interval=4,
             checkpoint_chunk_bytes=4096,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from kernels.codecs.ladder import LADDER
-from kernels.layout import chunk_layouts
+from kernels.codecs.ladder import LADDER, Codec
+from kernels.layout import chunk_layouts, fragment_length
 from tests.trainer import small
 from tests.trainer.team import FAMILIES
 from trainer.data.rows import Rows
@@ -72,6 +72,40 @@ def test_a_single_rank_has_the_bits_of_a_whole_model(family: str, kind: type[Ada
         norm = whole.encode_difference(theta, layouts, one, memoryview(out))
         assert part.encode_difference(theta, layouts, two, memoryview(other)) == pytest.approx(norm, rel=1e-12)
         assert out == other and norm > 0 and np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("codec", LADDER.values(), ids=LADDER)
+def test_fragments_of_a_single_rank_have_the_bytes_of_a_whole_model(codec: Codec) -> None:
+    whole, part, theta = both()
+    for each in (whole, part):
+        each.load(theta * np.float32(1.01))
+    fragments = 2 if codec.block == 4096 else 3
+    length = fragment_length(len(theta), codec.block, fragments)
+    layouts, (one, two), encoded = chunk_layouts(codec, length, 4096), (theta.copy(), theta.copy()), []
+    assert (fragments - 1) * length < len(theta) < fragments * length, "the last fragment reaches beyond the parameters"
+    for fragment in range(fragments):
+        out, other = (bytearray(layouts.contribution.payload_bytes) for _ in range(2))
+        norm = whole.encode_difference(theta, layouts, one, memoryview(out), fragment * length)
+        assert part.encode_difference(theta, layouts, two, memoryview(other), fragment * length) == pytest.approx(norm)
+        assert out == other and norm > 0 and np.array_equal(one, two)
+        for span in layouts.contribution:
+            assert layouts.contribution.format.is_sane(memoryview(out)[span.encoded], span.count)
+        encoded.append(bytes(out))
+    assert len(set(encoded)) == fragments
+
+
+def test_a_merge_adds_what_was_learned_since_to_the_result() -> None:
+    whole, part, theta = both()
+    span, sent, now, result = range(100, len(theta) - 700), theta * 2, theta * 3, theta * 5
+    for each in (whole, part):
+        each.load(sent)
+        each.keep(span)
+        each.load(now)
+        each.merge(result, span)
+    wanted = now.copy()
+    wanted[span.start : span.stop] = (result + (now - sent))[span.start : span.stop]
+    assert np.array_equal(whole.model.flat.numpy(), wanted)
+    assert torch.equal(values(part), torch.from_numpy(wanted))
 
 
 def test_gradients_are_added_where_they_lie() -> None:

@@ -114,6 +114,58 @@ def test_codecs_without_feedback_have_no_residual(codec: str, tmp_path: Path) ->
     assert not (tmp_path / RESIDUAL).exists()
 
 
+# -- fragments -----------------------------------------------------------------------------------------------------------
+
+
+def streamed(fragments: int, delay: int) -> Worker:
+    return Worker(small.config(fragments=fragments, delay=delay, codec="bf16"), small.CPU)
+
+
+def test_a_worker_goes_on_until_the_result_is_needed_and_then_takes_it_over() -> None:
+    worker, asked = streamed(2, 2), list[tuple[int, bool]]()
+    out = memoryview(bytearray(worker.layout.payload_bytes))
+    theta, steps = small.theta(), [0]
+
+    def after_step(done: int, *_: object) -> bool:
+        steps[0] = done
+        return False
+
+    def applied(needed: bool) -> bool:
+        asked.append((steps[0], needed))
+        return needed
+
+    worker.compute(Task(0, [[0, 6]], 3, 0), theta, out, after_step)
+    before = worker.model.flat.numpy().copy()
+    half = worker.layout.length
+    theta[:half] += np.float32(0.25)
+    steps[0] = 0
+    worker.compute(Task(1, [[6, 14]], 4, 3, fragment=1, continues=True), theta, out, after_step, applied=applied)
+    assert asked == [(0, False), (1, False), (2, True)], "two steps are the delay"
+    moved = worker.model.flat.numpy() - before
+    assert np.abs(moved[:half] - (theta[:half] - before[:half])).max() < 0.2, "the result and four steps"
+    assert np.abs(moved[half:]).max() < 0.1, "four steps: a fragment that was not exchanged keeps its own values"
+
+
+def test_a_fragment_that_was_not_trained_since_becomes_the_result() -> None:
+    worker = streamed(2, 1)
+    out, theta = memoryview(bytearray(worker.layout.payload_bytes)), small.theta()
+    worker.compute(Task(0, [[0, 6]], 3, 0), theta, out, lambda *_: False)
+    theta[: worker.layout.length] *= np.float32(0.5)
+    worker.work.go_on(theta, 0)
+    worker.work.merge(theta)
+    assert np.array_equal(worker.model.flat.numpy()[: worker.layout.length], theta[: worker.layout.length])
+
+
+def test_a_new_process_that_is_to_go_on_begins_with_theta() -> None:
+    worker, theta = streamed(2, 1), small.theta()
+    worker.work.go_on(theta, 1)
+    assert np.array_equal(worker.model.flat.numpy(), theta)
+    changed = theta.copy()
+    changed[worker.layout.length :] += np.float32(1)
+    worker.work.merge(changed)
+    assert np.array_equal(worker.model.flat.numpy(), changed)
+
+
 def test_finish_ends_after_the_step_and_counts_what_was_done() -> None:
     done, _ = _compute(small.worker(), Task(0, [[0, 18]], 9, 0), after_step=lambda steps, *_: steps == 3)
     assert (done.steps, done.tokens) == (3, 3 * 2 * 16)

@@ -26,13 +26,17 @@ class Abandoned(Exception):
 
 
 class Job:
-    """Command that takes time. finish, abandon: set when the peer sends these commands while the job waits or runs."""
+    """Command that takes time.
+
+    finish, abandon, applied: set when the peer sends these commands while the job waits or runs.
+    """
 
     def __init__(self, message: dict[str, Any]) -> None:
         self.message = message
         self.id: int = message["id"]
         self.finish = False
         self.abandon = False
+        self.applied = False
 
 
 class CommandInbox:
@@ -94,6 +98,17 @@ class CommandInbox:
         if job.abandon:
             raise Abandoned
 
+    def wait_until_applied(self, job: Job, seconds: float) -> bool:
+        """Wait at most so long until the peer's state has the last round's result; return True if it has.
+
+        Raises `Abandoned`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: job.applied or job.abandon, seconds)
+        if job.abandon:
+            raise Abandoned
+        return job.applied
+
     def wait(self, seconds: float, running: Job | None) -> bool:
         """Wait for `seconds` to save power; return True early if a command that ends the wait arrives.
 
@@ -127,7 +142,9 @@ class CommandInbox:
                     self.watts = message["watts"]
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
-                case "finish":
+                case "applied" if self._latest is not None:
+                    self._latest.applied = True
+                case "finish" | "applied":
                     pass  # no job has arrived yet
                 case "abandon":
                     self._abandon(message["id"])

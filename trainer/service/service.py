@@ -406,6 +406,16 @@ class Service:
             self._pace.begin()
             return job.finish
 
+        def applied(needed: bool) -> bool:
+            if needed and not job.applied:
+                self._send(job, "progress", waits=True)
+                while not self._inbox.wait_until_applied(job, BLOCK_WAIT_S):
+                    self._evaluate_some(job, IDLE_OPPORTUNITIES)
+                self._send(job, "progress", waits=False)
+            return job.applied
+
+        if task.continues:
+            self._send(job, "progress", waits=False)
         self._inbox.wait_while_paused(job)
         self._pace.begin()
         self._pace.spent = 0.0
@@ -413,7 +423,7 @@ class Service:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
-            done = worker.compute(task, self._map_theta(), self._contribution, after_step, between)
+            done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
         ranks = self._ranks.count if self._ranks is not None else 1
         joules = ranks * self._pace.spent if self._pace.measures else None
         return {**asdict(done), "threads": ranks * torch.get_num_threads(), "joules": joules}

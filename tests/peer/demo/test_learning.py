@@ -262,7 +262,9 @@ def test_the_built_in_run_begins_with_examples_and_every_demo_has_a_run_of_its_o
     manifest = one.signed.manifest
     assert manifest.rl is not None and manifest.rl.warm_rounds > 0
     assert [source.name for source in manifest.data.sources] == ["examples"]
-    assert manifest.outer_step(manifest.rl.warm_rounds, [1]).momentum == 0, "with one trainer, a version is its own weights"
+    assert manifest.outer_step(manifest.rl.warm_rounds, [1], memoryview(manifest.layouts.result.zeros())).momentum == 0, (
+        "with one trainer, a version is its own weights"
+    )
 
 
 def test_a_run_file_without_rollouts_is_a_sentence(tmp_path: Path) -> None:

@@ -36,8 +36,7 @@ def opened(replica: Replica) -> StoredRun:
 
 
 def theta(state: StoredState) -> np.ndarray:
-    count = state.layout[-1].start + state.layout[-1].count
-    return np.concatenate(list(state.parameters(np.full(count, 0.5, np.float32))))
+    return np.concatenate(list(state.parameters(np.full(state.manifest.parameters, 0.5, np.float32))))
 
 
 def now(replica: Replica) -> np.ndarray:

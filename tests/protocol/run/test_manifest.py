@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kernels.codecs.format import Squares, write_squares
 from kernels.codecs.ladder import LADDER
-from kernels.outer_step import MEAN, automatic
+from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, sign
@@ -140,25 +142,38 @@ def test_the_trainer_understands_its_sections() -> None:
     assert config.inner_steps * config.tokens_per_step == DEMO.manifest.tokens_per_round
 
 
+APART = Squares(1.0, 1e9)
+"""Of members whose differences have nothing in common."""
+
+
+def outer_step(manifest: RunManifest, round: int, tokens: Sequence[int], squares: Squares = APART) -> OuterStep:
+    """The step after a round whose result has a first chunk with these sums."""
+    result = memoryview(manifest.layouts.result.zeros())
+    write_squares(result[manifest.layouts.result[0].encoded], squares)
+    return manifest.outer_step(round, tokens, result)
+
+
 def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise() -> None:
     assert a_manifest().outer == "auto"
     for inner_steps in (10, 100):
         manifest = a_manifest(rounds={"inner_steps": inner_steps})
         for tokens in ([4096], [4096] * 4, [4096, 3000]):
-            assert manifest.outer_step(0, tokens) == automatic(tokens, inner_steps, LADDER["int4"])
+            for squares in (APART, Squares(2.0, 3.0)):
+                wanted = automatic(tokens, inner_steps, LADDER["int4"], squares)
+                assert outer_step(manifest, 0, tokens, squares) == wanted
     fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
-    assert fixed.outer_step(0, [4096]) == fixed.outer_step(0, [4096] * 8) == (0.5, 0.8)
+    assert outer_step(fixed, 0, [4096]) == outer_step(fixed, 0, [4096] * 8) == (0.5, 0.8)
 
 
 @pytest.mark.parametrize("claim", [1, 10, 999, 1000, 1001, 1500, 2000, 4000, 2**30, 2**40])
 def test_the_claim_of_one_member_does_not_take_the_momentum_of_the_others(claim: int) -> None:
     """With tokens as weights a huge claim makes eight members count as one: rate 1, no momentum."""
-    assert automatic([1000] * 7 + [2**40], 20, LADDER["int4"]) == (1.0, 0.0)
-    fair = a_manifest().outer_step(0, [1000] * 8)
-    step = a_manifest().outer_step(0, [1000] * 7 + [claim])
+    assert automatic([1000] * 7 + [2**40], 20, LADDER["int4"], APART) == (1.0, 0.0)
+    fair = outer_step(a_manifest(), 0, [1000] * 8)
+    step = outer_step(a_manifest(), 0, [1000] * 7 + [claim])
     assert step.momentum == fair.momentum and abs(step.rate - fair.rate) < 0.04
-    assert step == a_manifest().outer_step(0, [1000] * 7 + [min(claim, 1500)])
-    assert a_manifest(aggregation="mean").outer_step(0, [1000] * 8) == fair
+    assert step == outer_step(a_manifest(), 0, [1000] * 7 + [min(claim, 1500)])
+    assert outer_step(a_manifest(aggregation="mean"), 0, [1000] * 8) == fair
 
 
 @pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
@@ -213,7 +228,7 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
         {"rounds": {"seasoning_rounds": 0}}, {"rounds": {"seasoning_rounds": 101}}, {"rounds": {"tenure_rounds": 0}},
         {"rounds": {"settle_s": float("nan")}}, {"rounds": {"listen_s": -1.0}}, {"rounds": {"settle_rounds": 0}},
         {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
-        {"fragments": 0}, {"fragments": 2}, {"fragments": 65},
+        {"fragments": 0}, {"fragments": 3}, {"fragments": 65}, {"rounds": {"inner_steps": 20, "delay": 21}},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
         {"outer": "fixed"}, {"outer": None},
         {"inner": {"stable_steps": 9}}, {"inner": {"cooldown": 1.5}}, {"inner": {"cooldown": -0.1}}, {"total_rounds": 0},
@@ -310,8 +325,8 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert [manifest.learns_from_rollouts(round) for round in (0, 2, 3, 4)] == [False, False, True, True]
     assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
     tokens = [4096, 4096]
-    assert manifest.outer_step(2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"])
-    assert manifest.outer_step(3, tokens) == MEAN, "rollouts are old: no momentum"
+    assert outer_step(manifest, 2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"], APART)
+    assert outer_step(manifest, 3, tokens) == MEAN, "rollouts are old: no momentum"
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps

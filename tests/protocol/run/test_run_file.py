@@ -179,8 +179,17 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
     assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
 
 
-def test_a_run_in_several_fragments_is_refused_in_one_sentence() -> None:
-    assert mistakes("fragments = 4\n") == ["fragments is 4, and this version exchanges whole states; fragments = 1 would do"]
+def test_fragments_and_delays_that_do_not_fit_are_refused_in_one_sentence() -> None:
+    steps = "[rounds]\ninner_steps = {}\ndelay = {}\n"
+    assert parsed("fragments = 4\n" + steps.format(20, 5)).round_steps == 5
+    assert mistakes("fragments = 4\n" + steps.format(30, 0)) == [
+        "rounds.inner_steps (30) must be a multiple of fragments (4), which are exchanged in turn; inner_steps = 32 would do"
+    ]
+    assert mistakes("fragments = 4\n" + steps.format(20, 6)) == [
+        "rounds.delay (6) is more than the steps of a round (20 / 4), at whose end the last round's result is needed; "
+        "delay = 5 would do"
+    ]
+    assert parsed(steps.format(20, 20)).is_streamed, "one fragment may be exchanged beside training, too"
 
 
 @settings(deadline=None)
@@ -221,7 +230,8 @@ def fitting(said: str) -> tuple[str, str]:
         "[data]\nsequence_length = 131072\nsequences_per_step = 65536\n",
         "[rounds]\nmin_members = 9\nmax_members = 2\n",
         "protocol_min = 2\nprotocol_max = 1\n",
-        "fragments = 4\n",
+        "fragments = 3\n[rounds]\ninner_steps = 20\n",
+        "[rounds]\ndelay = 25\n",
     ],
 )
 def test_the_value_that_a_sentence_names_fits(text: str) -> None:

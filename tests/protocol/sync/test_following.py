@@ -290,7 +290,7 @@ def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> No
         commit, result = next_commit(table.ours, [ANN], voters=FOUR)
         assert commit == table.theirs.history.commit_at(1)
         table.ours.history.append(commit)
-        table.ours.state.apply(memoryview(result), table.ours.manifest.outer_step(0, [8]))
+        table.ours.state.apply(memoryview(result), 0, table.ours.manifest.outer_step(0, [8], memoryview(result)))
         move = table.following.move
         assert move is not None and (move.rounds, move.branch.common) == (4, 2)
         assert await table.following.take(move)
