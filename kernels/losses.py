@@ -107,9 +107,11 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_weight_vd = (
             torch.zeros_like(weight_vd, dtype=torch.float32) if differentiate and weight_vd.requires_grad else None
         )
+        room_tv = _room_for_logits(min(chunk_tokens, targets_t.numel()), product_weight_vd)
         for start in range(0, targets_t.numel(), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            logits_tv = hidden_td[chunk] @ product_weight_vd.T  # overwritten with their gradient
+            logits_tv = room_tv[: len(targets_t[chunk])]  # overwritten with their gradient
+            torch.mm(hidden_td[chunk], product_weight_vd.T, out=logits_tv)
             for span in _pieces(logits_tv):
                 tokens = slice(start + span.start, start + span.stop)
                 piece = _nats_in_place(logits_tv[span].float(), targets_t[tokens])  # in their own memory, if they are fp32
@@ -126,7 +128,6 @@ class _ChunkedLoss(torch.autograd.Function):
                 torch.mm(logits_tv, product_weight_vd, out=grad_hidden_td[chunk])
             if grad_weight_vd is not None:
                 _add_product(grad_weight_vd, logits_tv.T, hidden_td[chunk])
-            del logits_tv  # before the next chunk's are made
         total += (nats_t * share_t).sum()
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
@@ -137,6 +138,21 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return *_saved_gradients(ctx, grads[0]), None, None, None, None
+
+
+_rooms: dict[torch.dtype, Tensor] = {}
+"""Memory for the logits of a chunk on the CPU, by precision.  A process keeps it: if it gave the memory back, smaller blocks
+would take a part of the place, and the next chunk would need another place."""
+
+
+def _room_for_logits(tokens: int, weight_vd: Tensor) -> Tensor:
+    """Return memory for logits, (tokens, vocab), with the precision and on the device of the output weights."""
+    count = tokens * weight_vd.shape[0]
+    if weight_vd.device.type != "cpu":
+        return weight_vd.new_empty(tokens, weight_vd.shape[0])
+    if weight_vd.dtype not in _rooms or _rooms[weight_vd.dtype].numel() < count:
+        _rooms[weight_vd.dtype] = weight_vd.new_empty(count)
+    return _rooms[weight_vd.dtype][:count].view(tokens, weight_vd.shape[0])
 
 
 def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -60,8 +60,7 @@ HELD = 0.45
 MAX_HELD_BYTES = 256 * MB
 """Limit on this memory: of longer rows, whose blocks are few and large, it takes a smaller share."""
 LARGE_BYTES = 32 * MB
-"""Size of blocks that leave no such pieces.  But smaller blocks take a part of the place that a chunk of logits has left, so
-that the next chunk gets another place."""
+"""Size of blocks that leave no such pieces."""
 
 
 @dataclass(frozen=True)
