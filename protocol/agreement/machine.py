@@ -217,6 +217,11 @@ class RoundMachine:
         return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
+    def ready_count(self) -> int:
+        """Number of peers that are ready for this round."""
+        return len(self._state.closing.readys)
+
+    @property
     def kept(self) -> VoterState:
         """Our voter state in this round, which binds us."""
         return self._state.kept
@@ -259,7 +264,8 @@ class RoundMachine:
 
     def waiting_for(self, view: View) -> list[PeerId]:
         """Return the peers that the round waits for before it is closed: peers at work on it, else peers about to start."""
-        return self._state.closing.waiting_for(view) or self._state.closing.coming(view)
+        at_work, coming = self._state.closing.awaited(view)
+        return at_work or coming
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +303,8 @@ class RoundMachine:
         match arrived.body:
             case Ready() as ready:
                 self._state.closing.add(sender, ready, arrived.signature)
-                return self._tick(view, now)
+                may_wait = not self._closing and self._state.closing.can_wait(sender)
+                return [] if may_wait else self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
             case ViewChange() as roll:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from protocol.agreement.ballot import most_chunks
 from protocol.agreement.events import RoundEffect, Send, View
@@ -174,6 +175,8 @@ class ClosingPolicy:
         self._quorum_since: float | None = None
         self._late: dict[PeerId, None] = {}
         self._asked: dict[PeerId, float] = {}
+        self._awaited: list[PeerId] = []
+        """Trainers at work for which the round waited at the last `gather`."""
         self._planned: tuple[list[PeerId], tuple[PeerId, ...]] | None = None
         """Ready peers, if they are more than may vote, and the peers among them that a plan would name."""
 
@@ -223,16 +226,27 @@ class ClosingPolicy:
 
     # -- closing ------------------------------------------------------------------------------------------------------
 
-    def waiting_for(self, view: View) -> list[PeerId]:
-        """Return the trainers at work on this tip that are not ready; the round waits for them."""
-        return sorted(peer for peer, seen in view.items() if seen.on_tip and self._is_awaited(peer))
+    def awaited(self, view: View) -> tuple[list[PeerId], list[PeerId]]:
+        """Return the trainers for which the round waits: the ones at work on this tip, and the ones that soon will be."""
+        at_work, coming = list[PeerId](), list[PeerId]()
+        for peer in view:
+            if peer not in self.readys:
+                seen = view[peer]
+                if (seen.on_tip or seen.near) and self._share(peer) > 0:
+                    (at_work if seen.on_tip else coming).append(peer)
+        return sorted(at_work), sorted(coming)
 
-    def coming(self, view: View) -> list[PeerId]:
-        """Return the trainers that will soon be at work on this tip."""
-        return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and self._is_awaited(peer))
+    def can_wait(self, peer: PeerId) -> bool:
+        """Return True if the READY of `peer` may wait for the next `gather`, because it alone cannot close the round.
 
-    def _is_awaited(self, peer: PeerId) -> bool:
-        return peer not in self.readys and self._share(peer) > 0
+        Until a quorum is ready only electors matter, and later only the last trainer for which the round waited.  So a
+        thousand READYs do not lead to a thousand looks at a thousand peers.
+        """
+        if self._quorum_since is None:
+            return bool(self.base.electors) and peer not in self.base.electors
+        while self._awaited and self._awaited[-1] in self.readys:
+            self._awaited.pop()
+        return bool(self._awaited)
 
     def _share(self, peer: PeerId) -> float:
         """Return the fraction of the time that this trainer gets to become ready."""
@@ -240,11 +254,14 @@ class ClosingPolicy:
 
     def has_quorum(self, view: View) -> bool:
         """Return True if enough peers are ready to hurry the others: a quorum of the electors, or all that train."""
-        live = {peer for peer, seen in view.items() if seen.live} | {self.me}
-        ready = live & self.readys.keys()
-        train = [peer for peer in self.base.electors if peer in ready or (peer in view and view[peer].near)]
-        held = sum(peer in ready for peer in self.base.electors)
-        return len(ready) >= self.settings.min_members and held >= min(quorum_size(len(self.base.electors)), len(train))
+        electors = self.base.electors
+        ready = {peer for peer in electors if peer in self.readys and self.lives(peer, view)}
+        if len(ready) < quorum_size(len(electors)):
+            others = (view.get(peer) for peer in electors if peer not in ready)
+            if any(seen is not None and seen.near for seen in others):
+                return False
+        strangers = (peer for peer in self.readys if peer not in ready and self.lives(peer, view))
+        return len(ready) + sum(1 for _ in islice(strangers, self.settings.min_members)) >= self.settings.min_members
 
     def gather(self, view: View, now: float) -> tuple[list[RoundEffect], bool]:
         """Return requests to finish for late trainers, and True if the round may be closed now."""
@@ -254,7 +271,8 @@ class ClosingPolicy:
         if self._quorum_since is None:
             self._quorum_since, self._fair_s = now, self._fair(now - self._begun)
         late_s, grace_s = now - self._quorum_since, self.settings.grace_s
-        at_work, coming = self.waiting_for(view), self.coming(view)
+        at_work, coming = self.awaited(view)
+        self._awaited = [*at_work]
         if late_s > self._fair_s + ANSWER_S:
             self._late |= dict.fromkeys([*at_work, *coming])
         waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
@@ -384,4 +402,4 @@ class ClosingPolicy:
 
     def lives(self, peer: PeerId, view: View) -> bool:
         """Return True if a peer is alive; this peer always is."""
-        return peer == self.me or (peer in view and view[peer].live)
+        return peer == self.me or ((seen := view.get(peer)) is not None and seen.live)

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
@@ -93,6 +94,11 @@ SLOW_ABOVE = 32
 """Number of peers above which heartbeats slow down in proportion: gossip costs each peer time for each other peer."""
 SUSPECT_BEATS = 3
 GONE_BEATS = 5
+JUDGED = 16
+"""Judgements of the silence of all peers in each interval between heartbeats.
+
+In a large swarm a judgement takes longer, and silences are longer too.
+"""
 SLEPT_S = 3.0
 """Gap (s) between two ticks above which we assume that this process did not run."""
 COUNTED_STRANGERS = 32
@@ -115,7 +121,7 @@ class Liveness(Enum):
     LEFT = "left"
 
 
-@dataclass
+@dataclass(slots=True)
 class Neighbour:
     """Knowledge about one other peer.
 
@@ -145,6 +151,8 @@ class Membership:
         self.me = me
         self.started = started
         self._awake = started
+        self._judged, self._beat_s = -inf, BEAT_S
+        """Time of the last judgement of all peers, and the seconds between their heartbeats then."""
         self._members = members
         self._peers: dict[PeerId, Neighbour] = {}
         self._connected: set[PeerId] = set()
@@ -153,6 +161,9 @@ class Membership:
 
     def __iter__(self) -> Iterator[tuple[PeerId, Neighbour]]:
         return iter(self._peers.items())
+
+    def __len__(self) -> int:
+        return len(self._peers)
 
     def has_member(self, peer: PeerId) -> bool:
         """Return True if `peer` is a member."""
@@ -282,9 +293,12 @@ class Membership:
         return [PeerSuspected(peer, now - known.heard, disconnected=True)]
 
     def tick(self, now: float) -> list[Event]:
-        """Judge the silence of all peers; return the resulting events."""
+        """Judge the silence of all peers, unless this was done a moment ago; return the resulting events."""
         self.notice(now)
-        beat_s = self._pace_s(self._peers)
+        if now - self._judged < self._beat_s / JUDGED:
+            return []
+        self._judged, self._beat_s = now, self._pace_s(self._peers)
+        beat_s = self._beat_s
         events: list[Event] = []
         alive, soon = Liveness.ALIVE, SUSPECT_BEATS * beat_s
         quiet = [item for item in self._peers.items() if item[1].liveness is not alive or now - item[1].heard > soon]

@@ -8,7 +8,7 @@ then READY), its exchanges, and the fetching of results.  All tasks end with the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
@@ -228,7 +228,7 @@ class RoundReport:
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
         """Show the peers that the round waits for while we are ready."""
-        waiting, ready = machine.waiting_for(view), len(machine.readys)
+        waiting, ready = machine.waiting_for(view), machine.ready_count
         if ready < min_members and not waiting:
             self._activity.show(
                 Phase.READY,
@@ -291,7 +291,7 @@ NEAR_ROUNDS = 2
 class Surroundings:
     """Views of the other peers for the round on `base`.
 
-    The view of a live peer does not change until its next heartbeat, so it is cached: each statement needs a view.
+    The view of a live peer does not change until its next heartbeat, so it is cached: each statement needs some views.
     """
 
     def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
@@ -299,28 +299,39 @@ class Surroundings:
         self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
 
     def look_around(self, bytes_per_s: float, computing: bool) -> View:
-        """Return the present view of all known peers, all electors and ourselves.
+        """Return the present view of all known peers, all electors and ourselves; use it before the next await.
 
         bytes_per_s: capacity of our own line.  computing: whether we train.
         """
-        now, membership, alive = trio.current_time(), self._membership, Liveness.ALIVE
-        membership.notice(now)
-        view: dict[PeerId, PeerView] = {}
-        live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
-        for peer, known in membership:
-            if known.liveness is not alive:
-                view[peer] = _not_live(known, now)
-                continue
-            seen = self._live.get(peer)
-            if seen is None or seen[0] is not known.heartbeat:
-                seen = known.heartbeat, self._of_live(peer, known.heartbeat)
-            live[peer], view[peer] = seen, seen[1]
-        self._live = live
-        for peer in self._base.electors:
-            if peer not in view:
-                view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))
-        view[self._me] = PeerView(True, computing, False, 0.0, bytes_per_s)
-        return view
+        now = trio.current_time()
+        self._membership.notice(now)
+        if len(self._live) > 2 * len(self._membership):
+            self._live.clear()  # most of these peers are forgotten
+        return _PresentView(self._view_of, self._peers, PeerView(True, computing, False, 0.0, bytes_per_s), self._me, now)
+
+    def _peers(self) -> Iterator[PeerId]:
+        """Yield all known peers, then the other electors, then ourselves."""
+        membership, electors = self._membership, self._base.electors
+        for peer, _ in membership:
+            yield peer
+        for peer in electors:
+            if membership.get(peer) is None:
+                yield peer
+        if self._me not in electors:
+            yield self._me
+
+    def _view_of(self, peer: PeerId, now: float) -> PeerView | None:
+        known = self._membership.get(peer)
+        if known is None:
+            if peer not in self._base.electors:
+                return None
+            return PeerView(False, False, self._membership.has_left(peer), self._membership.silent_s(peer, now))
+        if known.liveness is not Liveness.ALIVE:
+            return _not_live(known, now)
+        seen = self._live.get(peer)
+        if seen is None or seen[0] is not known.heartbeat:
+            self._live[peer] = seen = known.heartbeat, self._of_live(peer, known.heartbeat)
+        return seen[1]
 
     def steps_ahead(self) -> int:
         """Return the number of steps that over half of the other electors have done on our tip, by their last heartbeats."""
@@ -344,6 +355,32 @@ class Surroundings:
             bytes_per_s=_bytes_per_s(beat),
             near=trains and _near(beat, base),
         )
+
+
+class _PresentView(Mapping[PeerId, PeerView]):
+    """View of the peers at one moment, which judges a peer when it is read: most statements concern few peers."""
+
+    def __init__(
+        self,
+        view_of: Callable[[PeerId, float], PeerView | None],
+        peers: Callable[[], Iterator[PeerId]],
+        own: PeerView,
+        me: PeerId,
+        now: float,
+    ) -> None:
+        self._view_of, self._peers, self._own, self._me, self._now = view_of, peers, own, me, now
+
+    def __getitem__(self, peer: PeerId) -> PeerView:
+        seen = self._own if peer == self._me else self._view_of(peer, self._now)
+        if seen is None:
+            raise KeyError(peer)
+        return seen
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return self._peers()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._peers())
 
 
 def _not_live(known: Neighbour, now: float) -> PeerView:

@@ -110,7 +110,7 @@ def test_no_sentence_about_a_round_repeats_its_number() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], readys=[1], base=SimpleNamespace(round=41))
+    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, base=SimpleNamespace(round=41))
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for kitchen"
     machine.waiting_for = lambda view: []

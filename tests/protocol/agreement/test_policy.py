@@ -168,8 +168,23 @@ def test_a_newer_ready_takes_the_place_of_an_older_one(changes: dict[str, Any], 
 )
 def test_peers_at_work_on_the_tip_are_waited_for(look: PeerView, waited_for: bool, coming: bool) -> None:
     view = a_view(AT_WORK, look)
-    assert (PEERS[1] in a_closing([0]).waiting_for(view), PEERS[1] in a_closing([0]).coming(view)) == (waited_for, coming)
-    assert a_closing([0, 1]).waiting_for(view) == a_closing([0, 1]).coming(view) == [], "not any more when it is ready"
+    at_work, soon = a_closing([0]).awaited(view)
+    assert (PEERS[1] in at_work, PEERS[1] in soon) == (waited_for, coming)
+    assert a_closing([0, 1]).awaited(view) == ([], []), "not any more when it is ready"
+
+
+def test_a_ready_may_wait_unless_it_can_complete_a_quorum_or_is_the_last_that_is_awaited() -> None:
+    closing, view = a_closing([0]), a_view(*[AT_WORK] * 5)
+    may_wait = []
+    for number in (4, 1, 2, 3):
+        closing.gather(view, 100.0)
+        assert says_ready(closing, number)
+        may_wait.append(closing.can_wait(PEERS[number]))
+    assert may_wait == [True, False, False, False], "a stranger, then the electors of the quorum, and the last one"
+    closing = a_closing([0, 1, 2])
+    closing.gather(view, 100.0)
+    assert (says_ready(closing, 4), closing.can_wait(PEERS[4])) == (True, True), "an elector is still awaited"
+    assert (says_ready(closing, 3), closing.can_wait(PEERS[3])) == (True, False)
 
 
 @pytest.mark.parametrize(
