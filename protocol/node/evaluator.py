@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import trio
 
@@ -46,7 +46,13 @@ Able = Callable[[PeerId], bool]
 
 def drawn_order(tip: Hash, peers: Iterable[PeerId]) -> list[PeerId]:
     """Return `peers` in the order in which they are asked to measure the state at `tip`."""
-    return sorted(peers, key=lambda peer: hash_bytes("evaluator", tip + peer.encode()))
+    return sorted(peers, key=lambda peer: _lot(tip, peer))
+
+
+@lru_cache(maxsize=4096)
+def _lot(tip: Hash, peer: PeerId) -> Hash:
+    """Return the draw of `peer` at `tip`; cached, since every look at the turn needs it."""
+    return hash_bytes("evaluator", tip + peer.encode())
 
 
 def whose_turn(order: Sequence[PeerId], able: Able) -> PeerId | None:

@@ -97,7 +97,7 @@ class LivenessTicker:
         following = self._following
         if runner is None or following.wants_back():
             return True
-        if not (following.has_claims(known=True) or following.has_claims(known=False)):
+        if not following.has_claims():
             self._ahead = None
             return False
         if self._ahead is None or self._ahead[0] is not runner:

@@ -188,9 +188,14 @@ class Following:
         """Return True if we should give up provisional records; False while files of records are moved."""
         return not self._moving and self.choice.back_to() is not None
 
-    def has_claims(self, *, known: bool) -> bool:
-        """Return True if a known peer, or a stranger, claims to be ahead and is not disbelieved."""
-        return bool(self._claims.ahead(known=known))
+    def has_claims(self, *, known: bool | None = None) -> bool:
+        """Return True if a peer claims to be ahead and is not disbelieved.
+
+        known: ask for known peers if True, for strangers if False, for both if None.
+        """
+        if not self._claims.any_leads():
+            return False  # nearly always: this is asked four times a second
+        return any(self._claims.ahead(known=kind) for kind in ((True, False) if known is None else (known,)))
 
     def is_promising(self, waited_s: float) -> bool:
         """Return True to wait for the outcome of a look, False to begin a round on our tip.

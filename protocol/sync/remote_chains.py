@@ -7,6 +7,7 @@ paid for from the budget; the cost is refunded for branches that the fork choice
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -122,6 +123,10 @@ class Claims:
         neighbour = self._membership.get(peer)
         return neighbour.heartbeat.round if neighbour else 0
 
+    def any_leads(self) -> bool:
+        """Return True if a live, believed peer's tip is not in our chain."""
+        return any(True for _ in self._leading(trio.current_time()))
+
     def ahead(self, *, known: bool) -> list[PeerId]:
         """Return live, believed peers whose tip is not in our chain, in the order in which to look at them.
 
@@ -139,11 +144,10 @@ class Claims:
                 _remember(self._first, peer, self._heard)
         return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
-    def _leading(self, now: float) -> list[PeerId]:
-        """Return live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
+    def _leading(self, now: float) -> Iterator[PeerId]:
+        """Yield live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
         history = self._replica.history
         length, tip, alive = history.length, history.tip, Liveness.ALIVE
-        leading: list[PeerId] = []
         for peer, neighbour in self._membership:
             beat = neighbour.heartbeat
             if (beat.round == length and beat.tip == tip) or neighbour.liveness is not alive:
@@ -151,8 +155,7 @@ class Claims:
             if (beat.round == 0 and length > 0) or now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
                 continue
             if beat.round > length or history.tip_at(beat.round) != beat.tip:
-                leading.append(peer)
-        return leading
+                yield peer
 
     def hopes(self) -> bool:
         """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
