@@ -18,7 +18,7 @@ from protocol.events.events import Event, PeerEjected
 from protocol.run.manifest import SignedManifest
 from protocol.transport.simulated.wire import Weather
 from tests.simulation.chaos import Memory, cabal
-from tests.simulation.determinism import deterministic_trio
+from tests.simulation.determinism import deterministic_trio, shared_decoding
 from tests.simulation.driver import DrivenAgenda, Driver
 from tests.simulation.forgers import lying
 from tests.simulation.mutations import mutated
@@ -80,7 +80,7 @@ def simulate(
     clock = MockClock(autojump_threshold=0)
     overseer, driver = Overseer(clock), Driver(clock)
     failure, virtual_s = None, 0.0
-    with disk_space() as folder, deterministic_trio(seed):
+    with disk_space() as folder, deterministic_trio(seed), shared_decoding():
         try:
             virtual_s = trio.run(main, clock=clock, instruments=[overseer, driver])
         except BaseExceptionGroup as group:

@@ -34,6 +34,9 @@ SMALL_BYTES = 4096
 TURN_S = 0.05
 """Duration of a flow's turn on a link (s), which sets the size of a slice."""
 LEAST_SLICE = 1024
+GOSSIP_S = 0.001
+"""Resolution (s) of the arrival times of gossip.  Arrivals at one time share a pass of trio's loop, which costs more than an
+arrival."""
 
 Action = Callable[[], None]
 
@@ -48,7 +51,10 @@ class Agenda:
 
     def put(self, delay_s: float, action: Action) -> None:
         """Run `action` after `delay_s`."""
-        at = trio.lowlevel.current_clock().current_time() + delay_s
+        self.put_at(trio.lowlevel.current_clock().current_time() + delay_s, action)
+
+    def put_at(self, at: float, action: Action) -> None:
+        """Run `action` at this time of trio's clock."""
         self._serial += 1
         heapq.heappush(self._due, (at, self._serial, action))
         if at < self._nap.deadline:
@@ -474,16 +480,17 @@ class MemoryWire:
 
     def spread(self, sender: Endpoint, data: bytes) -> None:
         """Send gossip to every peer that the sender can reach."""
-        weather = self.weather
+        weather, now = self.weather, trio.lowlevel.current_clock().current_time()
         sender.up_bytes += len(data)
+        sending_s = len(data) / weather.bytes_per_s
         for receiver in self.reachable(sender.peer_id):
             hops = self._topology.hops(sender.peer_id, receiver, self._ends)
             for _ in range(2 if self._strikes(weather.gossip_copies, "doubled gossip", receiver) else 1):
                 if hops and not self._strikes(weather.gossip_loss, "lost gossip", receiver):
                     late = self._strikes(weather.gossip_late, "late gossip", receiver)
-                    delay_s = hops * self.delay_s() + (self.random.random() * weather.late_s if late else 0.0)
+                    delay_s = hops * self.delay_s() + (self.random.random() * weather.late_s if late else 0.0) + sending_s
                     arrive = partial(self._bring_gossip, sender.peer_id, self._ends[receiver], data)
-                    self.agenda.put(delay_s + len(data) / weather.bytes_per_s, arrive)
+                    self.agenda.put_at(math.ceil((now + delay_s) / GOSSIP_S) * GOSSIP_S, arrive)
 
     def _strikes(self, chance: float, trouble: str, peer: PeerId) -> bool:
         if chance == 0 or self.random.random() >= chance:
