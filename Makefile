@@ -89,7 +89,7 @@ kill-times: venv
 	$(BIN)/python -m tests.simulation.kill_times
 
 scaling: venv
-	$(BIN)/python -m tests.simulation.scaling
+	$(BIN)/python -m benchmarks.swarm_size
 
 # The documentation as a site, in site/; an unknown link or heading is an error.
 docs: venv
