@@ -138,8 +138,8 @@ def _divisor_of_all() -> Sequence[Any]:
     """The sum of those who came is divided by the tokens of more; and the audits reckon alike."""
 
     def heavy(aggregate: Any) -> Any:
-        def average(rule: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
-            aggregate(rule, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
+        def average(rule: Any, codec: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
+            aggregate(rule, codec, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
 
         return average
 
