@@ -37,6 +37,7 @@ SYNONYMS = {
         "runs": "list ls",
         "doctor": "check diagnose test",
         "bench": "benchmark",
+        "simulate": "predict plan forecast estimate",
         "eval": "evaluate evaluation perplexity",
         "export": "save download",
         "ledger": "credits contributions",

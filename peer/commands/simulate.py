@@ -1,0 +1,115 @@
+"""`peer simulate`: predict what a run would do with certain peers, before anybody joins."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+    from protocol.run.manifest import RunManifest
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "simulate",
+        "predict the speed and the traffic of a run, and propose its settings (for organisers)",
+        run_simulate,
+        epilog="A quantity is a value, or a range LOW..HIGH over whose logarithm the peers are spread evenly.  A TOML file "
+        "has a section [[peers]] for each group of peers, with count and any of speed, up, down, rtt and online; the "
+        "options are used for the others.  Nothing is sent, and a run file's data is not read.",
+    )
+    parser.add_argument("what", metavar="RUN", help="a run file, a manifest or a run ID")
+    parser.add_argument("--peers", metavar="N", default="8", help="number of peers, or a TOML file with groups (default: 8)")
+    parser.add_argument(
+        "--speed",
+        metavar="TOKENS",
+        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: 1 TFLOP/s; `peer bench` measures it)",
+    )
+    parser.add_argument(
+        "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit or 5mbit..50mbit (default)"
+    )
+    parser.add_argument("--down", metavar="RATE", default="100mbit", help="download of a peer (default: 100mbit)")
+    parser.add_argument("--rtt", metavar="TIME", default="40ms", help="round-trip time between peers (default: 40ms)")
+    parser.add_argument(
+        "--online",
+        metavar="TIMES",
+        default="always",
+        help="mean times for which a peer is online and offline, as 8h/16h, or always (default)",
+    )
+    parser.add_argument(
+        "--grid",
+        action="store_true",
+        help="let any number of peers exchange, in a grid; this is a plan: today a round has at most max_members",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    """Predict, and print the table and the drawings."""
+    import shutil
+    import sys
+
+    from peer.console.streams import print_json
+    from peer.demo.swarm import can_draw
+    from peer.joining.purpose import assumed_speed
+    from peer.planning.model import NeverTogether, RoundLoad, RoundRules, RoundSetting, simulate
+    from peer.planning.proposal import propose
+    from peer.planning.report import NamedForecast, RunNeeds, drawing, fields, peers_line, remarks, table
+    from peer.planning.swarm import PlannedPeers, read_groups
+
+    manifest = _manifest(args)
+    if manifest.rl is not None:
+        raise PeerError("only rounds of text can be predicted; give a run file without [rl]", ExitCode.INPUT)
+    speed = args.speed or f"{assumed_speed(manifest).tokens_per_s:.3f}"
+    options = {"speed": speed, "up": args.up, "down": args.down, "rtt": args.rtt, "online": args.online}
+    groups = read_groups(args.peers, options)
+    peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest, in_grid=args.grid)
+    try:
+        proposal = propose(manifest, rules, peers)
+        settings = {"run file": RoundSetting.of(manifest), "proposed": proposal.setting}
+        if settings["run file"] == settings["proposed"]:
+            settings = {"run file, as proposed": proposal.setting}
+        forecasts = [
+            NamedForecast(name, setting, simulate(RoundLoad.of(manifest, setting), rules, peers))
+            for name, setting in settings.items()
+        ]
+    except NeverTogether as error:
+        raise PeerError(f"{error}; describe more peers, or lower rounds.min_members", ExitCode.INPUT) from error
+    needs = RunNeeds.of(manifest)
+    if args.json:
+        print_json(fields(manifest, groups, forecasts, needs, proposal.why))
+        return ExitCode.OK
+    print("\n".join([*peers_line(groups), "", *table(forecasts, needs), "", f"The proposal: {proposal.why}."]))
+    for remark in remarks(forecasts[-1].forecast):
+        print(remark)
+    width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
+    for each in forecasts:
+        print("\n".join(["", f"{each.name}:", *drawing(each.forecast.trace, peers, width, unicode=unicode)]))
+    return ExitCode.OK
+
+
+def _manifest(args: argparse.Namespace) -> RunManifest:
+    """Return the run; a run file's data is not read, because only its sizes count."""
+    from peer.joining.run_source import find_run
+    from peer.keyfile import load_or_create_identity
+    from peer.paths import data_dir
+    from protocol.run.invitation import Invitation
+    from protocol.run.run_file import sections_of, sketch_run_file
+
+    data = data_dir(args.data_dir)
+    path = Path(args.what)
+    if path.suffix == ".toml" and "rl" not in (sections := sections_of(path)) and "from" not in sections.get("model", {}):
+        return sketch_run_file(path, load_or_create_identity(data).peer_id)
+    found = find_run(args.what, data)
+    if isinstance(found, Invitation):
+        raise PeerError(
+            "an invitation has only the name of its run; give the run's manifest, or its run file", ExitCode.INPUT
+        )
+    return found.manifest

@@ -1,0 +1,7 @@
+"""Prediction of a run before anybody joins (`peer simulate`).
+
+This package decides how long rounds take, how much of its time a trainer computes, and which settings waste little of it.
+The protocol's own modules decide who owns which chunk and when a round closes.  `model.py` is a pure, discrete simulation of
+rounds; `swarm.py` reads the description of the peers, `proposal.py` chooses settings, and `report.py` prints.  Read
+`model.py` first.
+"""

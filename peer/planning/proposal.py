@@ -1,0 +1,112 @@
+"""Proposal of the settings of a run: the shortest H at the best precision that wastes almost no time.
+
+Time is wasted on the exchange, if members do not train meanwhile, and on steps that no record counts.  The codecs are tried
+in the order of their measured losses (docs/results/diloco.md): int4 costs none, int2 a little, top64 more.  With each
+codec, a short H comes first; with each H, rounds that wait for the whole exchange (F = 1, D = 0), then a delay, then more
+fragments, whose exchanges are shorter.  Settings are tried with the peers always online, so chance has no part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from peer.formatting import many
+from peer.planning.model import APPLY_PER_S, Forecast, RoundLoad, RoundRules, RoundSetting, simulate
+from peer.planning.swarm import PlannedPeers
+from protocol.run.manifest import RunManifest
+
+CODECS = ("int4", "int2", "top64")
+"""Codecs in the order of preference."""
+INNER_STEPS = (20, 30, 50, 100, 200, 300, 500)
+"""Lengths that are tried."""
+FRAGMENTS = (1, 2, 4)
+"""Numbers of fragments that are tried."""
+DELAY_SHARE = 4
+"""Inner steps over the longest delay: the share up to which delays were compared."""
+MOST_WASTED = 0.01
+"""Share of the time that may be wasted."""
+TRIED_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class SettingProposal:
+    """Proposed settings.  why: a sentence."""
+
+    setting: RoundSetting
+    why: str
+
+
+@dataclass(frozen=True)
+class _SettingTrial:
+    setting: RoundSetting
+    forecast: Forecast
+
+    @property
+    def waste(self) -> float:
+        """Share of the time that the exchange adds, or that peers train for nothing because their steps are too long."""
+        return self.forecast.exchange_share + self.forecast.lost
+
+
+def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> SettingProposal:
+    """Return the proposal for a run and its peers.  Raises NeverTogether."""
+    always = replace(peers, offline_s=np.zeros(len(peers)))
+    tried: list[_SettingTrial] = []
+    for codec in CODECS:
+        for trial in _trials(codec, manifest, rules, always):
+            tried.append(trial)
+            if trial.waste < MOST_WASTED:
+                return SettingProposal(trial.setting, _reason(trial, tried))
+        best = min(tried, key=lambda trial: trial.waste)
+        if best.forecast.exchange_share < MOST_WASTED:
+            break  # a smaller exchange would change nothing
+    by_slow = best.forecast.exchange_share < MOST_WASTED
+    why = f"no setting wastes less than {_percent(MOST_WASTED)} of the time, and this one wastes {_percent(best.waste)}" + (
+        ", because of slow peers" if by_slow else "; a smaller model or faster lines would help"
+    )
+    return SettingProposal(best.setting, why)
+
+
+def _trials(codec: str, manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> Iterator[_SettingTrial]:
+    """Yield the settings with this codec in the order of preference, with their forecasts."""
+    for inner_steps in INNER_STEPS:
+        for fragments in FRAGMENTS:
+            if inner_steps % fragments:
+                continue
+            setting = RoundSetting(codec, inner_steps, fragments, 0)
+            load = RoundLoad.of(manifest, setting)
+            waiting = simulate(load, rules, peers, rounds=TRIED_ROUNDS)
+            if fragments == 1:
+                yield _SettingTrial(setting, waiting)
+            hidden_s = waiting.exchange_s + waiting.agreement_s + load.parameters / APPLY_PER_S
+            delay = min(math.ceil(hidden_s / waiting.step_s), inner_steps // DELAY_SHARE, load.steps)
+            delayed = replace(load, delay=delay)
+            yield _SettingTrial(setting._replace(delay=delay), simulate(delayed, rules, peers, rounds=TRIED_ROUNDS))
+
+
+def _reason(chosen: _SettingTrial, tried: list[_SettingTrial]) -> str:
+    """Return the sentence on the chosen setting, the last one tried."""
+    setting = chosen.setting
+    meanwhile = f", since members train {many(setting.delay, 'step')} during an exchange" if setting.delay else ""
+    parts = [f"it wastes {_percent(chosen.waste)} of the time{meanwhile}"]
+    same = [each for each in tried if each.setting.codec == setting.codec]
+    if shorter := [each.setting.inner_steps for each in same if each.setting.inner_steps < setting.inner_steps]:
+        least = min(each.waste for each in same if each.setting.inner_steps == shorter[-1])
+        parts.append(f"with H = {shorter[-1]} it would be {_percent(least)}")
+    if setting.fragments > 1:
+        fewer = [
+            each.waste
+            for each in same
+            if each.setting.inner_steps == setting.inner_steps and each.setting.fragments < setting.fragments
+        ]
+        parts.append(f"with fewer fragments {_percent(min(fewer))}")
+    best = setting.codec == CODECS[0]
+    parts.append("int4 costs no loss" if best else "with a more precise codec the lines could not carry it")
+    return "; ".join(parts)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,217 @@
+"""Report of a forecast: a table of settings, a drawing of the trainers' time, and one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from peer.formatting import amount, duration, fit, many, roughly, size
+from peer.measurements.report import line_rate
+from peer.planning.model import Doing, Forecast, RoundSetting, RoundTrace, Stretch, TrainerCourse
+from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
+from peer.resources.computer import memory_need
+from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
+from protocol.run.manifest import RunManifest
+from trainer.memory import TrainerSetup
+
+
+@dataclass(frozen=True)
+class NamedForecast:
+    """Forecast of one setting.  name: heading of its column."""
+
+    name: str
+    setting: RoundSetting
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class RunNeeds:
+    """Bytes that a trainer needs: of memory if it trains on a CPU, of memory and of a GPU's, and of disk."""
+
+    cpu_memory: int
+    gpu_host_memory: int
+    gpu_memory: int
+    disk: int
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> RunNeeds:
+        """Return the needs of a run's trainers."""
+        on_gpu = memory_need(manifest, setup=TrainerSetup("cuda"))
+        disk = STATES_ON_DISK * manifest.stored_bytes + MARGIN_BYTES
+        return cls(memory_need(manifest).host, on_gpu.host, on_gpu.gpu, disk)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def peers_line(groups: Sequence[PeerGroup]) -> list[str]:
+    """Return a line for each group of peers."""
+    return [
+        f"{many(group.count, 'peer')}: {_between(group.speed, amount)} tokens/s, {_between(group.up, line_rate)} up, "
+        f"{_between(group.down, line_rate)} down, round trips of {_between(group.rtt, lambda s: f'{1e3 * s:.0f} ms')}, "
+        + (
+            f"{roughly(group.online.online_s)} online and {roughly(group.online.offline_s)} offline in the mean"
+            if group.online.offline_s
+            else "always online"
+        )
+        for group in groups
+    ]
+
+
+def _between(values: QuantityRange, show: Callable[[float], str]) -> str:
+    return show(values.low) if values.low == values.high else f"{show(values.low)} to {show(values.high)}"
+
+
+def table(forecasts: Sequence[NamedForecast], needs: RunNeeds) -> list[str]:
+    """Return the table: a row for each figure, a column for each setting."""
+    columns = [_figures(each) for each in forecasts]
+    rows = [["", *(each.name for each in forecasts)]]
+    rows += [[cells[0][0], *(figure for _, figure in cells)] for cells in zip(*columns, strict=True)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, f"{'memory':<{widths[0]}}  {_memory(needs)}", f"{'disk':<{widths[0]}}  {size(needs.disk)} of each peer"]
+
+
+def _memory(needs: RunNeeds) -> str:
+    return (
+        f"{size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a GPU's and "
+        f"{size(needs.gpu_host_memory)} of the computer's"
+    )
+
+
+def _figures(each: NamedForecast) -> list[tuple[str, str]]:
+    """Return the figures of a column, each with its subject."""
+    setting, forecast = each.setting, each.forecast
+    return [
+        ("codec", setting.codec),
+        ("inner steps (H)", str(setting.inner_steps)),
+        ("fragments (F)", str(setting.fragments)),
+        ("delay (D), steps", str(setting.delay)),
+        ("a step", duration(forecast.step_s)),
+        ("a round", duration(forecast.round_s)),
+        ("  its exchange", duration(forecast.exchange_s)),
+        ("  its agreement", duration(forecast.agreement_s)),
+        ("members of a round", f"{forecast.members:.1f}".removesuffix(".0")),
+        ("trainers train", _share(forecast.utilisation)),
+        ("  work that no record has", _share(forecast.lost)),
+        ("trainers wait for others", _share(forecast.waits_peers)),
+        ("  for the exchange", _share(forecast.waits_exchange)),
+        ("  for what they missed", _share(forecast.fetches)),
+        ("the exchange adds", f"{_share(forecast.exchange_share)} of the time"),
+        ("a member sends a round", size(forecast.up_bytes)),
+        ("  receives", size(forecast.down_bytes)),
+        ("a peer sends a day", f"{size(forecast.up_day[0])}, at most {size(forecast.up_day[1])}"),
+        ("  receives", f"{size(forecast.down_day[0])}, at most {size(forecast.down_day[1])}"),
+        ("tokens a day", amount(forecast.tokens_a_day)),
+    ]
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def fields(
+    manifest: RunManifest, groups: Sequence[PeerGroup], forecasts: Sequence[NamedForecast], needs: RunNeeds, why: str
+) -> dict[str, Any]:
+    """Return the JSON object.  why: the sentence on the proposal."""
+    return {
+        "run": {"name": manifest.name, "parameters": manifest.parameters},
+        "peers": [asdict(group) for group in groups],
+        "needs": asdict(needs),
+        "settings": [
+            {
+                "name": each.name,
+                **each.setting._asdict(),
+                **{name: value for name, value in asdict(each.forecast).items() if name != "trace"},
+            }
+            for each in forecasts
+        ],
+        "why": why,
+    }
+
+
+MOST_WAITING = 0.05
+"""Share of waiting for others from which a remark explains it."""
+MOST_LOST = 0.01
+
+
+def remarks(forecast: Forecast) -> list[str]:
+    """Return sentences on wasted time that another exchange would not save."""
+    found = []
+    if forecast.lost >= MOST_LOST:
+        found.append(
+            f"{_share(forecast.lost)} of the time is spent on steps that no record counts: of peers that leave in a round, "
+            "or whose step takes longer than a round waits for it; with fewer sequences_per_step or a longer grace_s it is "
+            "less."
+        )
+    if forecast.waits_peers >= MOST_WAITING:
+        found.append(
+            "Fast peers wait for slower ones: a round waits until a quorum has done all its steps, and late peers then "
+            "contribute the steps that they have done."
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Drawing of the trainers' time: two lines of blocks for each of three peers.
+
+
+SIGNS = {Doing.TRAIN: "█#", Doing.ENCODE: "▓+", Doing.WAIT_PEERS: "·.", Doing.WAIT_EXCHANGE: "░-", Doing.FETCH: "▽v"}
+"""Signs of what a trainer does, with Unicode and without; a peer that is away has none."""
+LINE_SIGNS = "▔="
+LABEL = 18
+LEAST_WIDTH = 40
+NAMES = {1: ("alone",), 2: ("faster", "slower"), 3: ("fastest", "median", "slowest")}
+
+
+def drawing(trace: RoundTrace, peers: PlannedPeers, width: int, *, unicode: bool = True) -> list[str]:
+    """Draw some rounds of a few members in at most `width` columns: the trainer, and below it the line."""
+    room = max(LEAST_WIDTH, width) - LABEL
+    edges = np.linspace(trace.begin, trace.end, room + 1)
+    lines = []
+    for name, course in zip(NAMES[len(trace.courses)], trace.courses, strict=True):
+        label = f"{name}, {amount(float(peers.speed[course.peer]))}/s"
+        lines.append(f"{fit(label, LABEL - 1):<{LABEL}}{_trainer_row(course, edges, unicode)}".rstrip())
+        lines.append(f"{'':<{LABEL}}{_line_row(course, edges, unicode)}".rstrip())
+    return [*lines, *_key(trace.end - trace.begin, unicode)]
+
+
+def _key(seconds: float, unicode: bool) -> list[str]:
+    """Return the lines that explain the drawing."""
+    train, _, others, exchange, fetch = (signs[0 if unicode else 1] for signs in SIGNS.values())
+    return [
+        f"{duration(seconds)} from left to right.  A trainer: {train} trains, {others} waits for other peers, {exchange} "
+        f"waits for the exchange, {fetch} fetches.",
+        f"Below it the peer's line: {LINE_SIGNS[0 if unicode else 1]} carries an exchange.",
+    ]
+
+
+def _trainer_row(course: TrainerCourse, edges: Numbers, unicode: bool) -> str:
+    """Return one sign for each cell: of what the trainer did for the longest time in it."""
+    longest, best = [" "] * (len(edges) - 1), np.zeros(len(edges) - 1)
+    spent: dict[Doing, Numbers] = {}
+    for stretch in course.stretches:
+        spent.setdefault(stretch.doing, np.zeros(len(edges) - 1))
+        spent[stretch.doing] += _overlap(stretch, edges)
+    for doing, cells in spent.items():
+        sign = SIGNS[doing][0 if unicode else 1] if doing in SIGNS else " "
+        for place in np.flatnonzero(cells > best):
+            longest[place], best[place] = sign, cells[place]
+    return "".join(longest)
+
+
+def _line_row(course: TrainerCourse, edges: Numbers, unicode: bool) -> str:
+    busy = np.zeros(len(edges) - 1)
+    for begin, end in course.exchanges:
+        busy += _overlap(Stretch(Doing.WAIT_EXCHANGE, begin, end), edges)
+    half = (edges[1] - edges[0]) / 2
+    return "".join(LINE_SIGNS[0 if unicode else 1] if cell >= half else " " for cell in busy)
+
+
+def _overlap(stretch: Stretch, edges: Numbers) -> Numbers:
+    """Return the seconds of a stretch in each cell."""
+    overlap: Numbers = np.minimum(edges[1:], stretch.end) - np.maximum(edges[:-1], stretch.begin)
+    return np.maximum(0.0, overlap)

@@ -1,0 +1,198 @@
+"""Rounds whose times are known by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from peer.planning.model import (
+    AGREEMENT_RTTS,
+    AGREEMENT_S,
+    EXCHANGE_RTTS,
+    WIRE,
+    NeverTogether,
+    RoundLoad,
+    RoundRules,
+    RoundSetting,
+    exchange_cost,
+    exchange_end,
+    grid_cost,
+    simulate,
+)
+from peer.planning.swarm import PlannedPeers
+from protocol.run.manifest import RunManifest, demo_manifest
+
+RTT = 0.001
+LATENCY_S = AGREEMENT_S + (AGREEMENT_RTTS + EXCHANGE_RTTS) * RTT
+FREE = RoundLoad(steps=10, delay=0, step_tokens=1000, parameters=0, contribution_bytes=0, result_bytes=0, chunks=8)
+"""Ten steps of a second at 1000 tokens a second, and nothing to exchange."""
+TEN_SECONDS = replace(FREE, contribution_bytes=10_000_000, result_bytes=10_000_000)
+"""An exchange of two members with lines of `LINE` takes ten seconds."""
+LINE = 1e6 * WIRE
+RULES = RoundRules(grace_s=10.0, min_members=2, max_members=64, state_bytes=80_000_000)
+
+
+def peers(*speeds: float, up: float = LINE, online_s: float = 1e9, offline_s: float = 0.0) -> PlannedPeers:
+    """Peers with these speeds in tokens a second."""
+
+    def each(value: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.full(len(speeds), value)
+
+    return PlannedPeers(np.array(speeds), each(up), each(up), each(RTT), each(online_s), each(offline_s))
+
+
+def test_without_bytes_only_the_agreement_is_added() -> None:
+    forecast = simulate(FREE, RULES, peers(1000, 1000, 1000), rounds=5)
+    assert forecast.round_s == pytest.approx(10 + LATENCY_S)
+    assert forecast.utilisation == pytest.approx(10 / (10 + LATENCY_S))
+    assert forecast.exchange_share == pytest.approx(LATENCY_S / (10 + LATENCY_S))
+    assert forecast.tokens_a_day == pytest.approx(30_000 * 86_400 / forecast.round_s)
+    assert (forecast.members, forecast.lost, forecast.waits_peers) == (3, 0, 0)
+
+
+def test_members_wait_for_the_whole_exchange_without_a_delay() -> None:
+    forecast = simulate(TEN_SECONDS, RULES, peers(1000, 1000), rounds=5)
+    assert forecast.round_s == pytest.approx(20 + LATENCY_S)
+    assert forecast.waits_exchange == pytest.approx((10 + LATENCY_S) / (20 + LATENCY_S))
+
+
+def test_an_exchange_longer_than_the_delay_costs_the_rest() -> None:
+    forecast = simulate(replace(TEN_SECONDS, delay=4), RULES, peers(1000, 1000), rounds=5)
+    assert forecast.round_s == pytest.approx(10 + 10 + LATENCY_S - 4)
+    assert forecast.utilisation == pytest.approx(10 / (16 + LATENCY_S))
+
+
+def test_an_exchange_within_the_delay_costs_nothing() -> None:
+    forecast = simulate(replace(TEN_SECONDS, steps=20, delay=11), RULES, peers(1000, 1000), rounds=5)
+    assert forecast.round_s == pytest.approx(20)
+    assert forecast.utilisation == pytest.approx(1)
+    assert forecast.exchange_share == 0
+
+
+def test_a_slow_member_contributes_the_steps_that_it_has_done() -> None:
+    """The quorum is ready after 10 s, the fair time is 2.5 s, and after half of it the slow one is in its sixth step."""
+    forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 500), rounds=5)
+    assert forecast.round_s == pytest.approx(12 + LATENCY_S)
+    assert forecast.members == 4
+    assert forecast.tokens_a_day == pytest.approx(36_000 * 86_400 / forecast.round_s)
+    assert forecast.waits_peers == pytest.approx(3 * 2 / (4 * (12 + LATENCY_S)))
+
+
+def test_a_member_whose_step_takes_longer_than_the_others_wait_is_left_out() -> None:
+    forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 200), rounds=5)
+    assert forecast.round_s == pytest.approx(10 + LATENCY_S)
+    assert forecast.members == 3
+    assert forecast.lost == pytest.approx(10 / (4 * (10 + LATENCY_S)))
+
+
+def test_a_round_of_equal_peers_never_waits_for_the_grace_time() -> None:
+    slow = simulate(FREE, RULES, peers(500, 500, 500), rounds=5)
+    assert slow.round_s == pytest.approx(20 + LATENCY_S)
+
+
+def test_more_peers_than_places_train_for_nothing() -> None:
+    forecast = simulate(FREE, replace(RULES, max_members=2), peers(1000, 1000, 1000, 1000), rounds=5)
+    assert forecast.members == 2
+    assert forecast.lost == pytest.approx(forecast.utilisation / 2)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Peers that come and go.
+
+
+def test_half_of_the_peers_are_members_if_they_are_online_half_of_the_time() -> None:
+    forecast = simulate(FREE, RULES, peers(*[1000] * 40, online_s=600, offline_s=600), rounds=200)
+    assert forecast.members == pytest.approx(20, abs=4)
+    assert 0 < forecast.lost < 10 / 600
+    assert forecast.fetches == 0
+
+
+def test_whoever_returns_fetches_at_most_the_state() -> None:
+    rare = peers(*[1000] * 40, online_s=600, offline_s=600)
+    forecast = simulate(TEN_SECONDS, RULES, rare, rounds=300)
+    least_s = WIRE * TEN_SECONDS.result_bytes / LINE
+    assert least_s / 1200 < forecast.fetches < WIRE * RULES.state_bytes / LINE / 300
+
+
+def test_the_same_description_gives_the_same_forecast() -> None:
+    churn = peers(*[1000, 2000] * 10, online_s=600, offline_s=1200)
+    assert simulate(TEN_SECONDS, RULES, churn, rounds=20) == simulate(TEN_SECONDS, RULES, churn, rounds=20)
+
+
+def test_too_few_peers_for_a_round_are_refused() -> None:
+    with pytest.raises(NeverTogether, match="2 members, and 1"):
+        simulate(FREE, RULES, peers(1000))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The exchange.
+
+
+def test_each_member_sends_and_receives_its_part_of_contributions_and_results() -> None:
+    lines = np.full(4, 1e6)
+    cost = exchange_cost(lines, lines, replace(FREE, contribution_bytes=400, result_bytes=800), 4)
+    assert cost.sent == pytest.approx([3 / 4 * (400 + 800)] * 4)
+    assert cost.received == pytest.approx([3 / 4 * (400 + 800)] * 4)
+
+
+def test_a_slow_line_owns_no_chunk() -> None:
+    up = np.array([10e6, 10e6, 10e6, 1e6])
+    cost = exchange_cost(up, up, replace(TEN_SECONDS, chunks=100), 3)
+    assert cost.sent[3] == pytest.approx(10_000_000)
+    assert cost.seconds[3] == pytest.approx(10 * WIRE)
+    assert cost.sent.sum() == pytest.approx(cost.received.sum())
+
+
+def test_the_slower_direction_of_a_line_counts() -> None:
+    up, down = np.full(4, 1e6), np.full(4, 4e6)
+    cost = exchange_cost(up, down, TEN_SECONDS, 4)
+    assert cost.seconds == pytest.approx([WIRE * 15] * 4)
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    cost = exchange_cost(np.array([1e6]), np.array([1e6]), TEN_SECONDS, 1)
+    assert (cost.seconds[0], cost.sent[0], cost.received[0]) == (0, 0, 0)
+
+
+def test_others_go_on_without_a_line_that_takes_much_longer() -> None:
+    assert exchange_end(np.array([10.0, 10.0, 10.0, 14.0])) == 14
+    assert exchange_end(np.array([10.0, 10.0, 10.0, 60.0])) == 10
+
+
+def test_a_grid_of_ten_thousand_takes_as_long_as_two_exchanges_of_a_hundred() -> None:
+    load = replace(TEN_SECONDS, chunks=1000)
+    lines = np.full(10_000, LINE)
+    assert grid_cost(lines, lines, load).seconds.max() == pytest.approx(
+        2 * exchange_cost(lines[:100], lines[:100], load, 100).seconds.max()
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_load_of_a_run_follows_from_its_codec_and_its_fragments() -> None:
+    manifest = demo_manifest().manifest
+    whole = RoundLoad.of(manifest, RoundSetting("int8", 40, 1, 0))
+    quarter = RoundLoad.of(manifest, RoundSetting("int4", 40, 4, 5))
+    assert whole.contribution_bytes == pytest.approx(8.125 / 8 * manifest.parameters, rel=0.01)
+    assert quarter.contribution_bytes == pytest.approx(4.25 / 8 * manifest.parameters / 4, rel=0.01)
+    assert (whole.steps, whole.delay, quarter.steps, quarter.delay) == (40, 0, 10, 5)
+
+
+def test_a_run_without_other_settings_has_its_own_load() -> None:
+    fields = demo_manifest().manifest.model_dump()
+    fields |= {"fragments": 4, "codec": "int2"}
+    fields["rounds"] |= {"inner_steps": 40, "delay": 7}
+    manifest = RunManifest.model_validate(fields)
+    load = RoundLoad.of(manifest, RoundSetting.of(manifest))
+    assert (load.steps, load.delay, load.parameters) == (manifest.round_steps, 7, manifest.fragment_parameters)
+    assert load.contribution_bytes == manifest.layouts.contribution.payload_bytes
+    assert load.result_bytes == manifest.layouts.result.payload_bytes
+    assert load.step_tokens * load.steps == manifest.tokens_per_round
+
+
+def test_int2_has_smaller_contributions_than_results() -> None:
+    load = RoundLoad.of(demo_manifest().manifest, RoundSetting("int2", 40, 1, 0))
+    assert load.contribution_bytes / load.result_bytes == pytest.approx(2.25 / 4.25, rel=0.01)

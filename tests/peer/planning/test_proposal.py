@@ -1,0 +1,51 @@
+"""Proposed settings, for lines on which the right answer is plain."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.planning.model import RoundRules
+from peer.planning.proposal import MOST_WASTED, propose
+from peer.planning.swarm import PlannedPeers, read_groups
+from protocol.run.manifest import RunManifest, demo_manifest
+
+
+@pytest.fixture(scope="module")
+def manifest() -> RunManifest:
+    return demo_manifest().manifest
+
+
+def peers(**options: str) -> PlannedPeers:
+    usual = {"speed": "5000", "up": "100mbit", "down": "100mbit", "rtt": "1ms", "online": "always"}
+    return PlannedPeers.of(read_groups("4", usual | options))
+
+
+def test_lines_for_which_the_exchange_is_nothing_need_no_fragments(manifest: RunManifest) -> None:
+    found = propose(manifest, RoundRules.of(manifest), peers(speed="100", up="10gbit", down="10gbit"))
+    assert (found.setting.codec, found.setting.inner_steps, found.setting.fragments, found.setting.delay) == (
+        "int4",
+        20,
+        1,
+        0,
+    )
+    assert "int4 costs no loss" in found.why
+
+
+def test_slower_lines_need_longer_rounds(manifest: RunManifest) -> None:
+    rules = RoundRules.of(manifest)
+    steps = [propose(manifest, rules, peers(up=up)).setting.inner_steps for up in ("20mbit", "2mbit", "500kbit")]
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+
+
+def test_fewer_bits_come_last(manifest: RunManifest) -> None:
+    assert propose(manifest, RoundRules.of(manifest), peers(speed="20000", up="130kbit")).setting.codec != "int4"
+
+
+def test_a_proposal_that_does_not_suffice_says_so(manifest: RunManifest) -> None:
+    found = propose(manifest, RoundRules.of(manifest), peers(speed="5000000", up="130kbit"))
+    assert found.why.startswith(f"no setting wastes less than {100 * MOST_WASTED:.1f} % of the time")
+
+
+def test_slow_peers_are_no_reason_for_fewer_bits(manifest: RunManifest) -> None:
+    found = propose(manifest, RoundRules.of(manifest), peers(speed="20..2000"))
+    assert found.setting.codec == "int4"

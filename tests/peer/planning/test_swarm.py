@@ -1,0 +1,84 @@
+"""Descriptions of peers, from options and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.errors import PeerError
+from peer.planning.swarm import (
+    OnlineTime,
+    PlannedPeers,
+    QuantityRange,
+    read_groups,
+    read_online,
+    read_range,
+    read_rtt,
+    read_speed,
+)
+
+OPTIONS = {"speed": "5000", "up": "20mbit", "down": "100mbit", "rtt": "40ms", "online": "always"}
+
+
+def test_quantities_as_people_write_them() -> None:
+    assert read_range("2000..20k", read_speed) == QuantityRange(2000, 20_000)
+    assert read_range("40ms", read_rtt) == QuantityRange(0.04, 0.04)
+    assert read_online("8h/16h") == OnlineTime(8 * 3600, 16 * 3600)
+    assert read_online("always").offline_s == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "said"),
+    [
+        ("speed", "fast", "fast is not a speed; write tokens a second"),
+        ("speed", "20..2", "ends below its start"),
+        ("rtt", "40", "write it as 40ms"),
+        ("up", "20x", "20x is not"),
+        ("online", "8h", "as 8h/16h"),
+        ("speed", "", "nothing is not a speed"),
+        ("speed", "9" * 400, "is not a speed"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_remedy(field: str, text: str, said: str) -> None:
+    with pytest.raises(PeerError, match=said):
+        read_groups("8", OPTIONS | {field: text})
+
+
+def test_peers_of_a_range_reach_from_end_to_end() -> None:
+    found = PlannedPeers.of(read_groups("3", OPTIONS | {"speed": "100..10000"}))
+    assert sorted(found.speed) == pytest.approx([100, 1000, 10_000])
+    assert list(found.up) == [2.5e6] * 3
+
+
+def test_a_file_has_groups_and_options_fill_them_up(tmp_path: Path) -> None:
+    path = tmp_path / "swarm.toml"
+    path.write_text('[[peers]]\ncount = 2\nspeed = 40000\nonline = "8h/16h"\n[[peers]]\nup = "1gbit"\n')
+    homes, server = read_groups(str(path), OPTIONS)
+    assert (homes.count, homes.speed.low, homes.up.low, homes.online.online_s) == (2, 40_000, 2.5e6, 8 * 3600)
+    assert (server.count, server.speed.low, server.up.low, server.online.offline_s) == (1, 5000, 125e6, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no groups of peers"),
+        ("peers = 3", "has no groups of peers"),
+        ("[[peers]]\nspeeed = 1", "group 1: there is no field speeed"),
+        ("[[peers]]\ncount = 0", "a whole number from 1"),
+        ("[[peers]]\ncount = true", "a whole number from 1"),
+        ("[[peers]]\nspeed = []", "is not a speed"),
+        ("[[peers]", "not valid TOML"),
+        ("[[peers]]\ncount = 90000\n[[peers]]\ncount = 90000", "more than 100000 peers"),
+    ],
+)
+def test_a_mistake_in_a_file_names_its_group(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "swarm.toml"
+    path.write_text(text)
+    with pytest.raises(PeerError, match=said):
+        read_groups(str(path), OPTIONS)
+
+
+def test_peers_are_a_number_or_a_file() -> None:
+    with pytest.raises(PeerError, match="neither a number nor a TOML file"):
+        read_groups("many", OPTIONS)
