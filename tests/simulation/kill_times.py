@@ -61,7 +61,7 @@ def narrow_run() -> SignedManifest:
 
 def link_bytes_per_s() -> float:
     """At which an exchange that balances perfectly takes `EXCHANGE_S`."""
-    return 2 * (MEMBERS - 1) / MEMBERS * narrow_run().manifest.parameters * 65 / 64 / EXCHANGE_S
+    return (MEMBERS - 1) / MEMBERS * narrow_run().manifest.layouts.exchanged_bytes / EXCHANGE_S
 
 
 @dataclass(frozen=True)

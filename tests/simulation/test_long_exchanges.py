@@ -61,7 +61,7 @@ def rounds(
         await meanwhile(world)
         await world.until_round(count, within_s)
 
-    rate = 2 * (peers - 1) / peers * signed.manifest.parameters * 65 / 64 / EXCHANGE_S
+    rate = (peers - 1) / peers * signed.manifest.layouts.exchanged_bytes / EXCHANGE_S
     run = simulate(peers, scenario, 1, Weather(latency_s=0.02, jitter_s=0.005, bytes_per_s=rate), signed)
     assert run.failure is None, run.failure
     return seen
