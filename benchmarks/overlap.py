@@ -8,7 +8,7 @@ after it was sent, exactly; meanwhile the members go on.  D is at most H / F, so
 
 Besides four equal members there are those of a wave, as in `benchmarks.diloco`, and three with a slow one, which does half
 as many steps and counts by its tokens.  A member that joins an overlapped run starts when the result of a round arrives,
-and does fewer steps in its first round, as a late peer does.  Rows named "blend" merge as Streaming DiLoCo does (Douillard
+and does fewer steps, in its first two rounds.  Rows named "blend" merge as Streaming DiLoCo does (Douillard
 et al. 2025, alpha 0.5) instead of adding what was learned meanwhile to the result ("shift").
 
 Every row is compared with the plain int8 run of the same members and H.  A run ends with its last round, so most fragments
@@ -64,6 +64,8 @@ BARS_PERCENT = {"int8": 0.5, "int4": 0.6}
 BAR_FRAGMENTS = 4
 ALPHA = 0.5
 """Weight of the result when a member blends it with its own parameters."""
+NEWCOMER_ROUNDS = 2
+"""First rounds of a newcomer, for which it has no early lease."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,14 @@ class Losses:
 
 @dataclass
 class Member:
-    """A member.  sent: its parameters of the fragment that it has contributed to last; empty before its first round."""
+    """A member.
+
+    apart: rounds that it has yet to begin with the shared parameters, because it has no rows to go on with.  sent: its
+    parameters of the fragment that it has contributed to last.
+    """
 
     worker: Worker
+    apart: int
     sent: F32 = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
@@ -152,7 +159,8 @@ class StreamedRun:
     def hold(self, round: int, size: int) -> None:
         """Train `size` members for one round, and exchange the round's fragment."""
         fragment = round % self._case.fragments
-        news = [Member(Worker(self._config, CPU)) for _ in range(size - len(self._members))]
+        apart = NEWCOMER_ROUNDS if round else 1
+        news = [Member(Worker(self._config, CPU), apart) for _ in range(size - len(self._members))]
         self._members = [*self._members[:size], *news]
         trained = [self._train(number, member, round) for number, member in enumerate(self._members)]
         self._tokens = [tokens for tokens, _ in trained]
@@ -173,14 +181,15 @@ class StreamedRun:
         steps, delay = case.round_steps, case.delay
         if number < case.slow:
             steps, delay = steps // 2, delay // 2
-        is_new, fragment = not member.sent.size, round % case.fragments
-        if is_new and round and delay:
+        is_apart, fragment = member.apart > 0, round % case.fragments
+        if is_apart and round and delay:
             steps = max(1, steps - delay - SPARE_STEPS)
         first = self._first_step + round * case.round_steps
         rows = [rows_of(member.worker, number, first + step) for step in range(steps)]
-        task = Task(round, rows, steps, first, fragment=fragment, continues=case.is_streamed and not is_new)
+        task = Task(round, rows, steps, first, fragment=fragment, continues=case.is_streamed and not is_apart)
         applied = self._arrival(member, delay, (round - 1) % case.fragments)
         done = member.worker.compute(task, self.theta, memoryview(encoded), lambda *_: False, applied=applied)
+        member.apart -= is_apart
         member.sent = member.own[self._spans[fragment]].copy()
         return done.tokens, encoded
 

@@ -36,7 +36,7 @@ def test_an_overlapped_run_may_train_for_a_whole_round_meanwhile() -> None:
 def test_chunks_wait_for_their_turn_on_a_line() -> None:
     for overlapped in (False, True):
         layouts = run_of(overlapped=overlapped).manifest.layouts
-        assert min(span.size for layout in layouts[1:] for span in layout[:-1]) > SMALL_BYTES
+        assert min(layout[0].size for layout in (layouts.contribution, layouts.result)) > SMALL_BYTES
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.995, 0), (0.985, 1)])

@@ -48,7 +48,7 @@ def test_a_result_arrives_after_so_many_steps(bench: Bench) -> None:
 def test_slow_members_do_half_of_the_steps_and_newcomers_those_that_are_left(bench: Bench) -> None:
     run = StreamedRun(bench, Case(0, 16, 2, 4, slow=1))
     a_step = SMALL.sequences * SMALL.sequence_length
-    for round, size, steps in [(0, 2, [4, 8]), (1, 3, [4, 8, 3]), (2, 3, [4, 8, 8]), (3, 1, [4])]:
+    for round, size, steps in [(0, 2, [4, 8]), (1, 3, [4, 8, 3]), (2, 3, [4, 8, 3]), (3, 3, [4, 8, 8]), (4, 1, [4])]:
         run.hold(round, size)
         assert run._tokens == [each * a_step for each in steps]
 
