@@ -8,8 +8,8 @@ The settings are those of INTELLECT-1 (Prime Intellect 2024: ten billion paramet
 beside a median all-reduce of 103, 382 or 469 s), and members with one GPU and a line of 25 Mbit/s each that train a billion
 parameters, 65 536 tokens a step at 10 000 tokens/s.  The model is small, and lines are so narrow that an ideal exchange of
 its state in int8 takes as long as that of the real one.  All times but latencies are a tenth of the real ones, so round
-trips of the agreement, which do not grow with the model, weigh ten times as much as in reality.  Members are equally fast.
-A loss is that of whole requests, answers and gossip, because TCP repeats lost packets.
+trips of the agreement, which do not grow with the model, weigh ten times as much as in reality.  Members are equally fast
+but for one setting.  A loss is that of whole requests, answers and gossip, because TCP repeats lost packets.
 
 "plain" is one fragment in int8, for whose result the members wait.  "overlapped" is four fragments in int4; meanwhile the
 members train for the next round, at most all its steps.  The first pass does not count: it begins without early leases.
@@ -55,7 +55,8 @@ BYTES_PER_MBIT = 125_000
 class Setting:
     """Seconds of the real run.  compute_s: of H inner steps.  exchange_s: of the whole state in int8.
 
-    published: utilisation that was reported; None if there is no such report.
+    published: utilisation that was reported; None if there is no such report.  spread: share of a step's time by which the
+    slowest member's steps are longer than the fastest one's, and the others' are spaced evenly between.
     """
 
     name: str
@@ -64,6 +65,11 @@ class Setting:
     latency_s: float
     loss: float = 0.0
     published: float | None = None
+    spread: float = 0.0
+
+    def step_s(self, number: int) -> float:
+        """Return the virtual seconds of a step of a member."""
+        return self.compute_s / SCALE / INNER_STEPS * (1 + self.spread * number / (MEMBERS - 1))
 
 
 def exchange_s(parameters: float, mbit: float) -> float:
@@ -80,6 +86,7 @@ SETTINGS = (
     Setting("INTELLECT-1, USA", 2280, 103, 0.02, published=0.957),
     Setting("INTELLECT-1, transatlantic", 2280, 382, 0.045, published=0.856),
     Setting("INTELLECT-1, worldwide", 2280, 469, 0.1, published=0.83),
+    Setting("INTELLECT-1, worldwide, members up to 5 % slower", 2280, 469, 0.1, spread=0.05),
     Setting("1B, one GPU, 25 Mbit/s, 40 ms, 0.1 % lost", INNER_STEPS * 65_536 / 10_000, exchange_s(1e9, 25), 0.04, 0.001),
 )
 
@@ -122,7 +129,7 @@ class Row:
         return {
             "setting": self.setting.name,
             "overlapped": self.overlapped,
-            "utilisation": self.utilisation,
+            "utilisation": round(self.utilisation, 6),
             "published": self.setting.published,
             "round_s": self.round_s,
             "steps_done": self.done,
@@ -159,18 +166,18 @@ def busy_share(contributions: Mapping[int, Contributed], rounds: range, step_s: 
 def measure(setting: Setting, *, overlapped: bool) -> Row:
     """Run one setting, and return its line.  Raises AssertionError if the simulated swarm gets no further."""
     rows, signed = list[Row](), run_of(overlapped=overlapped)
-    manifest, step_s = signed.manifest, setting.compute_s / SCALE / INNER_STEPS
+    manifest = signed.manifest
     first = FIRST_PASSES * manifest.fragments
     rounds = range(first, first + PASSES * manifest.fragments)
 
     async def scenario(world: World) -> None:
         contributions = Contributions(world)
         for seat in world.seats:
-            seat.step_s = step_s
+            seat.step_s = setting.step_s(seat.number)
             world.start(seat)
         within_s = 4 * rounds.stop * (setting.compute_s + setting.exchange_s) / SCALE
         await world.until_round(rounds.stop, within_s)
-        shares = [busy_share(of, rounds, step_s) for of in contributions.of.values()]
+        shares = [busy_share(contributions.of[seat.peer], rounds, seat.step_s) for seat in world.seats]
         everything = [of[round] for of in contributions.of.values() for round in rounds]
         seconds = statistics.fmean(of[rounds[-1]].at_s - of[first - 1].at_s for of in contributions.of.values())
         done = sum(each.steps for each in everything) / (len(everything) * manifest.round_steps)
