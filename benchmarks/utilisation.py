@@ -45,7 +45,7 @@ INNER_STEPS = 100
 SCALE = 10
 """Times of the settings over the simulated ones."""
 FRAGMENTS = 4
-FIRST_PASSES, PASSES = 1, 2
+FIRST_PASSES, PASSES = 1, 4
 """Passes over the whole state before the counted ones, and counted ones."""
 BAR = 0.99
 BYTES_PER_MBIT = 125_000
@@ -194,7 +194,7 @@ def print_row(row: Row) -> None:
     published = f"{100 * row.setting.published:.1f} %" if row.setting.published is not None and not row.overlapped else ""
     print(
         f"| {row.setting.name} | {'overlapped' if row.overlapped else 'plain'} | {100 * row.utilisation:.2f} % "
-        f"| {published} | {row.round_s:.2f} | {100 * row.done:.0f} % |",
+        f"| {published} | {row.round_s:.2f} | {100 * row.done:.1f} % |",
         flush=True,
     )
 
