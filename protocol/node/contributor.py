@@ -206,7 +206,8 @@ class _NextRound:
     """Training for a round while the round before it is agreed on.
 
     round: the round of the contribution.  on: the tip that the round before it stands on.  applied: set once the result of
-    that round is in our state.  contribution: None until `ended`, and also then if the trainer died.
+    that round is in our state.  state: the digest of our state with that result; None before.  contribution: None until
+    `ended`, and also then if the trainer died.
     """
 
     round: int
@@ -215,6 +216,7 @@ class _NextRound:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
     applied: trio.Event = field(default_factory=trio.Event)
+    state: Hash | None = None
     contribution: Contribution | None = None
 
 
@@ -279,7 +281,7 @@ class Contributor:
             contribution = await self._complete(base, begun)
             if contribution is not None:
                 return self._sound(contribution, base)
-        await self._drop_ahead()
+        await self.drop_ahead()
         while True:
             await self._own.rested()
             try:
@@ -299,19 +301,20 @@ class Contributor:
             return ahead.work
         return Work(self._replica.layouts.contribution)
 
-    def train_ahead(self, base: Base, nursery: trio.Nursery) -> None:
+    def train_ahead(self, base: Base, work: Work, nursery: trio.Nursery) -> None:
         """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
 
-        nursery: a nursery that outlives the rounds.
+        work: of the round on `base`; without any training in it, the next round begins with the state, because the trainer's
+        own parameters have not taken part in each round.  nursery: a nursery that outlives the rounds.
         """
         manifest = self._replica.manifest
         rows = base.next_lease(manifest, self._session.me) if manifest.is_streamed else ()
         steps = min(manifest.round_steps, count_rows(rows) // manifest.data.sequences_per_step)
         progress = self._amendments.progress(base)
-        if self._trainer is None or not steps or progress.next_share >= 1:
+        if self._trainer is None or not steps or not work.training.is_set() or progress.next_share >= 1:
             return
         self._ahead = _NextRound(base.round + 1, base.tip, Work(self._replica.layouts.contribution))
-        self._activity.train_on(True)
+        self._activity.train_on(manifest.rounds.delay > 0)
         self._ahead.work.begin(steps)
         share = progress.next_share
         task = self._task(base.round + 1, rows, steps, progress.first, (share, min(1.0, 2 * share - progress.share)))
@@ -320,6 +323,7 @@ class Contributor:
     async def _run_ahead(self, trainer: TrainerLink, task: ComputeTask, ahead: _NextRound) -> None:
         try:
             with ahead.scope:
+                await self._own.rested()
                 await self._own.lease(task.rows, ())
                 task = replace(task, reference=await self._own.reference())
                 ahead.work.training.set()
@@ -337,7 +341,14 @@ class Contributor:
             self._activity.train_on(False)  # it waits for the result
 
     async def _complete(self, base: Base, ahead: _NextRound) -> Contribution | None:
-        """Complete what has begun before the round, whose base has the result of the last one; None if that failed."""
+        """Complete what has begun before the round, whose base has the result of the last one; None if that failed.
+
+        It fails if the trainer has taken over another state, which was wrong, or which another record has replaced.
+        """
+        state = await self._offload(self._replica.state.digest)
+        if ahead.state not in (None, state):
+            return None
+        ahead.state = state
         ahead.applied.set()
         self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         manifest = self._replica.manifest
@@ -346,7 +357,8 @@ class Contributor:
         self._ahead = None
         return ahead.contribution
 
-    async def _drop_ahead(self) -> None:
+    async def drop_ahead(self) -> None:
+        """Abandon the training for a round that has not begun."""
         if (ahead := self._ahead) is not None:
             ahead.scope.cancel()
             await ahead.ended.wait()

@@ -715,7 +715,7 @@ class RoundRunner:
 
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
-        self._contributor.train_ahead(self.base, self._deliveries.nursery)
+        self._contributor.train_ahead(self.base, self.work, self._deliveries.nursery)
         self._report.ready(ready, contribution)
         self._show_waiting()
         self.inbox.receive(self.session.me, ready, envelope)

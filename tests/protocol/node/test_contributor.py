@@ -22,6 +22,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
+from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, SourceFigures, TrainerDied, TrainerGaveUp
@@ -32,6 +33,7 @@ from protocol.wire.messages import Learned, SourceMean, UsedBatch, learned_from,
 from protocol.wire.presence import Phase, Role
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
+from tests.simulation.world import simulated_run
 
 STATE = Hash(b"\x03" * 32)
 MEMBERS = tuple(sorted(each.peer_id for each in (ANN, BOB, ME)))
@@ -40,15 +42,26 @@ FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
 
 
 class Trainer:
-    """A `TrainerLink` that dies of `deaths`, in turn, then answers with this data, loss and norm."""
+    """A `TrainerLink` that dies of `deaths`, in turn, then answers with this data, loss and norm.
+
+    lasts_s: time that it takes, after the last round's result is there.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.pid, self.tasks, self.told = 1, list[ComputeTask](), list[str]()
-        self.deaths, self.data, self.loss, self.norm = list[TrainerDied](), data, 2.0, 1.0
+        self.deaths, self.data, self.loss, self.norm, self.lasts_s = list[TrainerDied](), data, 2.0, 1.0, 0.0
 
-    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+    async def compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None = None,
+    ) -> Contribution:
         self.tasks.append(task)
-        await trio.lowlevel.checkpoint()
+        if applied is not None:
+            await applied.wait()
+        await trio.sleep(self.lasts_s)
         if self.deaths:
             raise self.deaths.pop(0)
         on_progress(Progress(task.round, task.steps, self.loss, 80, 20.0))
@@ -59,21 +72,27 @@ class Trainer:
 
 
 class Table:
-    def __init__(self, folder: Path, with_trainer: bool) -> None:
-        self.replica, self.events = a_replica(a_run(ANN), folder), list[Event]()
+    def __init__(self, folder: Path, with_trainer: bool, signed: SignedManifest) -> None:
+        self.replica, self.events = a_replica(signed, folder), list[Event]()
         self.manifest, self.work = self.replica.manifest, Work(self.replica.layouts.contribution)
         self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
         self.activity = Activity(self.events.append)
-        session, settings = a_session(a_run(ANN).run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
+        session, settings = a_session(signed.run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
         trainer: Any = self.trainer if with_trainer else None
         self.own = OwnTrainer(trainer, Pace(8), self.activity)
         amendments = Amendments(Extensions(session, Guard(session), self.replica, at_once), None)
         self.contributor = Contributor(session, self.replica, settings, at_once, self.own, amendments)
 
 
-def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], *, with_trainer: bool = True) -> None:
+def on_table(
+    folder: Path,
+    check: Callable[[Table], Awaitable[None]],
+    *,
+    with_trainer: bool = True,
+    signed: SignedManifest | None = None,
+) -> None:
     async def main() -> None:
-        table = Table(folder, with_trainer)
+        table = Table(folder, with_trainer, signed or a_run(ANN))
         await check(table)
         table.replica.state.close()
 
@@ -216,6 +235,86 @@ def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(tmp_path: Path) -> 
         assert table.trainer.told == ["pause", "resume"]
 
     on_table(tmp_path, check)
+
+
+# -- training ahead ------------------------------------------------------------------------------------------------------
+
+
+def streamed(table: Table) -> tuple[Base, Base]:
+    """The first two rounds, which we are a holder of."""
+    first = Base(0, 0, table.replica.history.tip, MEMBERS, MEMBERS)
+    return first, Base(1, 1, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_training_ahead_is_begun_anew_if_the_state_that_it_has_taken_over_was_replaced(
+    tmp_path: Path, replaced: bool
+) -> None:
+    async def check(table: Table) -> None:
+        (first, second), contributor, state = streamed(table), table.contributor, table.replica.state
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(first, table.work) is not None
+            table.trainer.lasts_s = 10
+            contributor.train_ahead(first, table.work, nursery)
+            with trio.move_on_after(1) as interrupted:
+                await contributor.compute(second, contributor.work_on(second))
+            assert interrupted.cancelled_caught
+            if replaced:
+                state.load(memoryview(bytes(state.size_bytes)), 0)
+            assert await contributor.compute(second, contributor.work_on(second)) is not None
+        asked = [(task.round, task.continues) for task in table.trainer.tasks]
+        assert asked == [(0, False), (1, True)] + [(1, False)] * replaced
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+
+
+def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        (first, second), contributor = streamed(table), table.contributor
+        idle = replace(first, leases=Leases(early=((ME.peer_id, ()),)))
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(idle, table.work) is not None
+            assert idle.next_lease(table.manifest, ME.peer_id)
+            contributor.train_ahead(idle, table.work, nursery)
+            assert await contributor.compute(second, contributor.work_on(second)) is not None
+        assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+
+
+def test_nothing_is_trained_ahead_while_paused(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        (first, second), contributor = streamed(table), table.contributor
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(first, table.work) is not None
+            table.own.rest(WhyIdle.PAUSED, "paused")
+            contributor.train_ahead(first, table.work, nursery)
+            nursery.start_soon(contributor.compute, second, contributor.work_on(second))
+            await trio.sleep(1000)
+            assert [task.round for task in table.trainer.tasks] == [0]
+            table.own.go_on(WhyIdle.PAUSED)
+        assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+
+
+@pytest.mark.parametrize(("delay", "why"), [(5, WhyIdle.BUSY), (0, WhyIdle.COMMITTING)])
+def test_a_trainer_that_may_take_no_step_before_the_result_is_not_shown_as_busy(
+    tmp_path: Path, delay: int, why: WhyIdle
+) -> None:
+    async def check(table: Table) -> None:
+        first, _ = streamed(table)
+        async with trio.open_nursery() as nursery:
+            assert await table.contributor.compute(first, table.work) is not None
+            table.contributor.train_ahead(first, table.work, nursery)
+            table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
+            assert table.activity.why is why
+            await table.contributor.drop_ahead()
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=delay))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> None:
