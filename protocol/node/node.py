@@ -6,6 +6,7 @@ The module wires the components of the protocol to the network, the disk and the
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -84,7 +85,7 @@ class Node:
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         standpoints = ElectorTips(session.me, self._history, membership, activity, replica.rounds.listen_s)
-        initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
+        initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
         self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
@@ -117,6 +118,11 @@ class Node:
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
+
+    async def _initialise(self, trainer: TrainerLink, theta: memoryview) -> None:
+        """Have the trainer write the initial parameters; it may still be training for a round of another branch."""
+        await self._contributor.drop_ahead()
+        await trainer.initialise(theta)
 
     def _make_blocks(self, trainer: TrainerLink | None) -> LeasedBlocks | None:
         """Build the fetching of blocks; return None in a run without corpora, or without a folder for them."""

@@ -5,7 +5,8 @@ It takes simulated time, can be slow, stopped early, paused and killed, and is a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import trio
@@ -41,7 +42,7 @@ class ArithmeticTrainer:
         self._resumed = trio.Event()
         self._resumed.set()
         self._deaths = 0
-        self._dying = False
+        self._dying = self._is_asked = False
         self.said: list[str] = []
         """What it was asked, and what it came to the end of."""
 
@@ -53,11 +54,21 @@ class ArithmeticTrainer:
     def pid(self) -> int | None:
         return 1000 + self._deaths
 
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        assert not self._is_asked, "the trainer does one thing at a time, apart from an evaluation"
+        self._is_asked = True
+        try:
+            yield
+        finally:
+            self._is_asked = False
+
     async def initialise(self, theta: memoryview) -> None:
-        await trio.lowlevel.checkpoint()
-        np.frombuffer(theta, np.float32)[:] = np.random.Generator(np.random.Philox(self._manifest.seed)).standard_normal(
-            self._manifest.parameters, dtype=np.float32
-        )
+        with self._one_at_a_time():
+            await trio.lowlevel.checkpoint()
+            np.frombuffer(theta, np.float32)[:] = np.random.Generator(np.random.Philox(self._manifest.seed)).standard_normal(
+                self._manifest.parameters, dtype=np.float32
+            )
 
     async def compute(
         self,
@@ -65,6 +76,16 @@ class ArithmeticTrainer:
         theta: memoryview,
         on_progress: Callable[[Progress], None],
         applied: trio.Event | None = None,
+    ) -> Contribution:
+        with self._one_at_a_time():
+            return await self._compute(task, theta, on_progress, applied)
+
+    async def _compute(
+        self,
+        task: ComputeTask,
+        theta: memoryview,
+        on_progress: Callable[[Progress], None],
+        applied: trio.Event | None,
     ) -> Contribution:
         self.said.append(f"compute {task.round}")
         self._finish, steps, deaths = False, 0, self._deaths
