@@ -410,8 +410,14 @@ class Service:
             if needed and not job.applied:
                 self._send(job, "progress", waits=True)
                 while not self._inbox.wait_until_applied(job, BLOCK_WAIT_S):
+                    self._pace.begin()
                     self._evaluate_some(job, IDLE_OPPORTUNITIES)
+                    self._keep_pace(job)
+                    self._send(job, "progress", waits=True)  # the peer ends a process that is silent for long
+                self._inbox.wait_while_paused(job)
                 self._send(job, "progress", waits=False)
+                self._use_threads()
+                self._pace.begin()
             return job.applied
 
         if task.continues:

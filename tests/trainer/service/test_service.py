@@ -1,0 +1,51 @@
+"""The service between the peer's commands and the work."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from trainer.service import frames
+from trainer.service.inbox import CommandInbox, Job
+from trainer.service.service import Service
+from trainer.worker import Done
+
+
+class Waiting:
+    """A worker that only waits for the last round's result."""
+
+    def compute(self, *arguments: Any) -> Done:
+        applied: Callable[[bool], bool] = arguments[-1]
+        assert applied(True)
+        return Done(1, 1, 0.0, 0.0)
+
+
+def messages(connection: socket.socket) -> list[dict[str, Any]]:
+    buffer, heard = bytearray(connection.recv(frames.MAX_FRAME_BYTES)), list[dict[str, Any]]()
+    while (message := frames.take(buffer)) is not None:
+        heard.append(message)
+    return heard
+
+
+def test_who_waits_for_a_result_gives_signs_of_life_and_does_not_go_on_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    service, done = Service(theirs, -1, -1), list[str]()
+    service._worker, service._contribution = Waiting(), memoryview(b"")  # type: ignore[assignment]
+    monkeypatch.setattr(service, "_map_theta", lambda: np.zeros(1, np.float32))
+
+    def wait(self: CommandInbox, job: Job, seconds: float) -> bool:
+        done.append("waited")
+        job.applied = len(done) > 3
+        return job.applied
+
+    monkeypatch.setattr(CommandInbox, "wait_until_applied", wait)
+    job = Job({"id": 3, "do": "compute", "task": {"round": 4, "rows": [], "steps": 1, "first_step": 8, "continues": True}})
+    with ours, theirs, patch.object(CommandInbox, "wait_while_paused", lambda self, job: done.append("held")):
+        service._compute(job)
+        assert done == ["held", "waited", "waited", "waited", "held"]
+        assert [message["waits"] for message in messages(ours)] == [False, True, True, True, False]
