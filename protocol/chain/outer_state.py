@@ -8,7 +8,8 @@ The region lies in memory, or in a file if memory is short.  Either way it is lo
 makes it anew from the checkpoint and the results on disk.  All functions go through the region in order, a piece at a time,
 and let go of the memory of each piece of a file.
 
-All functions block while they process the whole region; call them in worker threads, one caller at a time.
+All functions block while they process the whole region; call them in worker threads, one caller at a time.  Only functions
+that change nothing may run beside one another: a checkpoint is written while a READY names the state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,21 +211,24 @@ class OuterState:
 
     def leaves(self) -> list[Hash]:
         """Return the hashes of the checkpoint's pieces, all computed anew."""
-        self._forget(0, self.size_bytes)
-        return self._hashed()
+        return self._hashed([None] * len(self._leaves))
 
     def digest(self) -> Hash:
         """Return the root of the state's pieces, which peers compare and records name.  Hashes only pieces that changed."""
-        return tree_root(self._hashed())
+        return tree_root(self._hashed(self._leaves))
 
-    def _hashed(self) -> list[Hash]:
+    def _hashed(self, known: Sequence[Hash | None]) -> list[Hash]:
+        """Return the hashes of all pieces, of which some are known, and remember them; two threads may do so at once."""
         assert not self._torn
-        for number, known in enumerate(self._leaves):
-            if known is None:
-                piece = self.view[number * self._piece : (number + 1) * self._piece]
-                self._leaves[number] = chunk_hash(piece)
-                let_go(piece)
-        return [leaf for leaf in self._leaves if leaf is not None]
+        hashes = [leaf or self._hash_piece(number) for number, leaf in enumerate(known)]
+        self._leaves = [*hashes]
+        return hashes
+
+    def _hash_piece(self, number: int) -> Hash:
+        piece = self.view[number * self._piece : (number + 1) * self._piece]
+        found = chunk_hash(piece)
+        let_go(piece)
+        return found
 
     def _forget(self, start: int, stop: int) -> None:
         """Forget the hashes of the pieces with the bytes from `start` to `stop`, which change."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from protocol.chain import outer_state
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.disk import Disk, ScratchFolder, StoreFull
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
 from tests.simulation.world import simulated_run
 
@@ -40,6 +43,37 @@ def test_a_state_that_was_loaded_first_is_zeros_after_a_reset(state: OuterState)
     state.load(memoryview(bytes([7]) * state.size_bytes), 3)
     state.reset()
     assert state.view == bytes(state.size_bytes)
+    state.close()
+
+
+def test_a_digest_is_right_while_another_thread_hashes_all_pieces_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a checkpoint is written at the beginning of a round."""
+    state = a_replica(a_run(*FIVE), tmp_path).state
+    right = state.leaves()
+    state.load(memoryview(bytes(state.view)), 3)
+    pieces, began, done = list[bool](), threading.Event(), threading.Event()
+
+    def hashed_in_turn(piece: memoryview) -> Hash:
+        """The other thread begins before our third piece, and goes on with its second piece after our last one."""
+        ours = threading.current_thread() is not other
+        pieces.append(ours)
+        if pieces == [True] * 3:
+            other.start()
+            began.wait()
+        elif not ours and pieces.count(False) == 2:
+            began.set()
+            done.wait()
+        return chunk_hash(piece)
+
+    other = threading.Thread(target=state.leaves)
+    monkeypatch.setattr(outer_state, "chunk_hash", hashed_in_turn)
+    found = state.digest()
+    done.set()
+    other.join()
+    assert len(right) > 3 and found == state.digest() == tree_root(right)
+    assert pieces.count(True) == pieces.count(False) == len(right)
     state.close()
 
 
