@@ -34,6 +34,12 @@ class NotStored(Exception):
     """Error: the folder does not contain the wanted state; the text is a sentence with the remedy."""
 
 
+def _altered(round: int) -> NotStored:
+    return NotStored(
+        f"the result of round {round} on disk was altered; let the peer fetch it again with `peer join`, then export"
+    )
+
+
 class ReadOnlyDisk(Disk):
     """A disk that moves and removes no files."""
 
@@ -91,10 +97,7 @@ class StoredState:
                 for step in steps:
                     encoded = step.result[span.encoded]
                     if chunk_hash(encoded) != step.commit.index[number].hash:
-                        raise NotStored(
-                            f"the result of round {step.commit.record.round} on disk was altered; let the peer fetch it "
-                            "again with `peer join`, then export"
-                        )
+                        raise _altered(step.commit.record.round)
                     apply_result(chunk, moving, encoded, format, span.count, step.outer)
                     let_go(encoded)
                 yield chunk
@@ -187,7 +190,10 @@ class StoredRun:
         )
 
     def _steps(self, start: int) -> tuple[_Step, ...]:
-        """Return the steps from the state after `start` rounds to the tip, or to the first missing result."""
+        """Return the steps from the state after `start` rounds to the tip, or to the first missing result.
+
+        Raises `NotStored`.
+        """
         steps: list[_Step] = []
         for round in range(start, self.length):
             commit = self.commit_at(round)
@@ -195,7 +201,10 @@ class StoredRun:
             result = map_file(self._results.path(ResultName.of(record)))
             if result is None or len(result) != self._payload:
                 break
-            outer = self._manifest.outer_step(round, [member.tokens for member in record.members], result)
+            try:
+                outer = self._manifest.outer_step(round, [member.tokens for member in record.members], result)
+            except (ValueError, OverflowError) as error:  # the sums in the headers are not finite
+                raise _altered(round) from error
             steps.append(_Step(commit, result, outer))
         return tuple(steps)
 

@@ -27,10 +27,10 @@ FIVE = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(11, 
 """Peers that may be founders."""
 
 
-def a_run(*founders: Identity) -> SignedManifest:
-    """A small run with these founders; anybody's where there are none."""
+def a_run(*founders: Identity, **changes: Any) -> SignedManifest:
+    """A small run with these founders; anybody's where there are none.  changes: of other fields of the manifest."""
     named: Founders = [each.peer_id for each in sorted(founders, key=lambda each: each.peer_id)] if founders else "anyone"
-    manifest = simulated_run().manifest.model_copy(update={"founders": named})
+    manifest = simulated_run().manifest.model_copy(update={"founders": named} | changes)
     return sign(Identity.from_seed(b"\x2a" * 32), manifest)
 
 

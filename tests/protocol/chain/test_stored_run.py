@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +98,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_damaged_files_stay_where_they_a
     assert files(replica) == before
 
 
-def test_an_altered_result_is_told_before_any_of_it_is_used(replica: Replica) -> None:
+@pytest.mark.parametrize(
+    ("place", "altered"),
+    [(0, b"\0"), *((8, struct.pack("<ff", 1, value)) for value in (nan, inf, -1))],
+)
+def test_an_altered_result_is_told_before_any_of_it_is_used(tmp_path: Path, place: int, altered: bytes) -> None:
+    """Also if the outer step cannot follow from it."""
+    replica = a_replica(a_run(ANN, outer="auto"), tmp_path)
     grown(replica, 1)
     record = replica.history.commit_at(0).record
     path = replica.store.results.path(ResultName.of(record))
     content = bytearray(path.read_bytes())
-    content[0] ^= 1
+    content[place : place + len(altered)] = altered
     path.write_bytes(content)
     with pytest.raises(NotStored, match="result of round 0 on disk was altered"):
         theta(opened(replica).newest())
+    replica.state.close()
 
 
 def test_a_folder_of_a_run_that_nobody_joined_has_the_beginning(replica: Replica, tmp_path: Path) -> None:
