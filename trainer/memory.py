@@ -212,12 +212,16 @@ def _values_outside_layers(model: ModelConfig) -> int:
 
 
 def _state_bytes(config: TrainingConfig) -> int:
-    """Return the memory of parameters, gradients and moments; embeddings and output weights are AdamW's in any case."""
+    """Return the memory of parameters, gradients and moments, and of the copy of a fragment in a streamed run.
+
+    Embeddings and output weights are AdamW's in any case.
+    """
     model = config.model
+    kept = 4 * -(-model.parameters // config.fragments) if config.is_streamed else 0
     if config.inner.optimizer == "adamw":
-        return STATE_BYTES * model.parameters
+        return STATE_BYTES * model.parameters + kept
     ends = _values_outside_layers(model)
-    return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends)
+    return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends) + kept
 
 
 def _saved_bytes(model: ModelConfig, bf16: bool, recomputed: int = 0) -> int:

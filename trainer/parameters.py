@@ -179,6 +179,7 @@ class WholeParameters(LocalParameters):
 
     def keep(self, span: range) -> None:
         """Keep a copy as `LocalParameters.keep` does."""
+        self._kept = None  # so that there are never two copies
         self._kept = self.model.flat[span.start : span.stop].clone()
 
     def merge(self, theta: F32, span: range) -> None:

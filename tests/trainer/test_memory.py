@@ -108,6 +108,16 @@ def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters(
     assert need.host == trainer_memory(config(), GPU).host
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_streamed_run_keeps_a_copy_of_a_fragment(optimizer: str) -> None:
+    plain = replace(config(), inner=replace(config().inner, optimizer=optimizer))
+    copies = [
+        trainer_memory(replace(plain, fragments=fragments, delay=2), CPU).host - trainer_memory(plain, CPU).host
+        for fragments in (1, 4)
+    ]
+    assert copies == [4 * SHAPE.parameters, SHAPE.parameters]
+
+
 def test_the_estimate_needs_no_torch() -> None:
     code = "import sys, trainer.memory; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
