@@ -5,6 +5,7 @@ What differs: the command's name is that of this interpreter, nobody is met but 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -92,13 +93,15 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
 def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bob = Person(swarm, "bob")
-        run_file, *_ = blocks(ORGANISER, "toml")
+        run_file, swarm_file, *_ = blocks(ORGANISER, "toml")
         assert [tomllib.loads(each) for each in blocks(README, "toml", ORGANISING)] == [tomllib.loads(run_file)]
         (bob.folder / "run.toml").write_text(run_file)
-        show, create, join, status, doctor, invite, bearer, *tasks = lines(ORGANISER)
+        (bob.folder / "swarm.toml").write_text(swarm_file)
+        show, create, join, status, doctor, simulate, as_json, invite, bearer, *tasks = lines(ORGANISER)
         assert {words[2] for words in tasks} == {"list", "show", "admit"}, "typed in tests/e2e/test_tasks.py"
         assert lines(README, ORGANISING) == [create, join]
         bob.types(show)
+        assert "int4" in bob.types(simulate) and json.loads(bob.types(as_json))
         invitation = bob.types(create).split()[-1]
         assert invitation.startswith("mh1")
         with bob.opens(join) as terminal:

@@ -108,4 +108,4 @@ def test_an_ended_run_serves_newcomers_survives_a_kill_and_is_extended(tmp_path:
         assert "5 rounds" in swarm.command(organiser.folder, "run", "extend", "--rounds", "5")
         swarm.until("the new end at every peer", lambda: all(len(each.heard(ev.RunEnded)) == 2 for each in swarm.up()))
         swarm.equal(5)
-        assert all(each.heard(ev.RunExtended) for each in swarm.up())
+        swarm.until("word of the extension at every peer", lambda: all(each.heard(ev.RunExtended) for each in swarm.up()))
