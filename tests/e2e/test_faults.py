@@ -1,6 +1,7 @@
 """Faults with real processes: whatever is done to peers, the others go on, and who comes back has the same state.
 
-One swarm of three for all tests.  Each test begins and ends with a round of all three, so their order does not matter.
+One swarm of three for all tests, and another whose members train while a round of a fragment is agreed on.  Each test begins
+and ends with a round of all three, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ import psutil
 import pytest
 
 from protocol.events import events as ev
-from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
+from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
 from tests.tiers import first_fast
 
 IN_FILES = ("--state", "disk")
 """Options of the second peer, whose state lies in files; its digests equal those of the others."""
 
 
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("faults")) as swarm:
+RUNS = {
+    "plain": TINY_RUN,
+    "streamed": "fragments = 3\n" + TINY_RUN.replace("inner_steps = 150", "inner_steps = 450\ndelay = 100"),
+}
+
+
+@pytest.fixture(scope="module", params=first_fast([*RUNS], 1))
+def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Swarm]:
+    with Swarm(tmp_path_factory.mktemp("faults"), RUNS[request.param]) as swarm:
         swarm.create_run()
         for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
             swarm.peer(name).start(*options)
