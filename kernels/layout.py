@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from kernels.codecs.format import Format
@@ -95,10 +94,15 @@ def fragment_length(parameters: int, block: int, fragments: int) -> int:
     return parameters if fragments == 1 else -(-parameters // (block * fragments)) * block
 
 
+def fragment_span(parameters: int, length: int, fragment: int) -> range:
+    """Return the parameters of a fragment of `length` values: fewer if it reaches beyond the vector."""
+    return range(min(parameters, fragment * length), min(parameters, (fragment + 1) * length))
+
+
 def fragment_spans(parameters: int, block: int, fragments: int) -> tuple[range, ...]:
-    """Return the parameters of each fragment: fewer than its length if it reaches beyond the vector."""
-    edges = [min(parameters, number * fragment_length(parameters, block, fragments)) for number in range(fragments + 1)]
-    return tuple(range(start, stop) for start, stop in pairwise(edges))
+    """Return the parameters of each fragment."""
+    length = fragment_length(parameters, block, fragments)
+    return tuple(fragment_span(parameters, length, fragment) for fragment in range(fragments))
 
 
 def chunk_layouts(codec: Codec, values: int, chunk_parameters: int) -> Layouts:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from kernels.codecs.ladder import codec_named
-from kernels.layout import Layouts, chunk_layouts, fragment_length
+from kernels.layout import Layouts, chunk_layouts, fragment_length, fragment_span
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY, is_gpu
@@ -162,8 +162,7 @@ class RankWork:
             self._ranks.collect(None)
 
     def _span(self, fragment: int) -> range:
-        length = self.layouts.contribution.length
-        return range(fragment * length, min((fragment + 1) * length, self.parameters.model.config.parameters))
+        return fragment_span(self.parameters.model.config.parameters, self.layouts.contribution.length, fragment)
 
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows, as `InnerLoop.step` does."""

@@ -1,8 +1,8 @@
 """Training of one round, from the swarm's parameters to an encoded difference.
 
 `compute` reads theta, trains, and writes the encoded difference of theta and the local parameters. Between rounds the worker
-keeps only Adam's moments and the residual of error feedback, which survive a restart in files. `trainer.service` calls the
-worker, and decides which commands may interrupt it.
+keeps Adam's moments and the residual of error feedback, which survive a restart in files, and in a streamed run its own
+parameters, which do not. `trainer.service` calls the worker, and decides which commands may interrupt it.
 """
 
 from __future__ import annotations
