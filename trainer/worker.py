@@ -212,6 +212,8 @@ class Worker:
             if owes and applied(step >= self.config.delay):
                 self.work.merge(theta)
                 owes = False
+                if between(None) and steps:
+                    break  # told to end while it waited
             began = time.monotonic()
             pending = self.work.step(rows, self._place(task, step))
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))

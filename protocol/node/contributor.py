@@ -261,8 +261,10 @@ class Contributor:
         name: bytes = await self._offload(self._replica.name_state)
         return name
 
-    def finish(self) -> None:
-        """Stop the running compute at the end of its step."""
+    def finish(self, base: Base) -> None:
+        """Stop the compute of the round on `base` at the end of its step, but not the training ahead for the next round."""
+        if self._ahead is not None and self._ahead.round != base.round:
+            return
         if self._selection is not None:
             self._selection.hurry()
         if self._trainer is not None:

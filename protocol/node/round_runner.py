@@ -640,7 +640,7 @@ class RoundRunner:
         elif isinstance(effect, BeginExchange):
             await self._begin_exchange(effect.plan, self._nursery)
         elif isinstance(effect, FinishCompute):
-            self._contributor.finish()
+            self._contributor.finish(self.base)
         elif isinstance(effect, ObtainResult):
             self._nursery.start_soon(self._obtain, effect)
         elif isinstance(effect, Committed):

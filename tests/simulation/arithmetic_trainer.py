@@ -93,6 +93,8 @@ class ArithmeticTrainer:
             await self._resumed.wait()
             if applied is not None and steps >= self._manifest.rounds.delay:
                 await applied.wait()
+                if self._finish and steps:
+                    break
             await trio.sleep(self.step_s)
             self._die_if_killed(deaths)
             steps += 1

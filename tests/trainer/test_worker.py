@@ -146,6 +146,22 @@ def test_a_worker_goes_on_until_the_result_is_needed_and_then_takes_it_over() ->
     assert np.abs(moved[half:]).max() < 0.1, "four steps: a fragment that was not exchanged keeps its own values"
 
 
+@pytest.mark.parametrize(("delay", "steps"), [(0, 1), (2, 2)])
+def test_a_worker_told_to_end_while_it_waits_for_a_result_takes_no_step_unless_it_has_none(delay: int, steps: int) -> None:
+    worker, theta = streamed(2, delay), small.theta()
+    out = memoryview(bytearray(worker.layout.payload_bytes))
+    worker.compute(Task(0, [[0, 6]], 3, 0), theta, out, lambda *_: False)
+    told = list[bool]()
+
+    def applied(needed: bool) -> bool:
+        told.extend([True] if needed else [])
+        return needed
+
+    task = Task(1, [[6, 14]], 4, 3, fragment=1, continues=True)
+    done = worker.compute(task, theta, out, lambda *_: bool(told), lambda _: bool(told), applied)
+    assert done.steps == steps
+
+
 def test_a_fragment_that_was_not_trained_since_becomes_the_result() -> None:
     worker = streamed(2, 1)
     out, theta = memoryview(bytearray(worker.layout.payload_bytes)), small.theta()

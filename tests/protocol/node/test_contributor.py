@@ -298,6 +298,21 @@ def test_nothing_is_trained_ahead_while_paused(tmp_path: Path) -> None:
     on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
 
 
+def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        (first, second), contributor = streamed(table), table.contributor
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(first, table.work) is not None
+            contributor.train_ahead(first, table.work, nursery)
+            contributor.finish(first)
+            assert table.trainer.told == []
+            contributor.finish(second)
+            assert table.trainer.told == ["finish"]
+            await contributor.drop_ahead()
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+
+
 @pytest.mark.parametrize(("delay", "why"), [(5, WhyIdle.BUSY), (0, WhyIdle.COMMITTING)])
 def test_a_trainer_that_may_take_no_step_before_the_result_is_not_shown_as_busy(
     tmp_path: Path, delay: int, why: WhyIdle
