@@ -12,15 +12,16 @@ from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World, simulated_run
 
 ROWS = 333
-MANIFEST = simulated_run().manifest
-NOTHING = memoryview(MANIFEST.layouts.contribution.zeros())
-"""The contribution of a peer whose lease is empty."""
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_limited_data_is_read_to_its_last_row_and_ends_the_run(dies: bool) -> None:
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (2, 5)])
+def test_limited_data_is_read_to_its_last_row_and_ends_the_run(fragments: int, delay: int, dies: bool) -> None:
+    signed = simulated_run(fragments=fragments, delay=delay)
+
     async def scenario(world: World) -> None:
-        world.judge.on_contribution(NOTHING, None)
+        """A peer whose lease is empty contributes nothing."""
+        world.judge.on_contribution(memoryview(signed.manifest.layouts.contribution.zeros()), None)
         await begin(world, 4)
         if dies:
             world.faults.kill(world.seats[1])
@@ -32,8 +33,10 @@ def test_limited_data_is_read_to_its_last_row_and_ends_the_run(dies: bool) -> No
         rounds = world.rounds()
         await trio.sleep(30.0)
         assert world.rounds() == rounds, "no record follows"
-        pool = world.up()[0].node._history.base.leases.pool  # type: ignore[union-attr]
+        leases = world.up()[0].node._history.base.leases  # type: ignore[union-attr]
+        pool = leases.pool
+        assert not any(rows for _, rows in leases.early)
         assert (pool.cursor, pool.returned, pool.skipped) == (ROWS, (), 0)
 
     with patch.object(RunManifest, "data_rows", PropertyMock(return_value=ROWS)):
-        holds(simulate(3, scenario))
+        holds(simulate(3, scenario, signed=signed))
