@@ -277,6 +277,8 @@ TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
 """Names of the moment files of the optimiser for text and of the optimiser for rollouts."""
 SHARE = 0.02
 """Largest share of the time spent on writing; a file that takes long to write is therefore written less often."""
+STREAMED_SHARE = 0.005
+"""The same in a streamed run, where writing takes time from training instead of from waiting for an exchange."""
 MOST_STEPS = 1 << 40
 """Most updates that a file may name."""
 BLOCK = 1 << 20
@@ -284,10 +286,10 @@ BLOCK = 1 << 20
 
 
 class MomentsFile:
-    """File of one optimiser's moments."""
+    """File of one optimiser's moments.  share: largest share of the time spent on writing."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, share: float = SHARE) -> None:
+        self.path, self._share = path, share
         self._due_at = 0.0
         self._stored: int | None = None
         """Number of updates that the moments in the file contain, if known."""
@@ -313,7 +315,7 @@ class MomentsFile:
         return True
 
     def store(self, optimiser: Optimiser, ranks: Ranks | None = None) -> None:
-        """Write the moments atomically; do nothing if recent writing took more than its share (`SHARE`) of the time.
+        """Write the moments atomically; do nothing if recent writing took more than its share of the time.
 
         ranks: each writes its own, by `write`; None for one.  A write error, such as a full disk, is logged, and the trainer
         continues; a restart then needs a warm-up.
@@ -340,7 +342,7 @@ class MomentsFile:
                 unfinished.unlink()
             print(f"the optimiser's moments were not written to {self.path}: {error.strerror}", file=sys.stderr)
         ended = time.monotonic()
-        self._due_at = ended + (ended - begun) / SHARE
+        self._due_at = ended + (ended - begun) / self._share
 
     def remove(self) -> None:
         """Remove the file, because training with these moments, perhaps damaged, gave numbers that are not finite."""

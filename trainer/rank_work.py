@@ -31,6 +31,8 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, Objective, StepRows, UnitLosses, objective_of
 from trainer.optim import (
     ROLLOUTS,
+    SHARE,
+    STREAMED_SHARE,
     TEXT,
     InnerLoop,
     MicroBatches,
@@ -67,7 +69,8 @@ class Course:
 
 def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, Course]:
     """Return the courses of a run.  folder: of the optimisers' moments; None to keep none."""
-    text, rollouts = (MomentsFile(folder / name) if folder is not None else None for name in (TEXT, ROLLOUTS))
+    share = STREAMED_SHARE if config.is_streamed else SHARE
+    text, rollouts = (MomentsFile(folder / name, share) if folder is not None else None for name in (TEXT, ROLLOUTS))
     courses = {CourseName.ROWS: Course(objective_of(config), config.inner, text)}
     if config.rl is not None:
         courses[CourseName.ROLLOUTS] = Course(PolicyObjective(config.rl), adamw_config(config.rl), rollouts)

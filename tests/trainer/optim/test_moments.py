@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.trainer import small
-from trainer.optim import TEXT, InnerLoop, MomentsFile
+from trainer.optim import TEXT, InnerLoop
 from trainer.parameters import RESIDUAL, WholeParameters
+from trainer.rank_work import CourseName, courses_of
 from trainer.worker import Task, Worker
 
 SIZE = small.LAYOUT.payload_bytes
@@ -100,7 +101,10 @@ def test_a_trainer_goes_on_where_moments_cannot_be_written(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == [RESIDUAL], "nothing half-written is left"
 
 
-def test_moments_that_take_long_to_write_are_written_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fragments", "every"), [(1, 9), (2, 36)])
+def test_moments_that_take_long_to_write_are_written_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fragments: int, every: int
+) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
@@ -108,10 +112,12 @@ def test_moments_that_take_long_to_write_are_written_more_rarely(tmp_path: Path,
         now[0] += 3.0
 
     monkeypatch.setattr("os.fsync", slow)
-    loop, file, written = InnerLoop(WholeParameters(small.model()), small.config().inner), MomentsFile(tmp_path / TEXT), []
-    for _ in range(20):
+    loop, written = InnerLoop(WholeParameters(small.model()), small.config().inner), []
+    file = courses_of(small.config(fragments=fragments), tmp_path)[CourseName.ROWS].moments
+    assert file is not None
+    for _ in range(80):
         loop.optimiser.steps += 1
         before, now[0] = now[0], now[0] + 17.0
         file.store(loop.optimiser)
         written.append(now[0] - before > 17.0)
-    assert written == [number % 9 == 0 for number in range(20)], "3 s of writing in 153 s are a share of 2 %"
+    assert written == [number % every == 0 for number in range(80)], "3 s in 153 s are 2 %, and in 612 s 0.5 %"
