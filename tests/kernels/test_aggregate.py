@@ -76,6 +76,28 @@ def test_two_honest_members_give_their_mean(rule: Rule) -> None:
     assert of(rule, parts, 600, [4, 2**53]) == mean_of(parts, [4, 6], 600), "neither weighs more than the other and a half"
 
 
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("members", [3, 8])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_values_beyond_the_parameters_gain_their_sender_nothing(rule: Rule, members: int, size: int) -> None:
+    """A chunk at the end of the last fragment has such values; they count in norms, and are not applied."""
+    count, beyond = 512, 1024
+    centre = np.append(normal(count), np.zeros(beyond, np.float32))
+    honest = [centre.copy() for _ in range(members - 1)]
+    for seed, each in enumerate(honest):
+        each[:count] += np.float32(0.3) * normal(count, 1000 + seed)
+    wanted, distances = np.mean(honest, axis=0)[:count], []
+    for fill in (0, size):
+        liar = -centre
+        liar[count:] = np.float32(fill) * normal(beyond, 9)
+        parts = [encoded(each) for each in [*honest, liar]]
+        result = of(rule, parts, count + beyond)
+        distances.append(norm(decoded(result, count + beyond)[:count] - wanted))
+        norms = sorted(norm(decoded(part, count + beyond)) for part in parts)
+        assert squares_in(result).members <= (rules.CLIP * norms[members // 2]) ** 2, "the outer step follows from it"
+    assert distances[1] <= distances[0]
+
+
 def test_clip_of_contributions_of_like_norm_is_the_mean() -> None:
     parts = around(normal(PIECE + 300), 8)
     assert of("clip", parts, PIECE + 300) == mean_of(parts, [100] * 8, PIECE + 300)
