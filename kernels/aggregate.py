@@ -29,14 +29,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from kernels.codecs.format import ONE, PIECE, Floats, Squares, squares_in, sum_by_halving, write_squares
+from kernels.codecs.format import (
+    ONE,
+    PIECE,
+    Doubles,
+    Floats,
+    Format,
+    Squares,
+    squares_in,
+    sum_by_halving,
+    total_of,
+    write_squares,
+)
 from kernels.codecs.ladder import Codec
 from kernels.layout import Layout
 
@@ -62,19 +72,25 @@ Piece = tuple[int, Floats]
 def aggregate(rule: Rule, codec: Codec, contributions: Sequence[Any], tokens: Sequence[int], count: int, out: Any) -> None:
     """Aggregate encoded `contributions` of `count` values each, in canonical order, into the encoded result `out`.
 
-    The caller must drop contributions that are not sane (asserted here).  tokens: token counts of the members, positive.
-    `out` must not overlap any contribution.
+    The caller must drop contributions that are not sane.  tokens: token counts of the members, positive.  `out` must not
+    overlap any contribution.
     """
     assert len(contributions) == len(tokens) > 0 and all(each > 0 for each in tokens)
-    assert all(codec.contribution.is_sane(contribution, count) for contribution in contributions)
     weights, parts = weights_of(rule, tokens), ChunkContributions(codec, contributions, count)
-    squares = [codec.contribution.sum_of_squares(contribution, count) for contribution in contributions]
-    factors = [1.0] * len(weights) if rule == "mean" else clip_factors(squares)
-    codec.result.write_header(out)
-    for start, values in _RULES[rule](parts, weights, factors):
-        codec.result.encode_range(values, out, count, start)
+    equal = [1.0] * len(weights)
+    result = _encode(_RULES[rule](parts, weights, equal), codec.result, out, count)
+    squares = parts.sums_of_squares()
+    factors = equal if rule == "mean" else clip_factors(squares)
+    if rule == "clip" and factors != equal:  # rare, and cheaper than squaring all beforehand
+        result = _encode(weighted_mean(parts, weights, factors), codec.result, out, count)
     clipped = (weight * square * factor * factor for weight, square, factor in zip(weights, squares, factors, strict=True))
-    write_squares(out, Squares(codec.result.sum_of_squares(out, count), math.fsum(clipped) / sum(weights)))
+    write_squares(out, Squares(result, math.fsum(clipped) / sum(weights)))
+
+
+def _encode(pieces: Iterator[Piece], format: Format, out: Any, count: int) -> float:
+    """Encode the pieces of a result into `out`; return the result's sum of squares."""
+    format.write_header(out)
+    return total_of([format.encode_and_square(values, out, count, start) for start, values in pieces])
 
 
 def agreement_of(result: Any, layout: Layout) -> Squares:
@@ -110,13 +126,12 @@ def clip_factors(squares: Sequence[float]) -> list[float]:
     return [1.0 if norm <= limit else limit / norm for norm in norms]
 
 
-@dataclass(frozen=True)
 class ChunkContributions:
     """Contributions to one chunk of `count` values, encoded."""
 
-    codec: Codec
-    contributions: Sequence[Any]
-    count: int
+    def __init__(self, codec: Codec, contributions: Sequence[Any], count: int) -> None:
+        self.codec, self.contributions, self.count = codec, contributions, count
+        self._squares: list[list[Doubles]] = [[] for _ in contributions]
 
     def __len__(self) -> int:
         return len(self.contributions)
@@ -125,15 +140,27 @@ class ChunkContributions:
         """Decode a member's values from `start` on, a multiple of the block, multiplied by `factor`."""
         self.codec.contribution.decode(self.contributions[member], self.count, out, start, factor)
 
+    def decode_first(self, member: int, start: int, out: Floats, factor: np.float32 = ONE) -> None:
+        """Decode as `decode` does, the pieces of a member in turn, and square them for `sums_of_squares`."""
+        part = self.contributions[member]
+        self._squares[member].append(self.codec.contribution.decode_and_square(part, self.count, out, start, factor))
+
+    def sums_of_squares(self) -> list[float]:
+        """Return each member's sum of squares, as `Format.sum_of_squares` does, after all pieces were decoded."""
+        return [total_of(squares) for squares in self._squares]
+
     def pieces(self) -> Iterator[tuple[int, list[Floats], Floats]]:
-        """Yield each piece: its start, the members' values in it, and a spare row.  The caller may overwrite the rows."""
+        """Decode and square all values; yield each piece: its start, the members' values, and a spare row.
+
+        The caller may overwrite the rows.
+        """
         block = self.codec.block
         longest = min(self.count, max(block, WORKING // len(self) // block * block))
         room = np.empty((len(self) + 1, longest), np.float32)
         for start in range(0, self.count, longest):
             rows = [row[: min(longest, self.count - start)] for row in room]
             for member in range(len(self)):
-                self.decode(member, start, rows[member])
+                self.decode_first(member, start, rows[member])
             yield start, rows[:-1], rows[-1]
 
 
@@ -151,9 +178,9 @@ def weighted_mean(parts: ChunkContributions, weights: Sequence[int], factors: Se
     mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
     for start in range(0, parts.count, PIECE):
         total, value = (array[: min(PIECE, parts.count - start)] for array in (mean, term))
-        parts.decode(0, start, total, scales[0])
+        parts.decode_first(0, start, total, scales[0])
         for member in range(1, len(parts)):
-            parts.decode(member, start, value, scales[member])
+            parts.decode_first(member, start, value, scales[member])
             np.add(total, value, out=total)
         yield start, total
 
@@ -296,7 +323,7 @@ def _squared_distance(parts: ChunkContributions, member: int, centre: Floats) ->
         np.subtract(value[:size], centre[start : start + size], out=value[:size])
         np.copyto(wide[:size], value[:size])
         np.multiply(wide[:size], wide[:size], out=wide[:size])
-        totals.append(sum_by_halving(wide[:size]))
+        totals.append(float(sum_by_halving(wide[:size])))
     return math.fsum(totals)
 
 

@@ -46,11 +46,6 @@ _STEPS2 = tl.constexpr(float(Int2.STEPS))
 _STEPS = tl.constexpr(float(STEPS))
 
 
-def tile_block(format: Format) -> int:
-    """Return the width of a tile's rows: the format's block, or any width if values are encoded alone."""
-    return 256 if isinstance(format, BFloat16) else format.block
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Parts of the kernels.
 
@@ -343,7 +338,7 @@ def weighted_mean(codec: Codec, contributions: Sequence[Tensor], weights: Sequen
         return
     assert not isinstance(codec.result, TopK), "only sparse contributions have a sparse result"
     addresses = torch.tensor([part.data_ptr() for part in contributions], dtype=torch.int64, device=device)
-    block = tile_block(codec.result)
+    block = codec.result.block
     _write_header(codec.result, out, count)
     _mean_kernel[(triton.cdiv(count, TILE),)](
         addresses,
@@ -365,7 +360,7 @@ def _encode(format: Format, base: Tensor, values: Tensor, residual: Tensor | Non
     """Encode `base` - `values`; return sums of squares of the difference, not finite if an encoded value is not."""
     count, device = values.numel(), values.device
     _write_header(format, out, count)
-    block = tile_block(format)
+    block = format.block
     rows = triton.cdiv(count, block)
     squares = torch.empty(rows, dtype=torch.float64, device=device)
     left: Any = values if residual is None else residual  # a kernel needs a pointer

@@ -42,8 +42,8 @@ ONE = np.float32(1)
 _WITHOUT_SIGN = np.int32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
 """Bits of infinity as an integer; the bits of a NaN are larger."""
-_HALVED = 256
-"""Number of values down to which a sum is halved; `math.fsum` adds the rest."""
+CHECKED = 4 * PIECE
+"""Number of values checked at a time; a check needs less scratch than encoding."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -113,6 +113,16 @@ class Format(ABC):
     def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
         """Return the sum of squares of each block, the same number on every computer."""
 
+    def encode_and_square_rows(self, rows: Floats, sections: Sequence[Bytes]) -> Doubles:
+        """Encode as `encode_rows` does, and return the sums of squares of the decoded blocks."""
+        self.encode_rows(rows, sections)
+        return self.squares_of_rows(sections, rows.shape[1])
+
+    def decode_and_square_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> Doubles:
+        """Decode as `decode_rows` does, and return the sums of squares of the blocks, without `factor`."""
+        self.decode_rows(sections, out, factor)
+        return self.squares_of_rows(sections, out.shape[1])
+
     def encoded_bytes(self, count: int) -> int:
         """Return the size of `count` encoded values in bytes."""
         return HEADER_BYTES + sum(self.section_bytes(count))
@@ -145,6 +155,16 @@ class Format(ABC):
         for at, length, rows, sections in self._rows(out, count, start, values.size):
             self.encode_rows(values[at - start : at - start + rows * length].reshape(rows, length), sections)
 
+    def encode_and_square(self, values: Floats, out: Any, count: int, start: int) -> Doubles:
+        """Encode as `encode_range` does, and return the sums of squares of the decoded blocks."""
+        assert values.ndim == 1 and values.dtype == np.float32
+        return np.concatenate(
+            [
+                self.encode_and_square_rows(values[at - start : at - start + rows * length].reshape(rows, length), sections)
+                for at, length, rows, sections in self._rows(out, count, start, values.size)
+            ]
+        )
+
     def decode(self, data: Any, count: int, out: Floats, start: int = 0, factor: np.float32 = ONE) -> None:
         """Decode the values from `start` on into `out`, multiplied by `factor`.
 
@@ -152,6 +172,17 @@ class Format(ABC):
         """
         for at, length, rows, sections in self._rows(data, count, start, out.size):
             self.decode_rows(sections, out[at - start : at - start + rows * length].reshape(rows, length), factor)
+
+    def decode_and_square(self, data: Any, count: int, out: Floats, start: int = 0, factor: np.float32 = ONE) -> Doubles:
+        """Decode as `decode` does, and return the sums of squares of the blocks, without `factor`."""
+        return np.concatenate(
+            [
+                self.decode_and_square_rows(
+                    sections, out[at - start : at - start + rows * length].reshape(rows, length), factor
+                )
+                for at, length, rows, sections in self._rows(data, count, start, out.size)
+            ]
+        )
 
     def is_sane(self, data: Any, count: int, *, is_result: bool = False) -> bool:
         """Return True if `encode` could have made these bytes from `count` values, except for a result's sums of squares."""
@@ -164,12 +195,13 @@ class Format(ABC):
             return False
         if any(squares) and not is_result:
             return False
-        return all(self.rows_are_sane(sections, length) for _, length, _, sections in self._rows(data, count, 0, count))
+        parts = self._rows(data, count, 0, count, CHECKED)
+        return all(self.rows_are_sane(sections, length) for _, length, _, sections in parts)
 
     def sum_of_squares(self, data: Any, count: int) -> float:
-        """Return the sum of squares of the decoded values: blocks by halving in each piece, then pieces by `math.fsum`."""
+        """Return the sum of squares of the decoded values: the sums of the blocks, added by halving."""
         parts = self._rows(data, count, 0, count)
-        return math.fsum(sum_by_halving(self.squares_of_rows(sections, length)) for _, length, _, sections in parts)
+        return total_of([self.squares_of_rows(sections, length) for _, length, _, sections in parts])
 
     def place(self, encoded: Any, size: int, out: Any, count: int, start: int) -> None:
         """Copy the blocks of an encoded chunk of `size` values into a chunk of `count` values, from `start` on."""
@@ -193,13 +225,15 @@ class Format(ABC):
         sizes = [whole * width for width in self.widths(self.block)]
         return [size + width for size, width in zip(sizes, self.widths(rest), strict=True)] if rest else sizes
 
-    def _rows(self, data: Any, count: int, start: int, size: int) -> Iterator[tuple[int, int, int, list[Bytes]]]:
+    def _rows(
+        self, data: Any, count: int, start: int, size: int, longest: int = PIECE
+    ) -> Iterator[tuple[int, int, int, list[Bytes]]]:
         """Yield pieces of a range: (first value, values in a block, blocks, sections); the last block may be a piece."""
         stop, sections = start + size, self.sections(data, count)
         assert start % self.block == 0 and (stop == count or stop % self.block == 0)
         whole = stop - size % self.block
-        for begin in range(start, whole, PIECE):
-            yield self._part(sections, begin, self.block, (min(begin + PIECE, whole) - begin) // self.block)
+        for begin in range(start, whole, longest):
+            yield self._part(sections, begin, self.block, (min(begin + longest, whole) - begin) // self.block)
         if whole < stop:
             yield self._part(sections, whole, stop - whole, 1)
 
@@ -222,8 +256,8 @@ def absmax_of(rows: Floats, scratch: Floats) -> Floats:
     """
     bits = scratch.view(np.int32)  # without the sign, floats and their bits have the same order
     np.bitwise_and(rows.view(np.int32), _WITHOUT_SIGN, out=bits)
-    top = bits.max(axis=1, initial=0)
-    if int(top.max(initial=0)) >= _INFINITY:
+    top = np.maximum.reduceat(bits.ravel(), np.arange(0, bits.size, bits.shape[1]))
+    if int(top.max()) >= _INFINITY:
         raise ValueError("a value is not finite")
     absmax: Floats = top.view(np.float32)
     absmax[absmax < TINY] = 0
@@ -251,13 +285,19 @@ def from_bf16(bits: npt.NDArray[np.uint16]) -> Floats:
     return wide.view(np.float32)
 
 
-def sum_by_halving(values: Doubles) -> float:
-    """Sum `values`, overwriting them: add the second half to the first, elementwise, until few are left."""
-    while (size := values.size) > _HALVED:
+def sum_by_halving(values: Doubles) -> Doubles:
+    """Return the sum along the first axis, overwriting `values`: add the second half to the first until one is left."""
+    while (size := len(values)) > 1:
         half = (size + 1) // 2
         np.add(values[: size - half], values[half:], out=values[: size - half])
         values = values[:half]
-    return math.fsum(values.tolist())
+    total: Doubles = values[0]
+    return total
+
+
+def total_of(squares: Sequence[Doubles]) -> float:
+    """Return the sum of the blocks' sums of squares of a chunk, which come in pieces of any size, by halving."""
+    return float(sum_by_halving(np.concatenate(squares)))
 
 
 def norm(values: Floats) -> float:

@@ -3,7 +3,7 @@
     int8  blocks of 256; scale absmax / 127, in fp32; a code is the value times (127 / absmax), rounded
     int4  blocks of 64; scale absmax / 7, rounded to bf16; a code is the value times (1 / scale), rounded, at most 7
     int2  blocks of 64; scale rms, rounded to bf16; a code is a sign and one of two levels times the scale
-    bf16  values alone, rounded to bf16; no blocks
+    bf16  blocks of 256; values alone, rounded to bf16
 
 All round to nearest, ties to even; each division and product is in fp32, rounded once. Codes of int4 and int2 are packed
 from the lowest bits of a byte up; unused bits are zero. Below `TINY` a block, or a value of bf16, is encoded as zeros.
@@ -11,6 +11,7 @@ from the lowest bits of a byte up; unused bits are zero. Below `TINY` a block, o
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +28,7 @@ from kernels.codecs.format import (
     absmax_of,
     from_bf16,
     quotient,
+    sum_by_halving,
     to_bf16,
 )
 
@@ -34,7 +36,57 @@ Halves = npt.NDArray[np.uint16]
 """Bits of bf16 numbers."""
 
 
-class Int8(Format):
+class WholeNumbers(Format):
+    """Format whose codes are whole numbers, times a scale of their block."""
+
+    @abstractmethod
+    def scales(self, sections: Sequence[Bytes]) -> Floats:
+        """Return the blocks' scales (blocks, 1)."""
+
+    @abstractmethod
+    def codes(self, sections: Sequence[Bytes], out: Floats) -> None:
+        """Write the codes into `out`."""
+
+    @abstractmethod
+    def encode_codes(self, rows: Floats, sections: Sequence[Bytes]) -> Floats:
+        """Encode as `encode_rows` does, and return the codes."""
+
+    def encode_rows(self, rows: Floats, sections: Sequence[Bytes]) -> None:
+        """Encode as `Format.encode_rows` does."""
+        self.encode_codes(rows, sections)
+
+    def encode_and_square_rows(self, rows: Floats, sections: Sequence[Bytes]) -> Doubles:
+        """Encode as `Format.encode_and_square_rows` does."""
+        return self._squares(self.encode_codes(rows, sections), self.scales(sections))
+
+    def decode_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> None:
+        """Decode as `Format.decode_rows` does."""
+        self.codes(sections, out)
+        np.multiply(out, self.scales(sections) * factor, out=out)
+
+    def decode_and_square_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> Doubles:
+        """Decode as `Format.decode_and_square_rows` does."""
+        self.codes(sections, out)
+        scales = self.scales(sections)
+        squares = self._squares(out, scales)
+        np.multiply(out, scales * factor, out=out)
+        return squares
+
+    def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
+        """Return the blocks' sums of squares."""
+        scales = self.scales(sections)
+        codes = np.empty((len(scales), values), np.float32)
+        self.codes(sections, codes)
+        return self._squares(codes, scales)
+
+    def _squares(self, codes: Floats, scales: Floats) -> Doubles:
+        """Return scale^2 times the sum of squares of the codes, a whole number below 2^24 and so exact in fp32."""
+        wide = scales[:, 0].astype(np.float64)
+        found: Doubles = wide * wide * np.vecdot(codes, codes)
+        return found
+
+
+class Int8(WholeNumbers):
     """Signed bytes with an fp32 scale for each block."""
 
     number, block = 1, 256
@@ -46,18 +98,23 @@ class Int8(Format):
         """Return the widths of scales and codes."""
         return 4, values
 
-    def encode_rows(self, rows: Floats, sections: Sequence[Bytes]) -> None:
-        """Encode as `Format.encode_rows` does."""
-        scratch = np.empty(rows.shape, np.float32)
-        absmax = absmax_of(rows, scratch)
-        sections[0].view("<f4")[:, 0] = np.minimum(absmax / np.float32(self.LEVELS), self.LARGEST_SCALE)
-        np.multiply(rows, quotient(self.LEVELS, absmax)[:, None], out=scratch)
-        np.rint(scratch, out=scratch)
-        sections[1].view(np.int8)[...] = scratch
+    def scales(self, sections: Sequence[Bytes]) -> Floats:
+        """Return the blocks' scales (blocks, 1)."""
+        return sections[0].view("<f4")
 
-    def decode_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> None:
-        """Decode as `Format.decode_rows` does."""
-        np.multiply(sections[1].view(np.int8), sections[0].view("<f4") * factor, out=out)
+    def codes(self, sections: Sequence[Bytes], out: Floats) -> None:
+        """Write the codes into `out`."""
+        np.copyto(out, sections[1].view(np.int8))
+
+    def encode_codes(self, rows: Floats, sections: Sequence[Bytes]) -> Floats:
+        """Encode as `WholeNumbers.encode_codes` does."""
+        codes = np.empty(rows.shape, np.float32)
+        absmax = absmax_of(rows, codes)
+        sections[0].view("<f4")[:, 0] = np.minimum(absmax / np.float32(self.LEVELS), self.LARGEST_SCALE)
+        np.multiply(rows, quotient(self.LEVELS, absmax)[:, None], out=codes)
+        np.rint(codes, out=codes)
+        sections[1].view(np.int8)[...] = codes
+        return codes
 
     def rows_are_sane(self, sections: Sequence[Bytes], values: int) -> bool:
         """Return True if scales are in range, and no code is -128."""
@@ -65,12 +122,6 @@ class Int8(Format):
         least, largest = self.LEAST_SCALE.view(np.uint32), self.LARGEST_SCALE.view(np.uint32)
         in_range = ((scales >= least) & (scales <= largest)) | (scales == 0)
         return bool(in_range.all()) and int(sections[1].view(np.int8).min()) >= -self.LEVELS
-
-    def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
-        """Return scale^2 times the sum of squares of the codes, which is below 2^24 and so exact in fp32."""
-        codes, scales = sections[1].view(np.int8).astype(np.float32), sections[0].view("<f4")[:, 0].astype(np.float64)
-        found: Doubles = scales * scales * np.einsum("ij,ij->i", codes, codes)
-        return found
 
 
 def _least_half(value: float) -> np.uint16:
@@ -82,12 +133,14 @@ def in_range(bits: Halves, least: np.uint16, largest: np.uint16) -> bool:
     return bool((((bits >= least) & (bits <= largest)) | (bits == 0)).all())
 
 
-class Int4(Format):
+class Int4(WholeNumbers):
     """Codes from -7 to 7, two in a byte, with a bf16 scale for each block."""
 
     number, block = 2, 64
     LEVELS: Final = 7
     LARGEST_SCALE: Final = np.float32(2.0**124)
+    _LEAST: Final = _least_half(float(TINY) / 7)
+    _LARGEST: Final = _least_half(2.0**124)
     _DECODED: Final = np.array([[(n ^ 8) - 8 for n in (byte & 15, byte >> 4)] for byte in range(256)], np.float32)
     """Both codes of each byte."""
 
@@ -95,47 +148,52 @@ class Int4(Format):
         """Return the widths of scales and codes."""
         return 2, (values + 1) // 2
 
-    def encode_rows(self, rows: Floats, sections: Sequence[Bytes]) -> None:
-        """Encode as `Format.encode_rows` does."""
-        scratch = np.empty(rows.shape, np.float32)
-        scales = to_bf16(np.minimum(absmax_of(rows, scratch) / np.float32(self.LEVELS), self.LARGEST_SCALE))
-        sections[0].view("<u2")[:, 0] = scales
-        np.multiply(rows, quotient(1, from_bf16(scales))[:, None], out=scratch)
-        np.rint(scratch, out=scratch)
-        np.clip(scratch, -self.LEVELS, self.LEVELS, out=scratch)
-        pairs = np.zeros((len(rows), sections[1].shape[1]), "<u2")
-        pairs.view(np.int8)[:, : rows.shape[1]] = scratch
-        sections[1][...] = (pairs & np.uint16(0x0F)) | ((pairs >> np.uint16(4)) & np.uint16(0xF0))
+    def scales(self, sections: Sequence[Bytes]) -> Floats:
+        """Return the blocks' scales (blocks, 1)."""
+        return from_bf16(sections[0].view("<u2"))
 
-    def decode_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> None:
-        """Decode as `Format.decode_rows` does."""
-        np.multiply(self._codes(sections[1], out.shape[1]), from_bf16(sections[0].view("<u2")) * factor, out=out)
+    def codes(self, sections: Sequence[Bytes], out: Floats) -> None:
+        """Write the codes into `out`."""
+        _unpack(self._DECODED, sections[1], out)
+
+    def encode_codes(self, rows: Floats, sections: Sequence[Bytes]) -> Floats:
+        """Encode as `WholeNumbers.encode_codes` does."""
+        codes = np.empty(rows.shape, np.float32)
+        scales = to_bf16(np.minimum(absmax_of(rows, codes) / np.float32(self.LEVELS), self.LARGEST_SCALE))
+        sections[0].view("<u2")[:, 0] = scales
+        np.multiply(rows, quotient(1, from_bf16(scales))[:, None], out=codes)
+        np.rint(codes, out=codes)
+        if scales.max() == self._LARGEST:  # only values beyond the largest scale have larger codes
+            np.clip(codes, -self.LEVELS, self.LEVELS, out=codes)
+        pairs = np.empty((len(rows), sections[1].shape[1]), "<u2")
+        pairs[:, -1] = 0
+        pairs.view(np.int8)[:, : rows.shape[1]] = codes
+        low = pairs & np.uint16(0x0F)
+        pairs >>= np.uint16(4)
+        pairs &= np.uint16(0xF0)
+        pairs |= low
+        sections[1][...] = pairs
+        return codes
 
     def rows_are_sane(self, sections: Sequence[Bytes], values: int) -> bool:
         """Return True if scales are in range, no code is -8, and the spare half of a last byte is zero."""
         scales, codes = sections[0].view("<u2"), sections[1]
-        if not in_range(scales, _least_half(float(TINY) / self.LEVELS), _least_half(float(self.LARGEST_SCALE))):
+        if not in_range(scales, self._LEAST, self._LARGEST):
             return False
-        forbidden = ((codes & 0x0F) == 0x08) | ((codes & 0xF0) == 0x80)
-        return not forbidden.any() and not (values % 2 and (codes[:, -1] >> 4).any())
-
-    def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
-        """Return scale^2 times the sum of squares of the codes, a whole number."""
-        codes, scales = self._codes(sections[1], values), from_bf16(sections[0].view("<u2"))[:, 0].astype(np.float64)
-        found: Doubles = scales * scales * np.einsum("ij,ij->i", codes, codes)
-        return found
-
-    def _codes(self, packed: Bytes, values: int) -> Floats:
-        return _unpacked(self._DECODED, packed, values)
+        if ((codes & 0x0F) == 0x08).any() or ((codes & 0xF0) == 0x80).any():
+            return False
+        return not (values % 2 and (codes[:, -1] >> 4).any())
 
 
-def _unpacked(table: Floats, packed: Bytes, values: int) -> Floats:
-    """Return the values of each row's bytes by a table of the values of each byte (256, values in a byte)."""
+def _unpack(table: Floats, packed: Bytes, out: Floats) -> None:
+    """Write the values of each row's bytes into `out`, by a table of the values of each byte (256, values in a byte)."""
     rows, width = packed.shape
-    found = np.empty((rows, width * table.shape[1]), np.float32)
+    full = out.shape[1] == width * table.shape[1]
+    found = out if full else np.empty((rows, width * table.shape[1]), np.float32)
     each = {2: np.dtype(np.uint64), 4: np.dtype(np.complex128)}[table.shape[1]]  # types of as many bytes
     np.take(table.view(each)[:, 0], packed, out=found.view(each), mode="clip")  # with a mode, numpy needs no buffer
-    return found[:, :values]
+    if not full:
+        out[...] = found[:, : out.shape[1]]
 
 
 class Int2(Format):
@@ -151,6 +209,8 @@ class Int2(Format):
     """Magnitude over the scale above which a value has the larger level."""
     STEPS: Final = 511
     LARGEST_SCALE: Final = np.float32(2.0**126)
+    _LEAST: Final = _least_half(float(TINY) / 8)
+    _LARGEST: Final = _least_half(2.0**126)
     _DECODED: Final = np.array(
         [
             [(-1, 1)[not code & 1] * (np.float32(0.4528), np.float32(1.510))[code >> 1] for code in codes]
@@ -188,13 +248,13 @@ class Int2(Format):
 
     def decode_rows(self, sections: Sequence[Bytes], out: Floats, factor: np.float32) -> None:
         """Decode as `Format.decode_rows` does."""
-        levels = _unpacked(self._DECODED, sections[1], out.shape[1])
-        np.multiply(levels, from_bf16(sections[0].view("<u2")) * factor, out=out)
+        _unpack(self._DECODED, sections[1], out)
+        np.multiply(out, from_bf16(sections[0].view("<u2")) * factor, out=out)
 
     def rows_are_sane(self, sections: Sequence[Bytes], values: int) -> bool:
         """Return True if scales are in range, and the spare bits of a last byte are zero."""
         scales, codes = sections[0].view("<u2"), sections[1]
-        if not in_range(scales, _least_half(float(TINY) / 8), _least_half(float(self.LARGEST_SCALE))):
+        if not in_range(scales, self._LEAST, self._LARGEST):
             return False
         return not (values % 4 and (codes[:, -1] >> (values % 4 * 2)).any())
 
@@ -209,9 +269,9 @@ class Int2(Format):
 
 
 class BFloat16(Format):
-    """Values in bf16, at most `LARGEST`."""
+    """Values in bf16, at most `LARGEST`.  A block shares nothing but its sum of squares."""
 
-    number, block = 5, 1
+    number, block = 5, 256
     _LEAST: Final = _least_half(float(TINY))
     _LARGEST: Final = _least_half(float(LARGEST))
 
@@ -238,7 +298,6 @@ class BFloat16(Format):
         return in_range(bits & np.uint16(0x7FFF), self._LEAST, self._LARGEST) and not (bits == 0x8000).any()
 
     def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
-        """Return the square of each value, which is exact in fp64."""
-        wide = from_bf16(sections[0].view("<u2"))[:, 0].astype(np.float64)
-        found: Doubles = wide * wide
-        return found
+        """Return the sums of the values' squares, which are exact in fp64, by halving."""
+        wide = from_bf16(sections[0].view("<u2")).astype(np.float64)
+        return sum_by_halving(np.multiply(wide, wide, out=wide).T)

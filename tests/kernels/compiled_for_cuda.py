@@ -37,8 +37,7 @@ def ptx(kernel: triton.JITFunction, constants: Mapping[str, int | bool]) -> str:
 
 if __name__ == "__main__":
     for format in (INT8, INT4, INT2, BF16):
-        block = codec_triton.tile_block(format)
-        own = {"FORMAT": format.number, "BLOCK": block}
+        own = {"FORMAT": format.number, "BLOCK": format.block}
         print(ptx(codec_triton._encode_kernel, {**own, "FEEDBACK": True}))
         print(ptx(codec_triton._mean_kernel, {**own, "SENT": format.number, "SENT_BLOCK": format.block, "MEMBERS": 3}))
     print(ptx(codec_triton._choose_kernel, {"K": 64, "FEEDBACK": True}))

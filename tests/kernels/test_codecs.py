@@ -105,11 +105,14 @@ def topk_block(k: int) -> Callable[[Floats], tuple[bytes, ...]]:
 
 
 def bf16_block(block: Floats) -> tuple[bytes, ...]:
-    (value,) = block
+    return (b"".join(bf16_value(value) for value in block),)
+
+
+def bf16_value(value: np.float32) -> bytes:
     if abs(value) < TINY:
-        return (bytes(2),)
+        return bytes(2)
     bits = int.from_bytes(half(np.minimum(np.abs(value), LARGEST))[0], "little")
-    return ((bits | int(value < 0) << 15).to_bytes(2, "little"),)
+    return (bits | int(value < 0) << 15).to_bytes(2, "little")
 
 
 DEFINITIONS: dict[int, Callable[[Floats], tuple[bytes, ...]]] = {
