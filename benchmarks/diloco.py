@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ from benchmarks.diloco_bench import (
     row_name,
     rule_named,
 )
-from kernels.codecs.format import Squares
 
 
 class Progress:
@@ -69,7 +69,7 @@ class Progress:
 
     def _key(self, case: Case) -> dict[str, Any]:
         rule = rule_named(case.outer, case.exchange) if case.outer else None
-        steps = [rule([1] * size, case.inner_steps, Squares(1.0, size)) for size in range(1, MOST + 1)] if rule else []
+        steps = [rule([1] * size, case.inner_steps, Fraction(1, size)) for size in range(1, MOST + 1)] if rule else []
         return {"settings": self._settings, "case": asdict(case), "rule": steps}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,7 @@ from trainer.optim import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
-OuterRule = Callable[[Sequence[int], int, Squares], OuterStep]
+OuterRule = Callable[[Sequence[int], int, Fraction], OuterStep]
 """From the members' tokens, H, and how far their differences agree, to rate and momentum."""
 MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
 CHUNK = 1 << 14
@@ -150,9 +151,9 @@ def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
     """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
     if name == "auto":
         codec = codec_of(CODEC if exchange == FP32 else exchange)
-        return lambda tokens, inner_steps, squares: automatic(tokens, inner_steps, codec, squares)
+        return lambda tokens, inner_steps, agreement: automatic(tokens, inner_steps, codec, agreement)
     rate, momentum = (float(part) for part in name.split("/"))
-    return lambda tokens, inner_steps, squares: OuterStep(rate, momentum)
+    return lambda tokens, inner_steps, agreement: OuterStep(rate, momentum)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -228,8 +229,7 @@ class Bench:
                 apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
             else:
                 mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
-                mean_squares = float(np.square(differences).sum()) / size
-                step = rule(tokens, case.inner_steps, Squares(float(np.square(mean).sum()), mean_squares))
+                step = rule(tokens, case.inner_steps, agreement_in_fp32(differences, mean))
                 outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
             yield theta
 
@@ -241,6 +241,15 @@ def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int]
         rows = Rows.joined([member.batch(range(*rows_of(member, number, step))) for number in range(size(step))])
         member.inner.step(rows, Place(step, 0.0))
     return member.model.flat.numpy().copy()
+
+
+def agreement_in_fp32(differences: Sequence[F32], mean: F32) -> Fraction:
+    """How much the members agree, as `kernels.aggregate.agreement_of`, of differences that are not encoded."""
+    each = [
+        Squares(float(np.square(mean[span]).sum()), float(np.mean([np.square(one[span]).sum() for one in differences])))
+        for span in (slice(start, start + CHUNK) for start in range(0, mean.size, CHUNK))
+    ]
+    return sorted(squares.agreement for squares in each)[len(each) // 2]
 
 
 def encoded_with(layouts: Layouts, difference: F32, residual: F32) -> bytearray:
@@ -259,7 +268,7 @@ def apply_mean(
     momentum: F32,
     encoded: Sequence[bytearray],
     tokens: Sequence[int],
-    rule: Callable[[Squares], OuterStep],
+    rule: Callable[[Fraction], OuterStep],
 ) -> None:
     """One round's exchange and outer step, with the real codec."""
     whole = memoryview(bytearray(layouts.result.payload_bytes))

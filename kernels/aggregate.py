@@ -18,9 +18,9 @@ The bytes are the same everywhere because the rules use only these operations: e
 the members; selection by minimum and maximum, which does not round; formats' sums of squares; and other sums by halving,
 elementwise, or by `math.fsum`, which is exact.
 
-The header of a result tells how much the members agree: it has the sum of squares of the decoded result, and the weighted
-mean of the members' sums of squares (`agreement_of`). If all members send the same, both are equal; the less the members
-agree, the smaller is the first.
+The header of a chunk's result tells how much the members agree: it has the sum of squares of the decoded result, and the
+weighted mean of the members' sums of squares. If all members send the same, both are equal; the less the members agree, the
+smaller is the first. The median over the chunks counts (`agreement_of`).
 
 Memory besides the arguments: some MiB of scratch, and 4 bytes per value for `centered_clip`.
 """
@@ -93,10 +93,14 @@ def _encode(pieces: Iterator[Piece], format: Format, out: Any, count: int) -> fl
     return total_of([format.encode_and_square(values, out, count, start) for start, values in pieces])
 
 
-def agreement_of(result: Any, layout: Layout) -> Squares:
-    """Return the sums over a result's chunks of the two sums of squares in their headers, added by `math.fsum`."""
-    each = [squares_in(result[span.encoded]) for span in layout]
-    return Squares(math.fsum(one.result for one in each), math.fsum(one.members for one in each))
+def agreement_of(result: Any, layout: Layout) -> Fraction:
+    """Return how much the members of a result agree, from 0 (not at all) to 1: the median of its chunks' agreements.
+
+    So owners of fewer than half of the chunks cannot move it outside the range of the other chunks, whatever they write into
+    the headers of theirs.
+    """
+    each = sorted(squares_in(result[span.encoded]).agreement for span in layout)
+    return each[len(each) // 2]
 
 
 def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.codecs.format import PIECE, Floats, Format, Squares
+from kernels.codecs.format import PIECE, Floats, Format
 from kernels.codecs.ladder import Codec
 from kernels.codecs.sparse import TopK
 
@@ -103,14 +103,14 @@ SPARSE = OuterStep(2.0, 0.0)
 member, so that the mean over all members is short; with momentum the loss is higher (`python -m benchmarks.ladder`)."""
 
 
-def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, squares: Squares) -> OuterStep:
+def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement: Fraction) -> OuterStep:
     """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`).
 
-    squares: of the result and of the members (`kernels.aggregate.agreement_of`).
+    agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
     """
     if isinstance(codec.contribution, TopK):
         return SPARSE
-    members, several = independent_members(effective_members(weights), squares), rate_of_several(inner_steps)
+    members, several = independent_members(effective_members(weights), agreement), rate_of_several(inner_steps)
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))
     remembered = ROUNDS_A_MEMBER * (members - 1)
@@ -118,15 +118,13 @@ def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, squares: S
     return OuterStep(_on_grid(1 - (1 - several) * (momentum / MOST) ** 2), _on_grid(momentum))
 
 
-def independent_members(members: Fraction, squares: Squares) -> Fraction:
+def independent_members(members: Fraction, agreement: Fraction) -> Fraction:
     """Return the number of independent members among `members`, from 1 (all differences are equal) to all of them.
 
     If the differences have a common part and independent noise, and c is the cosine of two of them, then the result's square
-    over the members' mean square is 1 / n + (1 - 1 / n) c.  The number is the inverse of this ratio.
+    over the members' mean square, the agreement, is 1 / n + (1 - 1 / n) c.  The number is the inverse of the agreement.
     """
-    if not squares.result or not squares.members:
-        return Fraction(1)
-    return max(Fraction(1), min(members, Fraction(squares.members) / Fraction(squares.result)))
+    return min(members, 1 / agreement) if agreement else members
 
 
 def effective_members(weights: Sequence[int]) -> Fraction:

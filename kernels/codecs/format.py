@@ -22,6 +22,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,13 +60,20 @@ _LARGEST_SQUARES = float(np.finfo(np.float32).max)
 
 
 class Squares(NamedTuple):
-    """Sums of squares in the header of a result, from which follows how much the members agree.
+    """Sums of squares in the header of a result.
 
     result: of the decoded result.  members: weighted mean over the members' contributions.
     """
 
     result: float
     members: float
+
+    @property
+    def agreement(self) -> Fraction:
+        """How much the members agree: the first over the second, at most 1; 1 if nobody, or all together, moved nothing."""
+        if not self.result or not self.members:
+            return Fraction(1)
+        return min(Fraction(1), Fraction(self.result) / Fraction(self.members))
 
 
 def squares_in(data: Any) -> Squares:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernels import aggregate as rules
 from kernels.aggregate import Rule, aggregate, agreement_of, weights_of
-from kernels.codecs.format import LARGEST, PIECE, norm, squares_in
+from kernels.codecs.format import LARGEST, PIECE, Squares, norm, squares_in, write_squares
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.layout import chunk_layouts
 from tests.kernels import test_codecs, test_reduce
@@ -255,13 +255,18 @@ def test_a_minority_cannot_claim_that_the_members_do_not_agree(rule: Rule) -> No
     assert squares_in(of(rule, [*honest, encoded(1e6 * normal(3000))], 3000)).members < 1.2 * most
 
 
-def test_the_agreement_of_a_result_adds_up_its_chunks() -> None:
+def test_members_agree_as_far_as_in_the_median_chunk_of_a_result() -> None:
     layout = chunk_layouts(INT8, 2500, 1024).result
     values, result = normal(2500), bytearray(layout.payload_bytes)
     for span in layout:
         result[span.encoded] = of("clip", [encoded(values[span.values])] * 2, span.count)
-    squares = float(np.square(values, dtype=np.float64).sum())
-    assert agreement_of(result, layout) == pytest.approx((squares, squares), rel=1e-3)
+    assert agreement_of(result, layout) == pytest.approx(1, rel=1e-3)
+    for squares in (Squares(0, 0), Squares(1, 1e38), Squares(1e38, 1), Squares(1e-38, 1e38)):
+        write_squares(memoryview(result)[layout[0].encoded], squares)
+        assert agreement_of(result, layout) == pytest.approx(1, rel=1e-3), "one owner of three moves nothing"
+    for span, squares in zip(layout, (Squares(1, 4), Squares(3, 4), Squares(1, 2)), strict=True):
+        write_squares(memoryview(result)[span.encoded], squares)
+    assert agreement_of(result, layout) == 0.5
 
 
 @settings(deadline=None, max_examples=50)

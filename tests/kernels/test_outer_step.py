@@ -33,12 +33,12 @@ claims = st.lists(st.integers(1, 2**40), min_size=1, max_size=256)
 lengths = st.integers(1, 10_000)
 
 
-APART = Squares(1.0, 1e9)
-"""Of members whose differences have nothing in common, however many they are."""
+APART = Fraction(0)
+"""Agreement of members whose differences have nothing in common, however many they are."""
 
 
-def automatic(weights: Sequence[int], inner_steps: int, codec: str = "int4", squares: Squares = APART) -> OuterStep:
-    return outer_step.automatic(weights, inner_steps, LADDER[codec], squares)
+def automatic(weights: Sequence[int], inner_steps: int, codec: str = "int4", agreement: Fraction = APART) -> OuterStep:
+    return outer_step.automatic(weights, inner_steps, LADDER[codec], agreement)
 
 
 @given(claims, lengths, st.sampled_from(["int8", "int2", "bf16"]))
@@ -131,16 +131,18 @@ def test_known_values() -> None:
 
 
 def test_members_whose_differences_are_equal_are_one_member() -> None:
-    assert automatic([4096] * 8, 30, squares=Squares(5.0, 5.0)) == (1.0, 0.0)
-    assert automatic([4096] * 8, 30, squares=Squares(5.0, 10.0)) == automatic([4096] * 2, 30)
-    assert automatic([4096] * 8, 30, squares=Squares(6.0, 5.0)) == (1.0, 0.0), "clipping can make a result longer"
-    assert automatic([4096] * 8, 30, squares=Squares(0.0, 5.0)) == (1.0, 0.0), "no result, no step"
+    assert automatic([4096] * 8, 30, agreement=Fraction(1)) == (1.0, 0.0)
+    assert automatic([4096] * 8, 30, agreement=Squares(5.0, 10.0).agreement) == automatic([4096] * 2, 30)
+    assert Squares(6.0, 5.0).agreement == 1, "clipping can make a result longer"
+    assert Squares(0.0, 5.0).agreement == 1, "no result, no step"
 
 
-@given(claims, lengths, st.floats(0, 1e38), st.floats(0, 1e38))
-def test_the_less_members_agree_the_more_momentum(tokens: list[int], inner_steps: int, one: float, other: float) -> None:
+@given(claims, lengths, st.fractions(0, 1), st.fractions(0, 1))
+def test_the_less_members_agree_the_more_momentum(
+    tokens: list[int], inner_steps: int, one: Fraction, other: Fraction
+) -> None:
     less, more = sorted((one, other))
-    low, high = (automatic(tokens, inner_steps, squares=Squares(1.0, each)) for each in (less, more))
+    low, high = (automatic(tokens, inner_steps, agreement=each) for each in (more, less))
     assert low.momentum <= high.momentum <= automatic(tokens, inner_steps).momentum
 
 
@@ -157,7 +159,8 @@ def noisy_valley(members: int, inner_steps: int, step: OuterStep | None = None, 
             local -= np.float32(0.1) * (curvature * local + draw.standard_normal(local.shape, np.float32))
         mean = np.asarray((theta - local).mean(axis=0), np.float32)
         squares = Squares(float(np.square(mean).sum()), float(np.square(theta - local).sum()) / members)
-        nesterov_update(theta, momentum, mean, *(step or automatic([1] * members, inner_steps, squares=squares)))
+        agreed = automatic([1] * members, inner_steps, agreement=squares.agreement)
+        nesterov_update(theta, momentum, mean, *(step or agreed))
     return float(np.mean(curvature * theta**2))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from benchmarks import ladder
 from benchmarks.diloco_bench import FP32, Bench, Case, codec_of, rule_named
-from kernels.codecs.format import Squares
 from kernels.codecs.ladder import INT4, INT8, LADDER, TOP64
 
 
@@ -24,7 +24,7 @@ def test_codecs_of_the_ladder_and_pairs_of_formats_have_names() -> None:
 
 
 def test_a_codec_has_its_own_outer_step_and_fp32_that_of_dense_ones() -> None:
-    apart = Squares(1.0, 4.0)
+    apart = Fraction(1, 4)
     assert rule_named("auto", FP32)([1] * 4, 30, apart) == rule_named("auto", "int4")([1] * 4, 30, apart)
     assert rule_named("auto", "top64/int4")([1] * 4, 30, apart) == (2.0, 0.0)
 

@@ -147,9 +147,10 @@ APART = Squares(1.0, 1e9)
 
 
 def outer_step(manifest: RunManifest, round: int, tokens: Sequence[int], squares: Squares = APART) -> OuterStep:
-    """The step after a round whose result has a first chunk with these sums."""
+    """The step after a round whose result has chunks with these sums."""
     result = memoryview(manifest.layouts.result.zeros())
-    write_squares(result[manifest.layouts.result[0].encoded], squares)
+    for span in manifest.layouts.result:
+        write_squares(result[span.encoded], squares)
     return manifest.outer_step(round, tokens, result)
 
 
@@ -159,7 +160,7 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
         manifest = a_manifest(rounds={"inner_steps": inner_steps})
         for tokens in ([4096], [4096] * 4, [4096, 3000]):
             for squares in (APART, Squares(2.0, 3.0)):
-                wanted = automatic(tokens, inner_steps, LADDER["int4"], squares)
+                wanted = automatic(tokens, inner_steps, LADDER["int4"], squares.agreement)
                 assert outer_step(manifest, 0, tokens, squares) == wanted
     fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
     assert outer_step(fixed, 0, [4096]) == outer_step(fixed, 0, [4096] * 8) == (0.5, 0.8)
@@ -168,7 +169,7 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
 @pytest.mark.parametrize("claim", [1, 10, 999, 1000, 1001, 1500, 2000, 4000, 2**30, 2**40])
 def test_the_claim_of_one_member_does_not_take_the_momentum_of_the_others(claim: int) -> None:
     """With tokens as weights a huge claim makes eight members count as one: rate 1, no momentum."""
-    assert automatic([1000] * 7 + [2**40], 20, LADDER["int4"], APART) == (1.0, 0.0)
+    assert automatic([1000] * 7 + [2**40], 20, LADDER["int4"], APART.agreement) == (1.0, 0.0)
     fair = outer_step(a_manifest(), 0, [1000] * 8)
     step = outer_step(a_manifest(), 0, [1000] * 7 + [claim])
     assert step.momentum == fair.momentum and abs(step.rate - fair.rate) < 0.04
@@ -325,7 +326,7 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert [manifest.learns_from_rollouts(round) for round in (0, 2, 3, 4)] == [False, False, True, True]
     assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
     tokens = [4096, 4096]
-    assert outer_step(manifest, 2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"], APART)
+    assert outer_step(manifest, 2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"], APART.agreement)
     assert outer_step(manifest, 3, tokens) == MEAN, "rollouts are old: no momentum"
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
