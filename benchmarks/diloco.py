@@ -5,15 +5,20 @@ out.  Every run of a seed starts from the same parameters, trained four-way data
 rate.  All runs read the same windows: in step s, member k reads what it reads there whatever H is.  Data-parallel means
 one model that averages the members' gradients in every step; one peer alone is data-parallel with one member.
 
-A run has 600 steps, and at least 20 rounds: from a momentum of zero, fewer say more about the start than about the recipe.
-Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again, once or more often in the
-run; who leaves takes its Adam moments along, and who joins has none.
+A run has 600 steps, and at least 20 rounds, 8 if H is 300 or more: from a momentum of zero, fewer say more about the start
+than about the recipe.  With several inner rates (`--rates`), each side has for each H the rate that is best with four
+members on the first seed.  Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again,
+once or more often in the run; who leaves takes its Adam moments along, and who joins has none.
 
 The bars, for every row: at most 0.5 % above data-parallel (mean over the seeds), and never worse than one peer alone.
 One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
 interrupted table goes on where it was.
 
-    python -m benchmarks.diloco [--save FILE] [--json] [--quick] [--outer auto] [--seeds 0,1,2] [--inner-steps 10,30,100]
+    python -m benchmarks.diloco [--save FILE] [--json] [--quick] [--outer auto] [--codec int4] [--seeds 0,1,2]
+        [--inner-steps 10,30,100,300,500] [--rates 1e-3]
+
+"bytes" is how many times more data-parallel training in fp32 sends: twice the parameters in every step, while members send
+a contribution and a result in H steps, both times (N - 1) / N.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -33,19 +38,23 @@ import torch
 
 from benchmarks.diloco_bench import (
     BAR_PERCENT,
-    CODEC_BAR_PERCENT,
-    CODEC_INNER_STEPS,
-    CODEC_MEMBERS,
+    CODEC,
     MEMBERS,
+    MODEL,
     MOST,
     QUICK,
+    RATE,
     WAVE,
     Bench,
     Case,
     Settings,
+    layouts_for,
     row_name,
     rule_named,
 )
+
+Losses = Mapping[Case, list[float]]
+TUNED_MEMBERS = 4
 
 
 class Progress:
@@ -82,6 +91,10 @@ class Row:
     alone: list[float]
     data_parallel: list[float]
     diloco: list[float]
+    rates: tuple[float, float]
+    """Inner rates of data-parallel training and of DiLoCo."""
+    fewer_bytes: float
+    """Bytes of data-parallel training in fp32 over those of DiLoCo."""
 
     @property
     def excess(self) -> list[float]:
@@ -104,6 +117,8 @@ class Row:
             "data_parallel": self.data_parallel,
             "alone": self.alone,
             "diloco": self.diloco,
+            "rates": self.rates,
+            "fewer_bytes": self.fewer_bytes,
             "excess_percent": self.excess,
             "over_alone_percent": self.over_alone,
             "holds": self.holds,
@@ -121,56 +136,88 @@ class Plan:
     settings: Settings
     seeds: Sequence[int]
     lengths: Sequence[int]
-    outer: str
+    outer: str = "auto"
+    exchange: str = CODEC
+    members: Sequence[int] = (*MEMBERS, WAVE)
+    rates: Sequence[float] = (RATE,)
 
-    def baseline(self, seed: int, members: int, inner_steps: int) -> Case:
-        """The data-parallel run for comparison.  Who comes and goes does so between rounds; others share one run."""
-        if members == WAVE:
-            return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps)
-        return Case(seed, members, tuple(sorted({self.settings.steps_of(length) for length in self.lengths})))
+    def tuning(self, inner_steps: int, *, apart: bool) -> list[Case]:
+        """The runs from which a side's inner rate is chosen."""
+        if len(self.rates) == 1:
+            return []
+        case = self._apart if apart else self._together
+        return [case(self.seeds[0], TUNED_MEMBERS, inner_steps, rate) for rate in self.rates]
 
-    def diloco(self, seed: int, members: int, inner_steps: int, exchange: str = "int8") -> Case:
-        return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, self.outer, exchange)
+    def all_tuning(self) -> list[Case]:
+        """The runs from which all inner rates are chosen."""
+        return [case for length in self.lengths for apart in (False, True) for case in self.tuning(length, apart=apart)]
 
-    def cases(self) -> list[Case]:
-        """All runs, seed after seed, so that a table in the making is of use."""
+    def cases(self, losses: Losses) -> list[Case]:
+        """All runs, seed after seed, so that a table in the making is of use.  losses: of `all_tuning`."""
         wanted = []
         for seed in self.seeds:
-            for members in (*MEMBERS, WAVE):
+            for members in (1, *self.members):
                 for length in self.lengths:
-                    wanted += [self.baseline(seed, members, length), self.diloco(seed, members, length)]
-            if CODEC_INNER_STEPS in self.lengths:
-                wanted.append(self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, "fp32"))
+                    wanted.append(self.baseline(losses, seed, members, length))
+                    if members in self.members:
+                        wanted.append(self.diloco(losses, seed, members, length))
         return list(dict.fromkeys(wanted))
 
-    def row(self, losses: dict[Case, list[float]], members: int, inner_steps: int) -> Row:
-        def of(case: Callable[[int, int, int], Case], count: int) -> list[float]:
-            runs, steps = [case(seed, count, inner_steps) for seed in self.seeds], self.settings.steps_of(inner_steps)
-            return [losses[run][run.steps.index(steps)] for run in runs]
+    def baseline(self, losses: Losses, seed: int, members: int, inner_steps: int) -> Case:
+        """The data-parallel run for comparison."""
+        return self._together(seed, members, inner_steps, self._rate(losses, inner_steps, apart=False))
 
-        return Row(members, inner_steps, of(self.baseline, 1), of(self.baseline, members), of(self.diloco, members))
+    def diloco(self, losses: Losses, seed: int, members: int, inner_steps: int) -> Case:
+        return self._apart(seed, members, inner_steps, self._rate(losses, inner_steps, apart=True))
 
-    def codec_excess(self, losses: dict[Case, list[float]]) -> list[float]:
-        """What the int8 exchange costs against fp32, seed by seed in percent; empty where it was not measured."""
-        if CODEC_INNER_STEPS not in self.lengths:
-            return []
-        int8, fp32 = (
-            [losses[self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, exchange)][0] for seed in self.seeds]
-            for exchange in ("int8", "fp32")
-        )
-        return percent(int8, fp32)
+    def row(self, losses: Losses, members: int, inner_steps: int) -> Row:
+        def of(case: Callable[[Losses, int, int, int], Case], count: int) -> list[float]:
+            runs = [case(losses, seed, count, inner_steps) for seed in self.seeds]
+            return [self._loss(losses, run, inner_steps) for run in runs]
+
+        rates = self._rate(losses, inner_steps, apart=False), self._rate(losses, inner_steps, apart=True)
+        layouts = layouts_for(MODEL.parameters, self.exchange)
+        fewer = 2 * 4 * MODEL.parameters * inner_steps / layouts.exchanged_bytes
+        alone, together, apart = of(self.baseline, 1), of(self.baseline, members), of(self.diloco, members)
+        return Row(members, inner_steps, alone, together, apart, rates, fewer)
+
+    def _apart(self, seed: int, members: int, inner_steps: int, rate: float) -> Case:
+        steps = (self.settings.steps_of(inner_steps),)
+        return Case(seed, members, steps, inner_steps, self.outer, self.exchange, rate)
+
+    def _together(self, seed: int, members: int, inner_steps: int, rate: float) -> Case:
+        """Who comes and goes does so between rounds; others share one run for all H."""
+        if members == WAVE:
+            return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, rate=rate)
+        steps = tuple(sorted({self.settings.steps_of(length) for length in self.lengths}))
+        return Case(seed, members, steps, rate=rate)
+
+    def _rate(self, losses: Losses, inner_steps: int, *, apart: bool) -> float:
+        runs = self.tuning(inner_steps, apart=apart)
+        return min(runs, key=lambda run: self._loss(losses, run, inner_steps)).rate if runs else self.rates[0]
+
+    def _loss(self, losses: Losses, run: Case, inner_steps: int) -> float:
+        return losses[run][run.steps.index(self.settings.steps_of(inner_steps))]
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    print("| members | H | one alone | data-parallel | DiLoCo | over data-parallel, mean (each seed) | over one alone | |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| members | H | rates | one alone | data-parallel | DiLoCo | over data-parallel, mean (each seed) | over one alone "
+        "| bytes | |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         each = ", ".join(f"{value:+.2f}" for value in row.excess)
         losses = " | ".join(f"{statistics.fmean(values):.4f}" for values in (row.alone, row.data_parallel, row.diloco))
         print(
-            f"| {row_name(row.members)} | {row.inner_steps} | {losses} | {statistics.fmean(row.excess):+.2f} % ({each}) "
-            f"| {statistics.fmean(row.over_alone):+.2f} % | {'holds' if row.holds else 'MISSED'} |"
+            f"| {row_name(row.members)} | {row.inner_steps} | {row.rates[0]:g}, {row.rates[1]:g} | {losses} "
+            f"| {statistics.fmean(row.excess):+.2f} % ({each}) | {statistics.fmean(row.over_alone):+.2f} % "
+            f"| 1/{row.fewer_bytes:.0f} | {'holds' if row.holds else 'MISSED'} |"
         )
+
+
+def rates(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 def numbers(text: str) -> list[int]:
@@ -182,52 +229,54 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed, few steps: shows that it works, and no more")
     parser.add_argument("--steps", type=int, default=Settings.steps, help="inner steps of every member")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
-    parser.add_argument("--inner-steps", type=numbers, default=[10, 30, 100], help="inner steps in a round (H)")
+    parser.add_argument("--inner-steps", type=numbers, default=[10, 30, 100, 300, 500], help="inner steps in a round (H)")
+    parser.add_argument("--members", type=numbers, default=[*MEMBERS, WAVE], help=f"{WAVE}: 1 to {MOST} and back")
     parser.add_argument("--outer", default="auto", help='"auto", or RATE/MOMENTUM for all members and H')
+    parser.add_argument("--codec", default=CODEC, help="codec of the exchange, or fp32")
+    parser.add_argument("--rates", type=rates, default=[RATE], help="inner rates, of which each side has the best")
     parser.add_argument("--save", type=Path, help="file of finished runs; they are not run again")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = options_of(arguments)
-    torch.set_num_threads(1)
-    plan = Plan(Settings(steps=options.steps), options.seeds, options.inner_steps, options.outer)
-    if options.quick:
-        plan = Plan(QUICK, options.seeds[:1], [3, 8], options.outer)
-    began, progress, cases = time.monotonic(), Progress(plan.settings, options.save), plan.cases()
-    bench = Bench(plan.settings)
+def complete(cases: Sequence[Case], progress: Progress, bench: Bench) -> None:
+    """Do the runs that are not done."""
+    began = time.monotonic()
     for number, case in enumerate(cases, 1):
         if case not in progress.losses:
             progress.add(case, bench.run(case))
             shown = ", ".join(f"{loss:.4f}" for loss in progress.losses[case])
-            print(
-                f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {shown}", file=sys.stderr, flush=True
-            )
-    rows = [plan.row(progress.losses, members, length) for members in (*MEMBERS, WAVE) for length in plan.lengths]
-    exchange = plan.codec_excess(progress.losses)
+            seconds = time.monotonic() - began
+            print(f"{seconds:5.0f} s  {number} of {len(cases)}  {case}: {shown}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    torch.set_num_threads(1)
+    settings, seeds, lengths = Settings(steps=options.steps), options.seeds, options.inner_steps
+    if options.quick:
+        settings, seeds, lengths = QUICK, seeds[:1], [3, 8]
+    plan = Plan(settings, seeds, lengths, options.outer, options.codec, options.members, options.rates)
+    progress, bench = Progress(settings, options.save), Bench(settings)
+    complete(plan.all_tuning(), progress, bench)
+    complete(plan.cases(progress.losses), progress, bench)
+    rows = [plan.row(progress.losses, members, length) for members in plan.members for length in plan.lengths]
     print(
-        f"outer {plan.outer}, {bench.member(0).parameters} parameters, "
+        f"outer {plan.outer}, {plan.exchange}, {MODEL.parameters} parameters, "
         f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n"
     )
     print_table(rows)
     holds = all(row.holds for row in rows)
-    if exchange:
-        print(
-            f"\nint8 over fp32 exchange, {CODEC_MEMBERS} members, H = {CODEC_INNER_STEPS}: "
-            f"{statistics.fmean(exchange):+.2f} % ({', '.join(f'{value:+.2f}' for value in exchange)})"
-        )
-        holds &= abs(statistics.fmean(exchange)) <= CODEC_BAR_PERCENT
     if options.json:
         print(
             json.dumps(
                 {
                     "settings": asdict(plan.settings),
                     "outer": plan.outer,
+                    "codec": plan.exchange,
                     "seeds": plan.seeds,
                     "holds": holds,
                     "rows": [row.as_json() for row in rows],
-                    "int8_over_fp32_percent": exchange,
                 }
             )
         )

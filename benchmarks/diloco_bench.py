@@ -51,10 +51,10 @@ WAVE = 0
 WAVE_ROUNDS = 30
 """Length of a wave, where the run has so many rounds."""
 BAR_PERCENT = 0.5
-CODEC_BAR_PERCENT = 0.3
-CODEC_MEMBERS, CODEC_INNER_STEPS = 4, 30
-LONGEST = 2600
+LONGEST = 4600
 """Steps of a run, warm start included."""
+LONG = 300
+"""H from which a run has fewer rounds."""
 CPU = torch.device("cpu")
 
 
@@ -64,7 +64,9 @@ class Settings:
 
     steps: int = 600
     rounds: int = 20
-    """At least so many, whatever H is."""
+    """At least so many with H below `LONG`."""
+    long_rounds: int = 8
+    """At least so many with longer rounds."""
     warm_steps: int = 600
     sequences: int = 8
     sequence_length: int = 64
@@ -73,7 +75,7 @@ class Settings:
 
     def steps_of(self, inner_steps: int) -> int:
         """Steps of a run with H = `inner_steps`: whole rounds."""
-        return max(self.steps // inner_steps, self.rounds) * inner_steps
+        return max(self.steps // inner_steps, self.rounds if inner_steps < LONG else self.long_rounds) * inner_steps
 
     def config(self, seed: int, rate: float) -> TrainingConfig:
         """One round as long as the longest run."""
@@ -101,7 +103,8 @@ QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_token
 @dataclass(frozen=True)
 class Case:
     """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
-    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: as in `codec_of`, or fp32."""
+    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: as in `codec_of`, or fp32.  rate: of the
+    inner optimiser."""
 
     seed: int
     members: int
@@ -109,10 +112,11 @@ class Case:
     inner_steps: int = 0
     outer: str = ""
     exchange: str = CODEC
+    rate: float = RATE
 
     def __str__(self) -> str:
         kind = f"diloco {self.outer} {self.exchange}" if self.outer else "data-parallel"
-        return f"seed {self.seed}, {row_name(self.members)}, H {self.inner_steps}, {kind}"
+        return f"seed {self.seed}, {row_name(self.members)}, H {self.inner_steps}, {kind}, rate {self.rate:g}"
 
 
 def row_name(members: int) -> str:
@@ -194,7 +198,7 @@ class Bench:
         if case.outer:
             states = self.diloco(case, last // case.inner_steps)
             return [self.loss(theta) for number, theta in enumerate(states, 1) if number * case.inner_steps in case.steps]
-        losses, member, theta = [], self.member(case.seed), self.start(case.seed)
+        losses, member, theta = [], self.member(case.seed, case.rate), self.start(case.seed)
         rounds = last // max(1, case.inner_steps)
         for low, high in zip((0, *case.steps), case.steps, strict=False):
             theta = data_parallel(
@@ -216,7 +220,7 @@ class Bench:
         for round_number in range(rounds):
             size = size_in(case.members, round_number, rounds)
             first = self.settings.warm_steps + round_number * case.inner_steps
-            members = members[:size] + [self.member(case.seed) for _ in range(size - len(members))]
+            members = members[:size] + [self.member(case.seed, case.rate) for _ in range(size - len(members))]
             residuals = residuals[:size] + [np.zeros_like(theta) for _ in range(size - len(residuals))]
             differences, tokens = [], []
             for number, member in enumerate(members):

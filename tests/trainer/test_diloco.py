@@ -50,11 +50,28 @@ def test_the_wave_rises_from_one_to_all_and_falls_to_one(rounds: int) -> None:
 
 
 def test_values_of_h_share_their_baselines() -> None:
-    plan = Plan(Settings(), [0, 1], [10, 30, 100], "auto")
-    parallel = [case for case in plan.cases() if not case.outer]
+    plan = Plan(Settings(), [0, 1], [10, 30, 100])
+    cases = plan.cases({})
+    parallel = [case for case in cases if not case.outer]
     assert len(parallel) == 2 * (4 + 3)
     assert {case.steps for case in parallel if case.members != WAVE} == {(600, 2000)}
-    assert len(plan.cases()) == len(set(plan.cases())) == len(parallel) + 2 * (15 + 1)
+    assert len(cases) == len(set(cases)) == len(parallel) + 2 * 15
+
+
+def test_each_side_has_the_rate_that_is_best_for_it_with_four_members() -> None:
+    plan = Plan(Settings(), [0, 1], [10, 500], members=[8], rates=[1.0, 2.0, 3.0])
+    tuning = plan.all_tuning()
+    assert {(case.seed, case.members) for case in tuning} == {(0, 4)} and len(set(tuning)) == 3 + 2 * 3
+    best = {0: 1.0, 10: 2.0, 500: 3.0}
+    losses = {case: [abs(case.rate - best[case.inner_steps])] * len(case.steps) for case in tuning}
+    rates = {(case.inner_steps, case.rate) for case in plan.cases(losses)}
+    assert rates == {*best.items()}
+
+
+def test_rounds_of_500_steps_in_int8_send_2000_times_less_than_data_parallel_training() -> None:
+    plan = Plan(Settings(), [0], [500])
+    losses = {case: [1.0] * len(case.steps) for case in plan.cases({})}
+    assert plan.row(losses, 4, 500).fewer_bytes == pytest.approx(1967, abs=1)
 
 
 def test_a_saved_run_counts_for_its_own_settings_and_recipe_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
