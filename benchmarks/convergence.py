@@ -4,9 +4,10 @@
     python -m benchmarks.convergence CORPUS --save FILE [--json]
 
 1, 2, 4 and 8 members train apart for H = 30 and 100 steps a round, with the real codec and outer step, against one model
-that averages their gradients in every step, by AdamW and by Muon.  All runs of a seed start from the same parameters,
-trained by four members together before, and read the same rows: in step s, member k reads the same whatever H is.  The rates
-of both sides are tuned before, each with two members (H = 30), and the best is used for all.
+that averages their gradients in every step, by AdamW and by Muon, with one or several codecs of the ladder (`--codecs`, of
+which the last column shows what each costs over an exchange in fp32, if that is one of them).  All runs of a seed start from
+the same parameters, trained by four members together before, and read the same rows: in step s, member k reads the same
+whatever H is.  The rates of both sides are tuned before, each with two members (H = 30), and the best is used for all.
 
 Besides the held-out loss, each result is judged by a task: after a short fine-tuning, how many of 512 new questions of the
 form "c=3;f=8;a=5;f?" does it answer?  (arXiv 2511.13761 warns that equal losses can hide worse results after fine-tuning.)
@@ -31,7 +32,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.diloco_bench import CODEC, apply_mean, data_parallel, layouts_for, rows_of, rule_named
+from benchmarks.diloco_bench import (
+    CODEC,
+    FP32,
+    apply_mean,
+    apply_mean_in_fp32,
+    data_parallel,
+    layouts_for,
+    rows_of,
+    rule_named,
+)
 from peer.corpora.run_data import MANIFEST, RunData
 from protocol.corpora.manifest import read_manifest
 from protocol.run.sections import CORPORA
@@ -52,6 +62,8 @@ ROWS, LENGTH = 1, 256
 """Rows of a member's step, and their tokens."""
 STEPS, WARM_STEPS, WARM_MEMBERS, WARM_RATE = 300, 2000, 4, 1e-3
 """Steps of each member, after the common start of four members that train together by AdamW."""
+MOST_STEPS = 4000
+"""Steps of the longest run, common start included."""
 MEMBERS, LENGTHS, TUNED_MEMBERS, TUNED_LENGTH = (1, 2, 4, 8), (30, 100), 2, 30
 RATES = {"adamw": (6.25e-5, 1.25e-4, 2.5e-4), "muon": (2.5e-4, 5e-4, 1e-3)}
 EVALUATION_TOKENS = 1 << 16
@@ -60,17 +72,19 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  inner_steps: H; 0 for data-parallel."""
+    """One run.  inner_steps: H; 0 for data-parallel.  steps: of every member.  codec: of the exchange, or fp32."""
 
     seed: int
     optimizer: str
     rate: float
     members: int
     inner_steps: int
+    steps: int = STEPS
+    codec: str = CODEC
 
     def __str__(self) -> str:
-        kind = f"H = {self.inner_steps}" if self.inner_steps else "data-parallel"
-        return f"seed {self.seed}, {self.optimizer} {self.rate:g}, {self.members} members, {kind}"
+        kind = f"H = {self.inner_steps}, {self.codec}" if self.inner_steps else "data-parallel"
+        return f"seed {self.seed}, {self.optimizer} {self.rate:g}, {self.members} members, {self.steps} steps, {kind}"
 
 
 @dataclass(frozen=True)
@@ -101,13 +115,14 @@ class Bench:
         self.dtype = device_speed(CPU).dtype
         self._starts: dict[int, F32] = {}
 
-    def member(self, seed: int, optimizer: str, rate: float) -> Worker:
+    def member(self, seed: int, optimizer: str, rate: float, codec: str = CODEC) -> Worker:
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
             warmup_steps=20, cooldown=0.0, joiner_warmup_steps=10, optimizer=optimizer,
         )  # fmt: skip
-        most = WARM_STEPS + STEPS
-        config = TrainingConfig(seed, MODEL, self._data, inner, most, CHUNK, CODEC, files=self._files, blocks=self._blocks)
+        config = TrainingConfig(
+            seed, MODEL, self._data, inner, MOST_STEPS, CHUNK, codec, files=self._files, blocks=self._blocks
+        )
         return Worker(config, CPU, dtype=self.dtype)
 
     @cached_property
@@ -139,19 +154,25 @@ class Bench:
         if case.inner_steps:
             theta = self._apart(case, theta.copy())
         else:
-            theta = data_parallel(member, theta, range(WARM_STEPS, WARM_STEPS + STEPS), lambda step: case.members)
+            theta = data_parallel(member, theta, range(WARM_STEPS, WARM_STEPS + case.steps), lambda step: case.members)
         return Outcome(self._judge.evaluate(theta, EVALUATION_TOKENS), task_accuracy(theta, self.dtype))
 
     def _apart(self, case: Case, theta: F32) -> F32:
-        momentum, layouts, rule = np.zeros_like(theta), layouts_for(theta.size, chunk=CHUNK), rule_named("auto")
-        members = [self.member(case.seed, case.optimizer, case.rate) for _ in range(case.members)]
-        for first in range(WARM_STEPS, WARM_STEPS + STEPS, case.inner_steps):
+        codec = CODEC if case.codec == FP32 else case.codec
+        momentum, layouts, rule = np.zeros_like(theta), layouts_for(theta.size, codec, CHUNK), rule_named("auto", codec)
+        members = [self.member(case.seed, case.optimizer, case.rate, codec) for _ in range(case.members)]
+        for first in range(WARM_STEPS, WARM_STEPS + case.steps, case.inner_steps):
             encoded, tokens = [bytearray(layouts.contribution.payload_bytes) for _ in members], []
             for number, (member, out) in enumerate(zip(members, encoded, strict=True)):
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
-            apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
+            step = partial(rule, tokens, case.inner_steps)
+            if case.codec == FP32:
+                differences = [theta - member.model.flat.numpy() for member in members]
+                apply_mean_in_fp32(theta, momentum, differences, step, CHUNK)
+            else:
+                apply_mean(layouts, theta, momentum, encoded, tokens, step)
         return theta
 
 
@@ -201,7 +222,7 @@ class Progress:
 
     def __init__(self, corpus: Path, path: Path | None) -> None:
         root = hashlib.sha256((corpus / MANIFEST).read_bytes()).hexdigest()[:16]
-        self._settings = {"steps": STEPS, "warm": WARM_STEPS, "rows": ROWS, "length": LENGTH, "corpus": root}
+        self._settings = {"warm": WARM_STEPS, "rows": ROWS, "length": LENGTH, "corpus": root}
         self._path = path
         self.outcomes: dict[Case, Outcome] = {}
         if path and path.exists():
@@ -226,6 +247,8 @@ class Plan:
     optimizers: Sequence[str]
     members: Sequence[int]
     lengths: Sequence[int]
+    steps: int
+    codecs: Sequence[str]
 
     def tuning(self, optimizer: str, *, apart: bool) -> list[Case]:
         """The runs from which a rate is chosen."""
@@ -243,8 +266,9 @@ class Plan:
             for seed in self.seeds:
                 for members in self.members:
                     for length in self.lengths:
-                        case = Case(seed, optimizer, apart, members, length)
-                        yield case, replace(case, rate=together, inner_steps=0)
+                        for codec in self.codecs:
+                            case = Case(seed, optimizer, apart, members, length, self.steps, codec)
+                            yield case, replace(case, rate=together, inner_steps=0, codec=CODEC)
 
 
 def complete(cases: Sequence[Case], progress: Progress, run: Callable[[Case], Outcome]) -> None:
@@ -270,10 +294,12 @@ def table_of(plan: Plan, outcomes: dict[Case, Outcome]) -> list[dict[str, Any]]:
             "loss": outcomes[apart].loss,
             "together_loss": outcomes[together].loss,
             "excess_percent": 100 * (outcomes[apart].loss / outcomes[together].loss - 1),
+            "over_fp32_percent": 100 * (outcomes[apart].loss / plain.loss - 1) if plain else None,
             "accuracy": outcomes[apart].accuracy,
             "together_accuracy": outcomes[together].accuracy,
         }
         for apart, together in plan.rows(outcomes)
+        for plain in [outcomes.get(replace(apart, codec=FP32))]
     ]
 
 
@@ -285,24 +311,33 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--members", nargs="+", type=int, default=list(MEMBERS))
     parser.add_argument("--inner-steps", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of every member, whole rounds")
+    parser.add_argument("--codecs", nargs="+", default=[CODEC], help="of the exchange; fp32 is one, too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = Plan(arguments.seeds, arguments.optimizers, arguments.members, arguments.inner_steps)
+    lengths, steps = arguments.inner_steps, arguments.steps
+    if any(steps % length for length in lengths) or steps > MOST_STEPS - WARM_STEPS:
+        parser.error(f"{steps} steps are not whole rounds, or more than {MOST_STEPS - WARM_STEPS}")
+    plan = Plan(arguments.seeds, arguments.optimizers, arguments.members, lengths, steps, arguments.codecs)
     bench, progress = Bench(arguments.corpus, arguments.save), Progress(arguments.corpus, arguments.save)
     for optimizer in plan.optimizers:
         for apart in (False, True):
             complete(plan.tuning(optimizer, apart=apart), progress, bench.run)
     complete([case for pair in plan.rows(progress.outcomes) for case in pair], progress, bench.run)
     rows = table_of(plan, progress.outcomes)
-    print("| optimiser | members | H | rates | together | apart | excess | accuracy together | apart |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| optimiser | members | steps | H | codec | rates | together | apart | excess | accuracy, together | apart ", end=""
+    )
+    print("| over fp32 |\n" + 12 * "|---" + "|")
     for row in rows:
+        over = "" if row["over_fp32_percent"] is None else f"{row['over_fp32_percent']:+.2f} %"
         print(
-            f"| {row['optimizer']} | {row['members']} | {row['inner_steps']} | {row['together_rate']:g}, {row['rate']:g} | "
+            f"| {row['optimizer']} | {row['members']} | {row['steps']} | {row['inner_steps']} | {row['codec']} "
+            f"| {row['together_rate']:g}, {row['rate']:g} | "
             f"{row['together_loss']:.4f} | {row['loss']:.4f} | {row['excess_percent']:+.2f} % | "
-            f"{row['together_accuracy']:.3f} | {row['accuracy']:.3f} |"
+            f"{row['together_accuracy']:.3f} | {row['accuracy']:.3f} | {over} |"
         )
     if arguments.json:
         print(json.dumps({"parameters": MODEL.parameters, "dtype": str(bench.dtype), "rows": rows}))

@@ -232,9 +232,7 @@ class Bench:
                 encoded = [encoded_with(layouts, *each) for each in zip(differences, residuals, strict=True)]
                 apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
             else:
-                mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
-                step = rule(tokens, case.inner_steps, agreement_in_fp32(differences, mean))
-                outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
+                apply_mean_in_fp32(theta, momentum, differences, partial(rule, tokens, case.inner_steps))
             yield theta
 
 
@@ -247,13 +245,17 @@ def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int]
     return member.model.flat.numpy().copy()
 
 
-def agreement_in_fp32(differences: Sequence[F32], mean: F32) -> Fraction:
-    """How much the members agree, as `kernels.aggregate.agreement_of`, of differences that are not encoded."""
+def apply_mean_in_fp32(
+    theta: F32, momentum: F32, differences: Sequence[F32], rule: Callable[[Fraction], OuterStep], chunk: int = CHUNK
+) -> None:
+    """One round's exchange and outer step without a codec; the members agree as in the median chunk."""
+    mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
     each = [
         Squares(float(np.square(mean[span]).sum()), float(np.mean([np.square(one[span]).sum() for one in differences])))
-        for span in (slice(start, start + CHUNK) for start in range(0, mean.size, CHUNK))
+        for span in (slice(start, start + chunk) for start in range(0, mean.size, chunk))
     ]
-    return sorted(squares.agreement for squares in each)[len(each) // 2]
+    step = rule(sorted(squares.agreement for squares in each)[len(each) // 2])
+    outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
 
 
 def encoded_with(layouts: Layouts, difference: F32, residual: F32) -> bytearray:

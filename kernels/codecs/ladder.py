@@ -4,7 +4,7 @@
     int8    int8          int8    none       8.125   8.125
     int4    int4          int4    1          4.25    4.25
     int2    int2          int4    1          2.25    4.25
-    top64   top64         top256  0.95       0.230   0.887
+    top64   top64         top256  1          0.230   0.887
     bf16    bf16          bf16    none       16      16
 
 Error feedback (Seide et al. 2014, "1-bit SGD") belongs to the member: the member keeps the part of its difference that the
@@ -74,7 +74,7 @@ LADDER: Mapping[str, Codec] = {
     "int8": Codec("int8", INT8, INT8, None),
     "int4": Codec("int4", INT4, INT4, 1.0),
     "int2": Codec("int2", INT2, INT4, 1.0),
-    "top64": Codec("top64", TOP64, TOP256, 0.95),
+    "top64": Codec("top64", TOP64, TOP256, 1.0),
     "bf16": Codec("bf16", BF16, BF16, None),
 }
 """The codecs by the names in manifests."""

@@ -20,7 +20,7 @@ from kernels.outer_step import (
     MOST,
     RATES,
     SEVERAL,
-    SPARSE,
+    SPARSE_MOST,
     OuterStep,
     apply_result,
     effective_members,
@@ -44,7 +44,16 @@ def automatic(weights: Sequence[int], inner_steps: int, codec: str = "int4", agr
 @given(claims, lengths, st.sampled_from(["int8", "int2", "bf16"]))
 def test_of_the_codec_only_sparse_contributions_matter(weights: list[int], inner_steps: int, codec: str) -> None:
     assert automatic(weights, inner_steps, codec) == automatic(weights, inner_steps)
-    assert automatic(weights, inner_steps, "top64") == SPARSE == (2.0, 0.0)
+
+
+@given(claims, lengths)
+def test_sparse_contributions_have_no_momentum_and_a_rate_that_grows_with_the_members(
+    weights: list[int], inner_steps: int
+) -> None:
+    rate, momentum = automatic(weights, inner_steps, "top64")
+    assert momentum == 0 and 1.5 <= rate <= 0.75 * float(1 + SPARSE_MOST) and (rate * GRID).is_integer()
+    assert automatic([7] * 4, inner_steps, "top64") == (3.75, 0.0)
+    assert automatic([7] * 4, inner_steps, "top64", agreement=Fraction(1)) == (1.5, 0.0)
 
 
 @given(st.integers(1, 2**40), lengths)
