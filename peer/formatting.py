@@ -192,6 +192,11 @@ def trainer_line(status: PeerStatus) -> str:
     return ", ".join([*device, *speed, *energy, *busy, f"process {status.trainer_pid}"])
 
 
+def of_fragment(fragment: int, fragments: int) -> str:
+    """Format the fragment that a round exchanges, to follow its number: ", fragment 3 of 4"; "" if there is only one."""
+    return f", fragment {fragment + 1} of {fragments}" if fragments > 1 else ""
+
+
 def goal_line(status: PeerStatus) -> str:
     """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:

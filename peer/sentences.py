@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from peer.formatting import Naming, amount, attempted, clean, duration, many, number, short, size, to_go
+from peer.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
 from protocol.events import events as ev
+
+STAGES = ("ready", "exchanging", "voting", "applying")
+"""Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""
 
 
 def sentence(event: ev.Event, name: Naming = short) -> str:
@@ -17,7 +20,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.Started() | ev.Left() | ev.LinesLost():
             return _of_a_life(event)
         case ev.PhaseChanged(phase, why, detail):
-            return f"{phase}: {clean(detail or why, 300)}" if detail or why else phase
+            ahead = ", training ahead" if phase in STAGES and not why else ""
+            return f"{phase}{ahead}: {clean(detail or why, 300)}" if detail or why else f"{phase}{ahead}"
         case ev.PeerJoined() | ev.PeerBanned() | ev.PeerEjected() | ev.PeerSuspected() | ev.PeerGone():
             return _of_a_peer(event, name)
         case ev.StrangersClosed(silent, crowded, busiest):
@@ -265,7 +269,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.ReadySent(round, tokens, steps, loss):
             pairs = f"; {preferences_of(event)}" if event.margin is not None else ""
-            return f"round {round}: ready with {amount(tokens)} tokens in {many(steps, 'step')}, loss {number(loss)}{pairs}"
+            which = f"round {round}{of_fragment(event.fragment, event.fragments)}"
+            return f"{which}: ready with {amount(tokens)} tokens in {many(steps, 'step')}, loss {number(loss)}{pairs}"
         case ev.RoundProposed(round, attempt, proposer, members, absent):
             without = f", without {_listed(absent, name)}" if absent else ""
             again = f" (attempt {attempt})" if attempt else ""
@@ -283,8 +288,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: {'final now that its electors are back' if final > round else 'voted to make it final'}"
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
             part = "" if mine else ", without us"
+            which = f"{fragment}," if (fragment := of_fragment(event.fragment, event.fragments)) else ""
             return (
-                f"round {round} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
+                f"round {round}{which} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
                 f"loss {number(loss)}, tip {tip[:8]}"
             )
         case ev.RunEnded(rounds, tokens, unit, total, _):
@@ -297,8 +303,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"the organiser has extended the run to {amount(total)} {clean(unit)}, from round {round} on"
         case ev.StateApplied(rounds, digest):
             return f"state after {many(rounds, 'round')}: {digest[:16]}"
-        case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
-            return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, {to_go(left_s)}"
+        case ev.ComputeProgress(round, steps, total, loss, rate, left_s, ahead):
+            what = f"round {round}{', ahead' if ahead else ''}"
+            return f"{what}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, {to_go(left_s)}"
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"

@@ -27,6 +27,8 @@ KEPT_ENDED = 20
 TRAINING, EXCHANGE, COMMIT = "training", "exchange", "commit"
 PARTS = (TRAINING, EXCHANGE, COMMIT)
 """Parts of a round, in order."""
+TRAINED_AHEAD = "trained ahead"
+"""Time of the exchange and the commit in which this peer trained for the next round."""
 ALARMS = (
     ev.Desynced,
     ev.SecondHistory,
@@ -55,10 +57,11 @@ class LogLine:
 
 @dataclass
 class RoundPicture:
-    """A round as this peer saw it.  began: time on its monotonic clock.  seconds: time in each part so far.
+    """A round as this peer saw it.
 
-    members: number of members in the round's record, 0 before the record.  mine: True if this peer is one of these members,
-    None before the record.
+    began: time on its monotonic clock.  seconds: time in each part so far, and of `TRAINED_AHEAD`.  members: number of
+    members in the round's record, 0 before the record.  mine: True if this peer is one of these members, None before the
+    record.  fragment, fragments: as in the event `RoundCommitted`.
     """
 
     round: int
@@ -66,6 +69,8 @@ class RoundPicture:
     seconds: dict[str, float] = field(default_factory=dict)
     members: int = 0
     mine: bool | None = None
+    fragment: int = 0
+    fragments: int = 1
 
 
 @dataclass
@@ -99,7 +104,8 @@ class Picture:
     """Number of committed rounds seen that include this peer's contribution."""
     streak: int = 0
     """Number of the latest rounds in a row that include this peer's contribution."""
-    _phase: tuple[str, float] = ("", 0.0)
+    _phase: tuple[str, str, float] = ("", "", 0.0)
+    """The peer's phase, its reason to be idle, and the time since when."""
     _moved: tuple[float, int, int] | None = None
 
     def update(self, status: PeerStatus) -> None:
@@ -124,7 +130,7 @@ class Picture:
         match event:
             case ev.Started(peer):
                 self.rollouts.me = peer
-                self.chunks, self._moved, self._phase = None, None, ("", 0.0)
+                self.chunks, self._moved, self._phase = None, None, ("", "", 0.0)
                 self.coming.clear()
             case ev.TransferProgress(blob=blob):
                 self.coming.pop(blob, None)
@@ -164,14 +170,14 @@ class Picture:
     def _apply_of_a_round(self, stamped: Stamped) -> None:
         event = stamped.event
         match event:
-            case ev.PhaseChanged(phase, _, _):
+            case ev.PhaseChanged(phase, why, _):
                 self._close_part(stamped.mono)
-                self._phase = (phase, stamped.mono)
+                self._phase = (phase, why, stamped.mono)
                 if phase == "computing" and (not self.rounds or self.rounds[-1].mine is not None):
                     self.rounds.append(RoundPicture(self._next_round(), stamped.mono))
                 if phase != "exchanging":
                     self.chunks = None
-            case ev.ComputeProgress(round=number):
+            case ev.ComputeProgress(round=number, ahead=False):
                 if not self.rounds or self.rounds[-1].round < number:
                     self.rounds.append(RoundPicture(number, stamped.mono))
             case ev.ExchangeProgress(_, done, total, waiting):
@@ -184,7 +190,8 @@ class Picture:
                 self.streak = self.streak + 1 if mine else 0
                 if not self.rounds or self.rounds[-1].round != number:
                     self.rounds.append(RoundPicture(number, stamped.mono))
-                self.rounds[-1].members, self.rounds[-1].mine = len(members), mine
+                last = self.rounds[-1]
+                last.members, last.mine, last.fragment, last.fragments = len(members), mine, event.fragment, event.fragments
 
     def _next_round(self) -> int:
         if self.rounds:
@@ -193,12 +200,13 @@ class Picture:
 
     def _close_part(self, now: float) -> None:
         """Add the time of the ending phase to the current round's part for this phase."""
-        phase, since = self._phase
+        phase, why, since = self._phase
         part = PART_OF_PHASE.get(phase)
         if part is not None and self.rounds and self.rounds[-1].mine is None:
             seconds = self.rounds[-1].seconds
-            seconds[part] = seconds.get(part, 0.0) + max(0.0, now - since)
-        self._phase = (phase, now)
+            for each in (part,) if part == TRAINING or why else (part, TRAINED_AHEAD):
+                seconds[each] = seconds.get(each, 0.0) + max(0.0, now - since)
+        self._phase = (phase, why, now)
 
     def _take_line(self, stamped: Stamped) -> None:
         event, kind = stamped.event, level(stamped.event)

@@ -194,9 +194,10 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.PhaseChanged(phase, why, detail):
             role = ROLES.get(phase, status.role)
             return replace(status, role=role, phase=phase, why_idle=why, why_detail=detail)
-        case ev.RoundCommitted(number, tip, members, tokens, loss, losses=losses):
-            round = number + 1
-            return replace(status, round=round, tip=tip, members=list(members), tokens=tokens, loss=loss, losses=losses)
+        case ev.RoundCommitted(number, tip, members, tokens, loss, losses=losses, fragment=fragment, fragments=fragments):
+            round, following = number + 1, (fragment + 1) % fragments
+            status = replace(status, round=round, tip=tip, members=list(members), tokens=tokens, loss=loss, losses=losses)
+            return replace(status, fragment=following, fragments=fragments)
         case ev.RecordRatified(_, record, final):
             return replace(status, final_rounds=final, final_tip=record)
         case ev.StateApplied(rounds, digest):

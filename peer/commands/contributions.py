@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
+    from protocol.run.manifest import RunManifest
 
 
 def register(subparsers: Subparsers) -> None:
@@ -55,7 +56,7 @@ def _register_ledger(subparsers: Subparsers) -> None:
         epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
         "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
         "learned, and the tokens of their outputs.  The JSON object has whole peer IDs, `me`, "
-        "`names`, and a `remark` if the tokens cannot be audited.",
+        "`names`, the number of `fragments` of which a round exchanges one, and a `remark` if the tokens cannot be audited.",
     )
     parser.add_argument(
         "run_id",
@@ -69,16 +70,20 @@ def _register_ledger(subparsers: Subparsers) -> None:
 def run_ledger(args: argparse.Namespace) -> int:
     """Print the ledger: the running peer's answer, or the one on disk if no peer runs."""
     from peer.console.streams import print_json
+    from peer.joining.purpose import ledger_remark
     from peer.paths import data_dir
 
     found = _find(data_dir(args.data_dir), args.run_id)
-    found["remark"] = _remark(data_dir(args.data_dir), found["run"])
+    manifest = _manifest(data_dir(args.data_dir), found["run"])
+    found["fragments"] = manifest.fragments if manifest is not None else 1
+    found["remark"] = ledger_remark(manifest) if manifest is not None else ""
     if args.json:
         print_json(found)
         return ExitCode.OK
     from peer.formatting import amount, many, naming, pad
 
-    print(f"run {found['run']}: {many(found['rounds'], 'round')}, {amount(found['tokens'])} tokens")
+    each = f" (each of one of {found['fragments']} fragments)" if found["fragments"] > 1 else ""
+    print(f"run {found['run']}: {many(found['rounds'], 'round')}{each}, {amount(found['tokens'])} tokens")
     has_rollouts = any(member["batches"] for member in found["members"])
     if has_rollouts:
         print(f"learned from {amount(found['accepted_tokens'])} tokens of rollouts, each credited to the peer that made it")
@@ -97,14 +102,13 @@ def run_ledger(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _remark(folder: Path, run: str) -> str:
-    """Return a remark on the meaning of the tokens in the ledger of this run; empty if there is none."""
-    from peer.joining.purpose import ledger_remark
+def _manifest(folder: Path, run: str) -> RunManifest | None:
+    """Return the manifest of this run, if it is on disk."""
     from peer.joining.run_source import stored_manifest
     from protocol.wire.hashes import Hash
 
     signed = stored_manifest(Hash(bytes.fromhex(run)), folder) if len(run) == 64 else None
-    return ledger_remark(signed.manifest) if signed is not None else ""
+    return signed.manifest if signed is not None else None
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:

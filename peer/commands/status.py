@@ -105,7 +105,19 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
-    from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go, trainer_line
+    from peer.formatting import (
+        amount,
+        clean,
+        duration,
+        goal_line,
+        many,
+        number,
+        of_fragment,
+        short,
+        size,
+        to_go,
+        trainer_line,
+    )
     from peer.sentences import blocks_by_origin
 
     why = clean(status.why_detail or status.why_idle, 200)
@@ -116,6 +128,10 @@ def describe_status(status: PeerStatus) -> list[str]:
         todo.append(
             f"finishing leaves after round {status.round}, in {within} at most; it waits for: {clean(status.finishing, 200)}"
         )
+    part = of_fragment(status.fragment, status.fragments)
+    waits = "" if status.trains_ahead else ", waiting"
+    steps = f"step {status.ahead_steps} of {status.ahead_inner_steps} of round {status.round + 1}{waits}"
+    ahead = [f"ahead     {steps}"] if status.ahead_inner_steps else []
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
@@ -125,7 +141,8 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"doing     {status.phase}" + (f": {why}" if why else ""),
         *todo,
         f"goal      {goal_line(status)}",
-        f"round     {_rounds(status)}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        f"round     {_rounds(status)}{part}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        *ahead,
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
         f"loss      {number(status.loss)}, {_held_out(status)}",

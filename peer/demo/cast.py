@@ -90,9 +90,9 @@ class DemoProgress:
     def apply(self, stamped: Stamped) -> None:
         """Record an event."""
         match stamped.event:
-            case ev.ComputeProgress(round, steps, total, _, rate, left_s):
+            case ev.ComputeProgress(round, steps, total, _, rate, left_s, ahead):
                 detail = "  ".join(part for part in (f"{amount(rate)} tokens/s", to_go(left_s)) if part)
-                self.bar = Bar(f"round {round}: training", steps, total, detail)
+                self.bar = Bar(f"round {round}: training{' ahead' if ahead else ''}", steps, total, detail)
             case ev.ExchangeProgress(round, done, total, waiting):
                 waits = "waiting for " + ", ".join(naming(self.names)(peer) for peer in waiting[:2]) if waiting else ""
                 self.bar = Bar(f"round {round}: exchanging", done, total, waits)

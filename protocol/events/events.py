@@ -461,7 +461,7 @@ class ComputeProgress(Event):
     """This peer has done an inner step.
 
     steps, total_steps: inner steps done, and planned, in this round.  loss: mean of the round so far.
-    left_s: seconds until the last step, at the present rate.
+    left_s: seconds until the last step, at the present rate.  ahead: true while the round before is exchanged and agreed on.
     """
 
     round: int
@@ -470,6 +470,7 @@ class ComputeProgress(Event):
     loss: float
     tokens_per_s: float
     left_s: float
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -478,6 +479,7 @@ class ReadySent(Event):
 
     tokens, steps: tokens and steps trained for it.  loss: mean loss of these steps.  margin, accuracy: mean margin of the
     preferences that were read, before each step, and share of those with a margin above 0; None in other runs.
+    fragment, fragments: as in `RoundCommitted`.
     """
 
     round: int
@@ -486,6 +488,8 @@ class ReadySent(Event):
     loss: float
     margin: float | None = None
     accuracy: float | None = None
+    fragment: int = 0
+    fragments: int = 1
 
 
 @dataclass(frozen=True)
@@ -575,7 +579,8 @@ class RoundCommitted(Event):
     """A record is on disk, about to be applied.
 
     tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.  losses: of all members on each source of
-    the run's data, by its name; empty without several sources.
+    the run's data, by its name; empty without several sources.  fragment: the fragment of the parameters that the round has
+    exchanged, counted from 0.  fragments: number of fragments; 1 if rounds exchange all parameters.
     """
 
     round: int
@@ -585,6 +590,8 @@ class RoundCommitted(Event):
     loss: float
     mine: bool
     losses: dict[str, float] = field(default_factory=dict)
+    fragment: int = 0
+    fragments: int = 1
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,8 @@ class NodeStatus:
     phase: its work in one word: starting, syncing, computing, ready, exchanging, voting, applying, paused, seeding,
     generating, verifying or stopping.
     why_idle: the reason for not computing, in a few words; empty while it computes.
-    why_detail: the same in a sentence.  why_remedy: advice to its owner.
+    why_detail: the same in a sentence; while it trains ahead, the stage of the running round.  why_remedy: advice to its
+    owner.
     finishing: after `peer finish`, a phrase that names the event for which the peer waits before it stops; else empty.
     finishing_left_s: seconds until it leaves without that event; None if it was not asked to finish.
     round: number of committed rounds.  tip: hash of the last record; empty before the node runs.
@@ -193,6 +194,10 @@ class NodeStatus:
     peers: number of other live peers of the run; before the node runs, number of connected peers.
     members, tokens: IDs of the members of the last committed round, and their tokens.
     steps, inner_steps: inner steps of the running round, done and wanted.
+    fragment: the fragment of the parameters that the running round exchanges, counted from 0.  fragments: number of
+    fragments; 1 if rounds exchange all parameters.
+    ahead_steps, ahead_inner_steps: inner steps of the next round, done and wanted, which this peer trains while the running
+    round is exchanged and agreed on; both 0 while it does not.
     tokens_per_s: the last known rate of training; 0 while paused.
     round_left_s: seconds to the last inner step of this round; None while it does not train.
     loss: training loss of the running round; before its first step, of the last committed round; None if there is neither.
@@ -246,6 +251,10 @@ class NodeStatus:
     tokens: int = 0
     steps: int = 0
     inner_steps: int = 0
+    fragment: int = 0
+    fragments: int = 1
+    ahead_steps: int = 0
+    ahead_inner_steps: int = 0
     tokens_per_s: float = 0.0
     round_left_s: float | None = None
     loss: float | None = None
@@ -278,6 +287,11 @@ class NodeStatus:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))
+
+    @property
+    def trains_ahead(self) -> bool:
+        """True while it trains for the next round, not when it waits for the result of the running one."""
+        return self.ahead_inner_steps > 0 and not self.why_idle
 
     def names(self) -> dict[str, str]:
         """Return the names of this peer and the other peers of the run, by peer ID."""

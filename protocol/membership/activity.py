@@ -101,11 +101,28 @@ class Activity:
             if self.phase in WITHIN_A_ROUND:
                 self._change(*self._beneath)
 
+    def stall(self, why: WhyIdle, detail: str) -> None:
+        """Show what our trainer waits for, in place of the stage of a round beside which it trains."""
+        if self.phase in WITHIN_A_ROUND:
+            self._set(self.phase, why, detail)
+        else:
+            self.show(Phase.COMPUTING, why, detail)
+
+    def end_stall(self) -> None:
+        """Show that our trainer goes on."""
+        if self.phase in WITHIN_A_ROUND:
+            self._change(*self._beneath)
+        else:
+            self.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+
     def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if self._trains_on and phase in WITHIN_A_ROUND:
             why = WhyIdle.BUSY
         if phase is not self.phase and phase not in WITHIN_A_ROUND:
             self.tell_now()
+        self._set(phase, why, detail)
+
+    def _set(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if (phase, why, detail) != (self.phase, self.why, self.detail):
             self.phase, self.why, self.detail = phase, why, detail
             self._emit(PhaseChanged(phase.value, why.value, detail))

@@ -296,6 +296,10 @@ class Contributor:
 
     # -- training ahead -----------------------------------------------------------------------------------------------
 
+    def ahead_in(self, round: int) -> Work | None:
+        """Return the work of a round that we train for before it begins; None if there is none."""
+        return self._ahead.work if self._ahead is not None and self._ahead.round == round else None
+
     def work_on(self, base: Base) -> Work:
         """Return the work of the round on `base`, which may have begun before the round."""
         ahead, history = self._ahead, self._replica.history
@@ -338,7 +342,7 @@ class Contributor:
             ahead.ended.set()
 
     def _on_progress_ahead(self, ahead: _NextRound, progress: Progress) -> None:
-        self._on_progress(ahead.work, progress)
+        self._on_progress(ahead.work, progress, ahead=not ahead.applied.is_set())
         if not ahead.applied.is_set() and progress.steps >= self._replica.manifest.rounds.delay:
             self._activity.train_on(False)  # it waits for the result
 
@@ -465,10 +469,10 @@ class Contributor:
         zeros = memoryview(self._replica.layouts.contribution.zeros())
         return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros)
 
-    def _on_progress(self, work: Work, progress: Progress) -> None:
+    def _on_progress(self, work: Work, progress: Progress, *, ahead: bool = False) -> None:
         work.note(progress)
         if self._activity.why is WhyIdle.FETCHING_DATA:
-            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+            self._activity.end_stall()
         pace, total = self._own.pace, work.wanted
         pace.observe(progress)
         self._session.emit(
@@ -479,6 +483,7 @@ class Contributor:
                 progress.loss,
                 pace.tokens_per_s,
                 pace.left_s(total - progress.steps) or 0.0,
+                ahead,
             )
         )
 

@@ -35,7 +35,7 @@ from protocol.transport.interface import Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Phase, Role
+from protocol.wire.presence import Role
 
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
@@ -139,7 +139,7 @@ class LeasedBlocks:
         while True:
             await self._stalled.wait()
             if sentence := await self.waiting_for():
-                self._activity.show(Phase.COMPUTING, WhyIdle.FETCHING_DATA, sentence[:200])
+                self._activity.stall(WhyIdle.FETCHING_DATA, sentence[:200])
             self._stalled = trio.Event()
             await trio.sleep(SHOW_S)
 

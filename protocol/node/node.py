@@ -14,6 +14,7 @@ import trio
 from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
+from protocol.chain.base import fragment_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.events.status import NodeStatus, WhyIdle
 from protocol.membership.activity import Activity
@@ -287,7 +288,8 @@ class Node:
 
     def status(self) -> NodeStatus:
         """Return the part of `peer status` that the protocol knows."""
-        work = self._round.work
+        round, manifest = self._history.length, self._replica.manifest
+        work, ahead = self._round.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()
         progress, rate = self._history.roster.progress, self._heartbeats.tokens_per_s
@@ -297,14 +299,14 @@ class Node:
             peer=self._session.me,
             name=self._settings.name,
             run=self._session.run.hex(),
-            run_name=self._replica.manifest.name,
+            run_name=manifest.name,
             role=self._settings.role.value,
             phase=self._activity.phase.value,
             why_idle=self._activity.why.value,
             why_detail=self._activity.detail,
             finishing=self._departure.waits_for,
             finishing_left_s=self._departure.left_s,
-            round=self._history.length,
+            round=round,
             tip=self._history.tip.hex(),
             final_rounds=final,
             final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
@@ -316,7 +318,11 @@ class Node:
             members=[member.peer for member in last.members] if last else [],
             tokens=sum(member.tokens for member in last.members) if last else 0,
             steps=work.steps if work else 0,
-            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.steps_of(self._history.length),
+            inner_steps=work.wanted if work and work.wanted else manifest.steps_of(round),
+            fragment=fragment_of(round, manifest.fragments),
+            fragments=manifest.fragments,
+            ahead_steps=ahead.steps if ahead else 0,
+            ahead_inner_steps=ahead.wanted if ahead else 0,
             tokens_per_s=rate,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),
@@ -336,7 +342,7 @@ class Node:
             joules_per_token=self._process.joules_per_token if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
-            organiser=self._replica.manifest.organiser,
+            organiser=manifest.organiser,
             goal_unit=progress.goal.unit.value,
             goal_total=progress.goal.total,
             goal_done=progress.done,

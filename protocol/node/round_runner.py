@@ -247,10 +247,12 @@ class RoundReport:
         whom = f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
         self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, whom)
 
-    def ready(self, ready: Ready, contribution: Contribution) -> None:
+    def ready(self, ready: Ready, contribution: Contribution, fragments: int) -> None:
         """Report that we have contributed."""
-        margin, accuracy = contribution.margin, contribution.accuracy
-        self._session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss, margin, accuracy))
+        margin, accuracy, fragment = contribution.margin, contribution.accuracy, ready.fragment
+        self._session.emit(
+            ReadySent(ready.round, ready.tokens, ready.steps, ready.loss, margin, accuracy, fragment, fragments)
+        )
 
     def sent(self, body: Body) -> None:
         """Show our outgoing statement if it is a first vote or a new proposal."""
@@ -716,7 +718,7 @@ class RoundRunner:
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
         self._contributor.train_ahead(self.base, self.work, self._deliveries.nursery)
-        self._report.ready(ready, contribution)
+        self._report.ready(ready, contribution, self._replica.manifest.fragments)
         self._show_waiting()
         self.inbox.receive(self.session.me, ready, envelope)
         await self.session.network.publish(envelope.raw)

@@ -448,6 +448,8 @@ class StateKeeper:
                     record.loss,
                     any(m.peer == self._session.me for m in record.members),
                     self._replica.named_losses(record),
+                    record.fragment,
+                    self._replica.manifest.fragments,
                 )
             )
             await self._catch_up.tell_rollouts(record.round)

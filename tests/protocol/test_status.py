@@ -104,6 +104,10 @@ EARLY: dict[str, Any] = {
     "tokens": 0,
     "steps": 0,
     "inner_steps": 0,
+    "fragment": 0,
+    "fragments": 1,
+    "ahead_steps": 0,
+    "ahead_inner_steps": 0,
     "tokens_per_s": 0.0,
     "round_left_s": None,
     "loss": None,
@@ -175,6 +179,16 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
 def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -> None:
     assert f"blocks    {line}" in describe_status(status(block_bytes=told))
     assert not any(line.startswith("blocks") for line in describe_status(status())), "a run without corpora has none"
+
+
+def test_a_status_says_which_fragment_is_exchanged_and_what_is_trained_ahead() -> None:
+    busy = status(phase="exchanging", fragment=2, fragments=4, steps=20, ahead_steps=3, ahead_inner_steps=20)
+    assert "round     12 (all final), fragment 3 of 4, step 20 of 20" in describe_status(busy)
+    assert "ahead     step 3 of 20 of round 13" in describe_status(busy)
+    waits = replace(busy, why_idle="exchanging", ahead_steps=5)
+    assert "ahead     step 5 of 20 of round 13, waiting" in describe_status(waits)
+    plain = "\n".join(describe_status(status()))
+    assert "fragment" not in plain and "ahead" not in plain
 
 
 @pytest.mark.parametrize(

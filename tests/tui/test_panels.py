@@ -72,6 +72,54 @@ def test_blocks_that_come_are_named_in_transfers_and_in_the_reason_of_a_wait() -
     assert any(wait in row.plain for row in round.draw(picture, 118, 12, Look()))
 
 
+def streamed(**fields: object) -> Picture:
+    """A peer of a run with fragments that has contributed to round 12."""
+    picture = Picture()
+    stage = {"phase": "exchanging", "why_detail": "with 2 others", "steps": 20, "fragment": 0, "fragments": 4}
+    picture.update(status(**{**stage, **fields}))
+    return picture
+
+
+def test_training_ahead_is_shown_beside_the_round_that_is_exchanged() -> None:
+    picture = streamed(ahead_steps=3, ahead_inner_steps=20)
+    rows = [row.plain.rstrip() for row in round.draw(picture, 78, 12, Look(unicode=False))]
+    assert rows[0] == "round 12, fragment 1 of 4: exchanging: with 2 others"
+    assert [row for row in rows if "round 13" in row] == [f"{'  round 13':<24}#####{'.' * 29} ahead          3/20"]
+    now = header.draw(picture, "", 78, False)[1].plain
+    assert now.startswith("TRAINING AHEAD ###") and now.endswith(" 3/20 steps of round 13")
+    picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 2, 9, [OTHER])))
+    shown = round.draw(picture, 78, 12, Look())[0].plain
+    assert shown.startswith("round 12, fragment 1 of 4: exchanging 2/9 chunks, waiting for kitchen")
+
+
+def test_a_peer_that_has_used_up_the_delay_says_what_it_waits_for() -> None:
+    picture = streamed(why_idle="exchanging", ahead_steps=5, ahead_inner_steps=20)
+    rows = [row.plain for row in round.draw(picture, 78, 12, Look())]
+    assert any("round 13" in row and "waiting" in row and "5/20" in row for row in rows)
+    assert any(row.startswith("to do: nothing; over a relayed or slow line") for row in rows)
+    assert header.draw(picture, "", 78, True)[1].plain.startswith("EXCHANGING with 2 others")
+
+
+def test_past_rounds_of_fragments_say_which_and_how_long_was_trained_ahead() -> None:
+    picture = streamed()
+    for at, event in (
+        (0.0, ev.PhaseChanged("computing", "", "")),
+        (3.0, ev.PhaseChanged("exchanging", "", "")),
+        (5.0, ev.RoundCommitted(12, "aa" * 32, [OTHER], 9, 2.0, True, {}, 0, 4)),
+    ):
+        picture.apply(Stamped(at, at, event))
+    shown = [row.plain.rstrip() for row in round.draw(picture, 98, 12, Look())]
+    assert "round 12, fragment 1 of 4: 1 member; training 3 s, exchange 2 s, trained ahead for 2 s" in shown
+
+
+def test_a_run_without_fragments_says_nothing_of_them() -> None:
+    picture = Picture()
+    picture.update(status(phase="exchanging", why_idle="exchanging", why_detail="with 2 others"))
+    picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa" * 32, [OTHER], 1, 2.0, True)))
+    drawn = [*round.draw(picture, 98, 12, Look()), *header.draw(picture, "", 98, True)]
+    assert not any("fragment" in row.plain or "ahead" in row.plain.lower() for row in drawn)
+
+
 @pytest.mark.parametrize("draw", [draw for _, _, draw in PANELS], ids=[title.lower() for _, title, _ in PANELS])
 @pytest.mark.parametrize("width, height", [(78, 5), (118, 12), (40, 3), (10, 1), (1, 1), (0, 0), (198, 50)])
 @pytest.mark.parametrize("unicode", [True, False])

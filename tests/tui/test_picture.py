@@ -34,6 +34,26 @@ def test_a_round_says_how_long_each_part_took() -> None:
     assert second.seconds == {"training": 5.0}
 
 
+def test_steps_for_the_next_round_leave_the_current_one_as_it_is() -> None:
+    ready, committed = ev.PhaseChanged("ready", "", "1 ready"), ev.RoundCommitted(0, "aa" * 32, [ME], 9, 2.0, True, {}, 0, 4)
+    picture = picture_of(
+        (0.0, ev.PhaseChanged("computing", "", "")),
+        (1.0, ev.ComputeProgress(0, 1, 1, 2.0, 1.0, 0.0)),
+        (2.0, ready),
+        (3.0, ev.ComputeProgress(1, 1, 3, 2.0, 1.0, 0.0, ahead=True)),
+        (5.0, ev.PhaseChanged("exchanging", "", "with 2 others")),
+        (6.0, ev.PhaseChanged("exchanging", "exchanging", "with 2 others")),
+        (8.0, ev.PhaseChanged("applying", "committing", "")),
+        (9.0, committed),
+        (9.0, ev.PhaseChanged("computing", "", "")),
+        (10.0, ev.ComputeProgress(1, 2, 3, 2.0, 1.0, 0.0)),
+        (11.0, ready),
+    )
+    first, second = picture.rounds
+    assert first.seconds == {"training": 2.0, "exchange": 6.0, "commit": 1.0, "trained ahead": 4.0}
+    assert (first.members, first.fragment, first.fragments, second.round, second.mine) == (1, 0, 4, 1, None)
+
+
 def test_rates_come_from_the_bytes_of_two_statuses() -> None:
     picture = Picture()
     picture.update(status(uptime_s=10.0, up_bytes=1000, down_bytes=0))

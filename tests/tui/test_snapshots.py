@@ -12,7 +12,7 @@ from tests.tui.recording import Recorded, read
 from tui.app import PANELS, ROLLOUTS, PeerApp
 
 RECORDED = Path(__file__).parent / "recorded"
-NEWCOMER = RECORDED / "newcomer.jsonl"
+NEWCOMER, STREAMED = RECORDED / "newcomer.jsonl", RECORDED / "streamed.jsonl"
 ROLES = ("trainer", "writer", "validator")
 """Peers of a run with rollouts (`tests.tui.rollout_swarm`); another one cheated there."""
 SIZES = ((80, 24), (120, 40))
@@ -35,9 +35,9 @@ def drawn(keys: str) -> Any:
     return prepare
 
 
-def watched(lines: int | None = None) -> PeerApp:
-    """A view of the newcomer after the first `lines` of its recording, while it still runs."""
-    told = read(NEWCOMER)
+def watched(lines: int | None = None, recording: Path = NEWCOMER) -> PeerApp:
+    """A view of a peer after the first `lines` of its recording, while it still runs."""
+    told = read(recording)
     return PeerApp(Recorded(told[: lines or len(told)]))
 
 
@@ -60,6 +60,12 @@ def test_a_light_terminal(snap_compare: Compare) -> None:
 
 def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
     assert snap_compare(watched(16), terminal_size=(80, 24), run_before=drawn(""))
+
+
+@pytest.mark.parametrize("lines", [81, 117], ids=["ahead", "waiting"])
+def test_a_run_with_fragments(snap_compare: Compare, lines: int) -> None:
+    """The peer trains for the next round, and waits once it has used up the delay."""
+    assert snap_compare(watched(lines, STREAMED), terminal_size=(120, 40), run_before=drawn(""))
 
 
 def test_the_help(snap_compare: Compare) -> None:

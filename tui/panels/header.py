@@ -46,16 +46,27 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
     state = status.phase.upper()
     why = clean(status.why_detail or status.why_idle, 300)
     style = GOOD if status.phase in WORKING else WARNING
-    if status.phase == "computing" and status.inner_steps and not why:
-        counts = f" {status.steps}/{status.inner_steps} steps  {to_go(status.round_left_s)}"
-        room = max(4, min(40, width - columns(state) - len(counts) - 2))
-        text = f" {bar(status.steps, status.inner_steps, room, unicode=unicode)}{counts}"
+    if status.trains_ahead:
+        state = "TRAINING AHEAD"
+        text = _steps(
+            state, status.ahead_steps, status.ahead_inner_steps, f"steps of round {status.round + 1}", width, unicode
+        )
+    elif status.phase == "computing" and status.inner_steps and not why:
+        left = f"steps  {to_go(status.round_left_s)}"
+        text = _steps(state, status.steps, status.inner_steps, left, width, unicode)
     elif status.phase == "exchanging" and picture.chunks is not None:
         done, total, _ = picture.chunks
         text = f" {bar(done, total, max(4, min(40, width - columns(state) - 24)), unicode=unicode)} {done}/{total} chunks"
     else:
         return _waits(state, style, why, status.why_remedy, width, unicode)
     return line((state, style), fit(_plain(text, unicode), width - columns(state)))
+
+
+def _steps(state: str, done: int, total: int, what: str, width: int, unicode: bool) -> str:
+    """Draw a bar of inner steps and their numbers, in the room beside `state`."""
+    counts = f" {done}/{total} {what}"
+    room = max(4, min(40, width - columns(state) - len(counts) - 2))
+    return f" {bar(done, total, room, unicode=unicode)}{counts}"
 
 
 def _waits(state: str, style: str, why: str, remedy: str, width: int, unicode: bool) -> Text:

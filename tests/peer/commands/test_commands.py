@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
+from peer.commands import contributions
 from peer.commands.status import describe_status
 from peer.commands.stop import seconds_of
 from peer.control.client import LOCK_NAME, Stamped, starting_process
@@ -20,6 +21,7 @@ from peer.errors import ExitCode
 from peer.keyfile import identity_lock
 from protocol.events.events import PeerJoined, Started
 from tests.protocol.example_status import status
+from tests.simulation.world import simulated_run
 
 
 def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +117,19 @@ def test_the_ledger_calls_members_by_their_names(tmp_path: Path, capsys: pytest.
     lines = [to_line(Stamped(1.0, 1.0, event)) for event in events]
     (tmp_path / "events.jsonl").write_text("\n".join(["{", *lines, "PeerJoined"]))
     assert names_in(tmp_path, told) == {me: "attic", other: "kitchen"}
+
+
+@pytest.mark.parametrize(("fragments", "rounds"), [(1, "48 rounds"), (4, "48 rounds (each of one of 4 fragments)")])
+def test_the_ledger_says_that_rounds_exchange_fragments(
+    fragments: int, rounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"run": "ab", "rounds": 48, "tokens": 9, "members": [], "names": {}, "me": "", "untold": 0}
+    monkeypatch.setattr(contributions, "_find", lambda folder, run: dict(found))
+    monkeypatch.setattr(contributions, "_manifest", lambda folder, run: simulated_run(fragments=fragments).manifest)
+    assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith(f"run ab: {rounds}, 9 tokens\n")
+    assert main(["ledger", "--json", "--data-dir", str(tmp_path)]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["fragments"] == fragments
 
 
 def test_a_data_directory_that_cannot_be_written_is_named_as_such(

@@ -70,3 +70,25 @@ def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
         assert [await waited_s(phase) for phase in phases] == [2, 2, 0, 0]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_stage_of_a_round_is_no_reason_to_be_idle_while_it_trains_ahead() -> None:
+    events: list[Event] = []
+    activity = Activity(events.append)
+    activity.train_on(True)
+    activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, "with 2 others")
+    activity.stall(WhyIdle.FETCHING_DATA, "waiting for block 7")
+    activity.end_stall()
+    activity.train_on(False)
+    activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+    activity.stall(WhyIdle.FETCHING_DATA, "waiting for block 8")
+    activity.end_stall()
+    assert events == [
+        PhaseChanged("exchanging", "", "with 2 others"),
+        PhaseChanged("exchanging", "fetching data", "waiting for block 7"),
+        PhaseChanged("exchanging", "", "with 2 others"),
+        PhaseChanged("exchanging", "exchanging", "with 2 others"),
+        PhaseChanged("computing", "", ""),
+        PhaseChanged("computing", "fetching data", "waiting for block 8"),
+        PhaseChanged("computing", "", ""),
+    ]

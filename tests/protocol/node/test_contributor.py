@@ -44,12 +44,13 @@ FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
 class Trainer:
     """A `TrainerLink` that dies of `deaths`, in turn, then answers with this data, loss and norm.
 
-    lasts_s: time that it takes, after the last round's result is there.
+    lasts_s: time that it takes, after the last round's result is there.  early_steps: steps that it tells of before.
     """
 
     def __init__(self, data: bytes) -> None:
         self.pid, self.tasks, self.told = 1, list[ComputeTask](), list[str]()
         self.deaths, self.data, self.loss, self.norm, self.lasts_s = list[TrainerDied](), data, 2.0, 1.0, 0.0
+        self.early_steps = 0
 
     async def compute(
         self,
@@ -60,6 +61,8 @@ class Trainer:
     ) -> Contribution:
         self.tasks.append(task)
         if applied is not None:
+            if self.early_steps:
+                on_progress(Progress(task.round, self.early_steps, self.loss, 16, 20.0))
             await applied.wait()
         await trio.sleep(self.lasts_s)
         if self.deaths:
@@ -294,6 +297,23 @@ def test_nothing_is_trained_ahead_while_paused(tmp_path: Path) -> None:
             assert [task.round for task in table.trainer.tasks] == [0]
             table.own.go_on(WhyIdle.PAUSED)
         assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+
+
+def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_here(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        (first, second), contributor = streamed(table), table.contributor
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(first, table.work) is not None
+            table.trainer.early_steps = 2
+            contributor.train_ahead(first, table.work, nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            ahead = contributor.ahead_in(1)
+            assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
+            assert await contributor.compute(second, contributor.work_on(second)) is not None
+        told = [(event.round, event.steps, event.ahead) for event in table.events if isinstance(event, ComputeProgress)]
+        assert told == [(0, 10, False), (1, 2, True), (1, 10, False)] and contributor.ahead_in(1) is None
 
     on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
 
