@@ -229,6 +229,8 @@ class RoundReport:
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
         """Show the peers that the round waits for while we are ready."""
         waiting, ready = machine.waiting_for(view), machine.ready_count
+        if self._session.me in waiting:
+            return  # the machine has not handled our READY yet
         if ready < min_members and not waiting:
             self._activity.show(
                 Phase.READY,
@@ -719,6 +721,6 @@ class RoundRunner:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
         self._contributor.train_ahead(self.base, self.work, self._deliveries.nursery)
         self._report.ready(ready, contribution, self._replica.manifest.fragments)
-        self._show_waiting()
         self.inbox.receive(self.session.me, ready, envelope)
         await self.session.network.publish(envelope.raw)
+        self._show_waiting()

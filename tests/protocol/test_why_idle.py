@@ -109,10 +109,13 @@ def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
 def test_no_sentence_about_a_round_repeats_its_number() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
-    report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
+    report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
     machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, base=SimpleNamespace(round=41))
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for kitchen"
     machine.waiting_for = lambda view: []
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for the proposal"
+    machine.waiting_for = lambda view: ["me", "x"]
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert activity.detail == "1 ready, waiting for the proposal", "nobody waits for itself"

@@ -333,16 +333,21 @@ def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(
     on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
 
 
-@pytest.mark.parametrize(("delay", "why"), [(5, WhyIdle.BUSY), (0, WhyIdle.COMMITTING)])
-def test_a_trainer_that_may_take_no_step_before_the_result_is_not_shown_as_busy(
-    tmp_path: Path, delay: int, why: WhyIdle
+@pytest.mark.parametrize(
+    ("delay", "steps", "why"),
+    [(5, 0, WhyIdle.BUSY), (5, 4, WhyIdle.BUSY), (5, 5, WhyIdle.COMMITTING), (0, 0, WhyIdle.COMMITTING)],
+)
+def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
+    tmp_path: Path, delay: int, steps: int, why: WhyIdle
 ) -> None:
     async def check(table: Table) -> None:
         first, _ = streamed(table)
         async with trio.open_nursery() as nursery:
             assert await table.contributor.compute(first, table.work) is not None
+            table.trainer.early_steps = steps
             table.contributor.train_ahead(first, table.work, nursery)
             table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
+            await trio.testing.wait_all_tasks_blocked()
             assert table.activity.why is why
             await table.contributor.drop_ahead()
 
