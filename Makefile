@@ -45,12 +45,12 @@ test-all: test
 test-ranks: venv
 	MEMBER_PROCESSES=2 $(E2E)
 
-# Simulations once more, with rounds of fragments beside which members train.
-STREAMED := crash_points copies equivocation evaluation finish goodbye kill_times leases lines pace ratification rests run_end \
-	simulation sleep streaming
+# Simulations and attacks once more, with rounds of fragments beside which members train.
+STREAMED := adversaries crash_points copies equivocation evaluation finish goodbye kill_times leases liars lines pace ratification \
+	rests run_end simulation sleep streaming
 test-streamed: venv
 	SIMULATED_FRAGMENTS=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" \
-		$(STREAMED:%=tests/simulation/test_%.py)
+		$(STREAMED:%=tests/simulation/test_%.py) tests/attacks/test_attacks.py
 
 lint: venv
 	$(BIN)/ruff format --check .

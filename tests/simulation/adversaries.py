@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import FRAGMENTS, World, simulated_run
 
-STALE_ROUNDS = 3
+STALE_ROUNDS = 3 * FRAGMENTS
 COPY_WAIT_S = 8.0
 
 Attack = Callable[["HostileTrainer", Contribution], Contribution]
@@ -165,7 +166,7 @@ def run_with(rule: Rule) -> SignedManifest:
 
 
 def distance(world: World) -> float:
-    """Mean squared distance of the parameters from the trainers' target, before the last round that all have."""
-    round = min(world.rounds()) - 1
+    """Mean squared distance of the parameters from the trainers' target, before the last round of each fragment."""
+    rounds = min(world.rounds())
     node = next(seat.node for seat in world.up() if seat.node is not None)
-    return node.commit_at(round).record.loss
+    return mean(node.commit_at(round).record.loss for round in range(rounds - FRAGMENTS, rounds))

@@ -71,8 +71,8 @@ class Judge:
         """What was committed after each tip, and whether anybody had a full certificate for it."""
         self._digests: dict[str, str] = {}
         self._contributions: dict[bytes, memoryview] = {}
-        self._read: dict[bytes, Ranges | None] = {}
-        """The rows that were read for each contribution."""
+        self._read: dict[bytes, dict[Ranges | None, None]] = {}
+        """The rows that were read for each contribution, by each trainer that made the same one."""
         self._checked: dict[str, None] = {}
         self._heard: dict[tuple[PeerId, Hash], dict[PeerId, float]] = {}
         self._alive: dict[PeerId, dict[PeerId, None]] = {}
@@ -93,7 +93,8 @@ class Judge:
     def on_contribution(self, data: memoryview, rows: Ranges | None) -> None:
         """rows: that the trainer read; None if it does not tell."""
         root = tree_root(contribution_leaves(data, self._layouts.contribution))
-        self._contributions[root], self._read[root] = data, rows
+        self._contributions[root] = data
+        self._read.setdefault(root, {})[rows] = None
 
     def on_start(self, peer: PeerId) -> None:
         self._disturbed[peer] = self._now
@@ -193,15 +194,13 @@ class Judge:
         for member in commit.record.members:
             peer = PeerId(member.peer)
             leased = first_rows(base.lease(self._manifest, peer), member.steps * terms.step_rows)
-            read = self._read.get(member.root)
-            if read is None or peer in self.liars:
-                read = leased
-            if read != leased:
-                raise Violation(f"once: in round {base.round} {peer} read the rows {read}, and its lease has {leased}")
-            if read and peer in contributing:
-                if read in rows and len(commit.record.members) > self._manifest.rounds.min_members:
-                    raise Violation(f"once: in round {base.round} {peer} and {rows[read]} read the same rows")
-                rows[read] = peer
+            read = self._read.get(member.root, {None: None})
+            if not {None, leased} & read.keys() and peer not in self.liars:
+                raise Violation(f"once: in round {base.round} {peer} read the rows {[*read]}, and its lease has {leased}")
+            if leased and peer in contributing:
+                if leased in rows and len(commit.record.members) > self._manifest.rounds.min_members:
+                    raise Violation(f"once: in round {base.round} {peer} and {rows[leased]} read the same rows")
+                rows[leased] = peer
         return [each for ranges in rows for each in ranges]
 
     def _order(self, peer: PeerId, event: StateApplied) -> None:

@@ -15,10 +15,10 @@ from protocol.wire.messages import members_in
 from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World
+from tests.simulation.world import FRAGMENTS, World
 from tests.tiers import first_fast
 
-ROUNDS = 11
+ROUNDS = 11 * FRAGMENTS
 START, NEAR = 2.0, 0.25
 
 
@@ -79,7 +79,7 @@ def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: in
     async def scenario(world: World) -> None:
         for seat in world.seats[:hostile]:
             turn(seat, ATTACKS["sign flip x -1000"])
-        await begin(world)
+        await begin(world, 2 * FRAGMENTS)
         assert distance(world) > 100 * START
 
     holds(simulate(6, scenario, signed=run_with(rule)))
