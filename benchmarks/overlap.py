@@ -14,7 +14,7 @@ et al. 2025, alpha 0.5) instead of adding what was learned meanwhile to the resu
 Every row is compared with the plain int8 run of the same members and H.  A run ends with its last round, so most fragments
 lack the steps since they were last sent; "exchanged once more" is the loss after another exchange of these.
 
-    python -m benchmarks.overlap [--save FILE] [--json] [--quick] [--seeds 0,1,2] [--inner-steps 40,80]
+    python -m benchmarks.overlap [--save FILE] [--json] [--quick] [--seeds 0,1,2] [--inner-steps 40,80] [--only-bars]
 
 One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
 interrupted table goes on where it was.  The bars, for four equal members and four fragments with shift: at most 0.5 % over
@@ -336,6 +336,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=Settings.steps, help="inner steps of every member, at least")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--inner-steps", type=numbers, default=[40, 80], help="inner steps of a pass (H)")
+    parser.add_argument("--only-bars", action="store_true", help="only rows that have a bar")
     parser.add_argument("--save", type=Path, help="file of finished runs; they are not run again")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser.parse_args(arguments)
@@ -347,6 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings, seeds, rows = Settings(steps=options.steps), options.seeds, wanted(options.inner_steps)
     if options.quick:
         settings, seeds, rows = QUICK, seeds[:1], wanted([8])
+    if options.only_bars:
+        rows = [row for row in rows if row.bar is not None]
     began, runs, cases, bench = time.monotonic(), Runs(settings, options.save), with_plain(rows, seeds), Bench(settings)
     for number, case in enumerate(cases, 1):
         if case not in runs.losses:
