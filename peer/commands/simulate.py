@@ -43,11 +43,6 @@ def register(subparsers: Subparsers) -> None:
         default="always",
         help="mean times for which a peer is online and offline, as 8h/16h, or always (default)",
     )
-    parser.add_argument(
-        "--grid",
-        action="store_true",
-        help="let any number of peers exchange, in a grid; this is a plan: today a round has at most max_members",
-    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -70,7 +65,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     speed = args.speed or f"{assumed_speed(manifest).tokens_per_s:.3f}"
     options = {"speed": speed, "up": args.up, "down": args.down, "rtt": args.rtt, "online": args.online}
     groups = read_groups(args.peers, options)
-    peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest, in_grid=args.grid)
+    peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest)
     try:
         proposal = propose(manifest, rules, peers)
         settings = {"run file": RoundSetting.of(manifest), "proposed": proposal.setting}
@@ -87,7 +82,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         print_json(fields(manifest, groups, forecasts, needs, proposal.why))
         return ExitCode.OK
     print("\n".join([*peers_line(groups), "", *table(forecasts, needs), "", f"The proposal: {proposal.why}."]))
-    for remark in remarks(forecasts[-1].forecast):
+    for remark in remarks(forecasts[-1].forecast, rules.max_members):
         print(remark)
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
     for each in forecasts:

@@ -117,19 +117,18 @@ class RoundLoad:
 
 @dataclass(frozen=True)
 class RoundRules:
-    """Rules of a run that no setting of the exchange changes.  in_grid: any number of members exchange, in two passes."""
+    """Rules of a run that no setting of the exchange changes."""
 
     grace_s: float
     min_members: int
     max_members: int
     state_bytes: int
-    in_grid: bool = False
 
     @classmethod
-    def of(cls, manifest: RunManifest, *, in_grid: bool = False) -> RoundRules:
+    def of(cls, manifest: RunManifest) -> RoundRules:
         """Return the rules of a run."""
         rounds = manifest.rounds
-        return cls(rounds.grace_s, rounds.min_members, rounds.max_members, manifest.state_bytes, in_grid)
+        return cls(rounds.grace_s, rounds.min_members, rounds.max_members, manifest.state_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -159,22 +158,6 @@ def exchange_cost(up: Numbers, down: Numbers, load: RoundLoad, electors: int) ->
     if members == 1:
         sent, received = np.zeros(1), np.zeros(1)
     return ExchangeCost(WIRE * np.maximum(sent / up, received / down), sent, received)
-
-
-def grid_cost(up: Numbers, down: Numbers, load: RoundLoad) -> ExchangeCost:
-    """Return the cost of an exchange in a grid: within the rows, then within the columns, of about sqrt(N) members each.
-
-    The slowest line decides in both passes.  So both take as long as an exchange of the member with this line and others, of
-    which the grid's order, a draw, gives it every sqrt(N)-th.
-    """
-    side = math.ceil(math.sqrt(len(up)))
-    slowest = int(np.argmin(np.minimum(up, down)))
-    group = np.arange(slowest % side, len(up), side)
-    one = exchange_cost(up[group], down[group], load, len(group))
-    bytes_each = 2 * (len(group) - 1) / len(group) * (load.contribution_bytes + load.result_bytes)
-    seconds = np.full(len(up), 2 * np.median(one.seconds))
-    seconds[group] = 2 * one.seconds
-    return ExchangeCost(seconds, np.full(len(up), bytes_each), np.full(len(up), bytes_each))
 
 
 def exchange_end(seconds: Numbers) -> float:
@@ -234,7 +217,8 @@ class Forecast:
 
     exchange_share: share of the time that the exchange adds to rounds, because the trainer that completes the quorum waits
     for it or encodes.  utilisation: share of the time in which trainers train.  lost: share in which they train steps that
-    no record counts.  waits_peers, waits_exchange, fetches: other shares; the rest is encoding.  up_bytes, down_bytes: of a
+    no record counts, because they leave or are too late.  surplus: share in which they train for a round whose places are
+    all taken.  waits_peers, waits_exchange, fetches: other shares; the rest is encoding.  up_bytes, down_bytes: of a
     member in a round, median.  up_day, down_day: bytes of a peer on a day, mean and most.
     """
 
@@ -246,6 +230,7 @@ class Forecast:
     exchange_share: float
     utilisation: float
     lost: float
+    surplus: float
     waits_peers: float
     waits_exchange: float
     fetches: float
@@ -304,7 +289,7 @@ class RoundSimulation:
         """Rounds committed since a peer went away."""
         self._committed_at, self._closed_at = 0.0, 0.0
         self._spent = {doing: np.zeros(count) for doing in Doing}
-        self._lost: Numbers = np.zeros(count)
+        self._lost, self._surplus = np.zeros(count), np.zeros(count)
         self._sent, self._received = np.zeros(count), np.zeros(count)
         self._tokens = 0.0
         self._members: Indices = np.arange(0)
@@ -324,7 +309,7 @@ class RoundSimulation:
 
     def count_from_here(self) -> None:
         """Forget what was spent so far, so that only the following rounds count."""
-        for spent in (*self._spent.values(), self._lost, self._sent, self._received):
+        for spent in (*self._spent.values(), self._lost, self._surplus, self._sent, self._received):
             spent[:] = 0
         self._tokens, self._added_s, self._counted_from = 0.0, 0.0, self._committed_at
         self._rounds.clear()
@@ -409,8 +394,8 @@ class RoundSimulation:
         return steps, self._end(steps)
 
     def _choose(self, ready: Indices) -> Indices:
-        """Return the members: all that are ready, or electors first if they are too many."""
-        if self._rules.in_grid or len(ready) <= self._rules.max_members:
+        """Return the members: all that are ready, or if they are too many, electors first, and always the same others."""
+        if len(ready) <= self._rules.max_members:
             return ready
         rank = np.empty(len(self._order), np.intp)
         rank[self._order] = np.arange(len(self._order))
@@ -418,13 +403,9 @@ class RoundSimulation:
 
     def _exchange(self, members: Indices, ends: Numbers, closed_at: float) -> None:
         """Exchange, agree and apply; then every peer knows when it has the result."""
-        rules, load, peers = self._rules, self._load, self._peers
-        up, down = peers.up[members], peers.down[members]
-        if rules.in_grid and len(members) > rules.max_members:
-            cost = grid_cost(up, down, load)
-        else:
-            electors = max(1, int(np.count_nonzero(self._is_elector[members])))
-            cost = exchange_cost(up, down, load, electors)
+        load, peers = self._load, self._peers
+        electors = max(1, int(np.count_nonzero(self._is_elector[members])))
+        cost = exchange_cost(peers.up[members], peers.down[members], load, electors)
         rtt = float(np.median(peers.rtt[members])) if len(members) > 1 else 0.0
         carried = exchange_end(cost.seconds)
         exchange_s = carried + EXCHANGE_RTTS * rtt
@@ -459,11 +440,11 @@ class RoundSimulation:
         training = np.flatnonzero(self._is_on & (self._begun < ends[ready].max()))
         until = np.minimum(ends[training], ends[ready].max())
         trained = self._spend(training, until)
-        counts = np.zeros(len(self._peers), np.bool_)
-        counts[members] = True
+        late, beyond = ~ready[training], ready.copy()
+        beyond[members] = False
         self._members = members
-        missed = ~counts[training]
-        self._lost[training[missed]] += trained[missed]
+        self._lost[training[late]] += trained[late]
+        self._surplus[training] += trained * beyond[training]
         self._tokens += float(steps[members].sum()) * self._load.step_tokens
         self._begun[training] = until + self._load.parameters / ENCODE_PER_S
         self._spent[Doing.ENCODE][training] += self._load.parameters / ENCODE_PER_S
@@ -551,6 +532,7 @@ class RoundSimulation:
             exchange_share=self._added_s / elapsed,
             utilisation=shares[Doing.TRAIN],
             lost=float(self._lost.sum()) / present,
+            surplus=float(self._surplus.sum()) / present,
             waits_peers=shares[Doing.WAIT_PEERS],
             waits_exchange=shares[Doing.WAIT_EXCHANGE],
             fetches=shares[Doing.FETCH],

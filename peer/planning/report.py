@@ -14,7 +14,7 @@ from peer.planning.model import Doing, Forecast, RoundSetting, RoundTrace, Stret
 from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import MAX_MEMBERS, RunManifest
 from trainer.memory import TrainerSetup
 
 
@@ -97,6 +97,7 @@ def _figures(each: NamedForecast) -> list[tuple[str, str]]:
         ("members of a round", f"{forecast.members:.1f}".removesuffix(".0")),
         ("trainers train", _share(forecast.utilisation)),
         ("  work that no record has", _share(forecast.lost)),
+        ("  work beyond max_members", _share(forecast.surplus)),
         ("trainers wait for others", _share(forecast.waits_peers)),
         ("  for the exchange", _share(forecast.waits_exchange)),
         ("  for what they missed", _share(forecast.fetches)),
@@ -138,9 +139,16 @@ MOST_WAITING = 0.05
 MOST_LOST = 0.01
 
 
-def remarks(forecast: Forecast) -> list[str]:
-    """Return sentences on wasted time that another exchange would not save."""
+def remarks(forecast: Forecast, max_members: int) -> list[str]:
+    """Return sentences on wasted time that another exchange would not save.  max_members: of the run."""
     found = []
+    if forecast.surplus >= MOST_LOST:
+        raised = f"raise max_members (to {MAX_MEMBERS} at most), " if max_members < MAX_MEMBERS else ""
+        found.append(
+            f"{_share(forecast.surplus)} of the time is spent on rounds whose {max_members} places (max_members) are taken: "
+            "the members of the last round stay, and other peers wait for a free place while their work is lost; "
+            f"{raised}let some peers join with --role seed, or divide them among several runs."
+        )
     if forecast.lost >= MOST_LOST:
         found.append(
             f"{_share(forecast.lost)} of the time is spent on steps that no record counts: of peers that leave in a round, "

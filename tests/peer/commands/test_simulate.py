@@ -45,12 +45,15 @@ def test_the_json_has_both_settings(run_file: Path, capsys: pytest.CaptureFixtur
     assert told["run"]["name"] == "planned" and told["peers"][0]["count"] == 8 and told["needs"]["disk"] > 0
 
 
-def test_a_grid_is_for_more_members_than_a_round_has(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    members = [
-        json.loads(said(capsys, run_file, "--json", "--peers", "100", *more))["settings"][0]["members"]
-        for more in ([], ["--grid"])
-    ]
-    assert members == [64, 100]
+def test_ten_thousand_peers_have_as_many_members_as_max_members_and_the_remedies_are_said(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file.write_text(RUN + "max_members = 128\n")
+    text = said(capsys, run_file, "--peers", "10000")
+    assert "rounds whose 128 places (max_members) are taken" in text and "raise max_members (to 256 at most)" in text
+    first = json.loads(said(capsys, run_file, "--json", "--peers", "10000"))["settings"][0]
+    assert first["members"] == 128
+    assert first["lost"] == 0 and first["surplus"] / first["utilisation"] == pytest.approx(1 - 128 / 10_000, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from peer.planning.model import (
     RoundSetting,
     exchange_cost,
     exchange_end,
-    grid_cost,
     simulate,
 )
 from peer.planning.swarm import PlannedPeers
@@ -94,8 +93,8 @@ def test_a_round_of_equal_peers_never_waits_for_the_grace_time() -> None:
 
 def test_more_peers_than_places_train_for_nothing() -> None:
     forecast = simulate(FREE, replace(RULES, max_members=2), peers(1000, 1000, 1000, 1000), rounds=5)
-    assert forecast.members == 2
-    assert forecast.lost == pytest.approx(forecast.utilisation / 2)
+    assert (forecast.members, forecast.lost) == (2, 0)
+    assert forecast.surplus == pytest.approx(forecast.utilisation / 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -159,14 +158,6 @@ def test_alone_nothing_is_exchanged() -> None:
 def test_others_go_on_without_a_line_that_takes_much_longer() -> None:
     assert exchange_end(np.array([10.0, 10.0, 10.0, 14.0])) == 14
     assert exchange_end(np.array([10.0, 10.0, 10.0, 60.0])) == 10
-
-
-def test_a_grid_of_ten_thousand_takes_as_long_as_two_exchanges_of_a_hundred() -> None:
-    load = replace(TEN_SECONDS, chunks=1000)
-    lines = np.full(10_000, LINE)
-    assert grid_cost(lines, lines, load).seconds.max() == pytest.approx(
-        2 * exchange_cost(lines[:100], lines[:100], load, 100).seconds.max()
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------------------
