@@ -16,17 +16,22 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+import trio
+
 from benchmarks.json_lines import say
 from protocol.events.events import Event, ReadySent, RoundCommitted
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection, ModelSection
-from protocol.wire.envelope import MAX_MEMBERS
+from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 SIZES = (32, 64, 128, 200)
+FOUNDERS = MAX_ELECTORS
+"""Peers that start together.  The others join, one after the other, when the first record is made, as volunteers do."""
+APART_S = 0.005
 ROUNDS = 3
 """Rounds from the start.  The last one is counted alone: in it no peer starts."""
 WITHIN_S = 2400.0
@@ -99,7 +104,12 @@ def measure(peers: int, max_members: int) -> Row:
         world.listeners.append(on_event)
         for seat in world.seats:
             seat.step_s = 10.0 + world.random.random()
+        for seat in world.seats[:FOUNDERS]:
             world.start(seat)
+        await world.until_round(1, WITHIN_S)
+        for seat in world.seats[FOUNDERS:]:
+            world.start(seat)
+            await trio.sleep(APART_S)
         last = ROUNDS - 1
         await world.until_round(last, WITHIN_S)
         round_processor, before, bytes_before = time.process_time(), Counter(world.wire.arrivals), _bytes(world)

@@ -9,7 +9,7 @@ Gossip may be replayed, and a peer that has just started cannot detect this.  A 
 UNPROVEN, whatever gossip we receive from it, until it has been connected to us since we started.  After that, a heartbeat
 that is newer than all earlier ones was signed later than they were.
 
-Members and strangers have separate places, and at most `COUNTED_STRANGERS` strangers slow the heartbeats down.
+Members and strangers have separate places, and at most `COUNTED_STRANGERS` strangers slow the members' heartbeats down.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from typing import NamedTuple
 
 from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
@@ -39,21 +40,19 @@ MAX_STRANGERS = 512
 """Number of places for strangers, as many as connections; strangers without a connection share the remaining places."""
 
 
-def displaced(
-    brought_by: Mapping[PeerId, PeerId], connected: Collection[PeerId], newcomer: PeerId, forwarder: PeerId
-) -> PeerId | None:
-    """Return the stranger to evict for `newcomer`, whose heartbeat `forwarder` forwarded; None if it gets no place.
+def displaced(brought_by: Mapping[PeerId, PeerId], is_connected: bool, forwarder: PeerId) -> PeerId | None:
+    """Return the stranger to evict for a newcomer, whose heartbeat `forwarder` forwarded; None if it gets no place.
 
-    brought_by: the known strangers, each with the neighbour that forwarded its first heartbeat, the longest silent first.
+    brought_by: the strangers without a connection, each with the neighbour that forwarded its first heartbeat, the longest
+    silent first.  is_connected: the newcomer is connected to us.
     """
     shares: dict[PeerId, list[PeerId]] = {}
     for peer, neighbour in brought_by.items():
-        if peer not in connected:
-            shares.setdefault(neighbour, []).append(peer)
+        shares.setdefault(neighbour, []).append(peer)
     if not shares:
         return None
     largest = max(shares.values(), key=len)
-    if newcomer not in connected and len(largest) <= len(shares.get(forwarder, ())) + 1:
+    if not is_connected and len(largest) <= len(shares.get(forwarder, ())) + 1:
         return None
     return largest[0]
 
@@ -102,13 +101,34 @@ In a large swarm a judgement takes longer, and silences are longer too.
 SLEPT_S = 3.0
 """Gap (s) between two ticks above which we assume that this process did not run."""
 COUNTED_STRANGERS = 32
-"""Largest number of strangers that counts for the interval between heartbeats."""
+"""Largest number of strangers that counts for the interval between members' heartbeats, and, before there are members, all."""
 FORGET_S = 600.0
 
 
 def beat_interval_s(peers: int) -> float:
     """Return the seconds between two heartbeats in a swarm of `peers`."""
     return BEAT_S * max(1.0, peers / SLOW_ABOVE)
+
+
+class Intervals(NamedTuple):
+    """Seconds between two heartbeats of a member, and of a stranger.
+
+    Keys are free, so a crowd of strangers must not slow the members down.  It slows the strangers down: otherwise each peer
+    would hear more heartbeats a second with each stranger.
+    """
+
+    of_member: float
+    of_stranger: float
+
+    @classmethod
+    def among(cls, members: int, strangers: int) -> Intervals:
+        """Return the intervals among so many live peers."""
+        of_member = beat_interval_s(members + min(strangers, COUNTED_STRANGERS))
+        return cls(of_member, beat_interval_s(members + strangers) if members else of_member)
+
+    def of(self, is_member: bool) -> float:
+        """Return the interval of a peer."""
+        return self.of_member if is_member else self.of_stranger
 
 
 class Liveness(Enum):
@@ -151,7 +171,7 @@ class Membership:
         self.me = me
         self.started = started
         self._awake = started
-        self._judged, self._beat_s = -inf, BEAT_S
+        self._judged, self._intervals = -inf, Intervals(BEAT_S, BEAT_S)
         """Time of the last judgement of all peers, and the seconds between their heartbeats then."""
         self._members = members
         self._peers: dict[PeerId, Neighbour] = {}
@@ -210,11 +230,12 @@ class Membership:
     @property
     def beat_s(self) -> float:
         """Seconds between two of our heartbeats."""
-        return self._pace_s(self.live_peers())
+        return self._intervals_among(self.live_peers()).of(self._members.has_member(self.me))
 
-    def _pace_s(self, others: Collection[PeerId]) -> float:
+    def _intervals_among(self, others: Collection[PeerId]) -> Intervals:
         members = sum(map(self._members.has_member, others))
-        return beat_interval_s(1 + members + min(len(others) - members, COUNTED_STRANGERS))
+        strangers, is_member = len(others) - members, self._members.has_member(self.me)
+        return Intervals.among(members + is_member, strangers + (not is_member))
 
     def notice(self, now: float) -> None:
         """Note that this process is running; must be called often.
@@ -295,19 +316,18 @@ class Membership:
     def tick(self, now: float) -> list[Event]:
         """Judge the silence of all peers, unless this was done a moment ago; return the resulting events."""
         self.notice(now)
-        if now - self._judged < self._beat_s / JUDGED:
+        if now - self._judged < self._intervals.of_member / JUDGED:
             return []
-        self._judged, self._beat_s = now, self._pace_s(self._peers)
-        beat_s = self._beat_s
+        self._judged, self._intervals = now, self._intervals_among(self._peers)
         events: list[Event] = []
-        alive, soon = Liveness.ALIVE, SUSPECT_BEATS * beat_s
+        alive, soon = Liveness.ALIVE, SUSPECT_BEATS * self._intervals.of_member
         quiet = [item for item in self._peers.items() if item[1].liveness is not alive or now - item[1].heard > soon]
         for peer, known in quiet:
-            silent = now - known.heard
+            silent, beat_s = now - known.heard, self._intervals.of(self._members.has_member(peer))
             if known.liveness in (Liveness.ALIVE, Liveness.SUSPECT) and silent > GONE_BEATS * beat_s:
                 known.liveness = Liveness.GONE
                 events.append(PeerGone(peer, False))
-            elif known.liveness is Liveness.ALIVE and silent > soon:
+            elif known.liveness is Liveness.ALIVE and silent > SUSPECT_BEATS * beat_s:
                 known.liveness = Liveness.SUSPECT
                 events.append(PeerSuspected(peer, silent, disconnected=False))
             elif (known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S) or (
@@ -328,12 +348,11 @@ class Membership:
         rivals = self._rivals(newcomer, self._peers)
         if len(rivals) < most:
             return True
-        rivals.sort(key=lambda peer: self._peers[peer].said)
         if self._members.has_member(newcomer):
-            self._forget(rivals[0])
+            self._forget(min(rivals, key=lambda peer: self._peers[peer].said))
             return True
-        brought_by = {peer: self._peers[peer].brought_by for peer in rivals}
-        loser = displaced(brought_by, self._connected, newcomer, forwarder)
+        away = sorted((peer for peer in rivals if peer not in self._connected), key=lambda peer: self._peers[peer].said)
+        loser = displaced({peer: self._peers[peer].brought_by for peer in away}, newcomer in self._connected, forwarder)
         if loser is not None:
             self._forget(loser)
         return loser is not None

@@ -16,6 +16,7 @@ from protocol.membership.liveness import (
     MAX_STRANGERS,
     SLOW_ABOVE,
     SUSPECT_BEATS,
+    Intervals,
     Liveness,
     Membership,
     beat_interval_s,
@@ -162,18 +163,43 @@ def test_free_keys_displace_no_member_and_leave_the_pace_as_it_is() -> None:
     assert membership.tick(SUSPECT_S) == [] and liveness(membership) is Liveness.ALIVE
 
 
-def test_members_and_only_so_many_connected_strangers_count_for_the_pace() -> None:
-    strangers = [PeerId(f"stranger {number}") for number in range(2 * COUNTED_STRANGERS)]
-    members = [PeerId(f"member {number}") for number in range(SLOW_ABOVE)]
-    membership = Membership(ME.peer_id, 0.0, TheseMembers(*members))
-    for peer in strangers:
+def swarm(me: PeerId, members: int, strangers: int) -> Membership:
+    """One that is connected to so many members and strangers, and has just heard them; `member 0` is a member, too."""
+    named = [PeerId(f"member {number}") for number in range(1 + members)]
+    membership = Membership(me, 0.0, TheseMembers(*named))
+    for peer in [*named[1:], *(PeerId(f"stranger {number}") for number in range(strangers))]:
         membership.on_connected(peer, 0.0)
         membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
-    assert membership.beat_s == beat_interval_s(1 + COUNTED_STRANGERS)
-    for peer in members:
-        membership.on_connected(peer, 0.0)
-        membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
-    assert membership.beat_s == beat_interval_s(1 + COUNTED_STRANGERS + len(members))
+    return membership
+
+
+A_MEMBER, A_STRANGER = PeerId("member 0"), ME.peer_id
+
+
+@pytest.mark.parametrize("strangers", [2 * COUNTED_STRANGERS, 400])
+def test_members_and_only_so_many_connected_strangers_slow_a_member_down(strangers: int) -> None:
+    assert swarm(A_MEMBER, 0, strangers).beat_s == beat_interval_s(1 + COUNTED_STRANGERS)
+    assert swarm(A_MEMBER, SLOW_ABOVE, strangers).beat_s == beat_interval_s(1 + SLOW_ABOVE + COUNTED_STRANGERS)
+
+
+def test_each_peer_slows_a_stranger_down_unless_there_are_no_members_yet() -> None:
+    assert swarm(A_STRANGER, SLOW_ABOVE, 400).beat_s == beat_interval_s(1 + SLOW_ABOVE + 400)
+    assert swarm(A_STRANGER, 0, 400).beat_s == beat_interval_s(COUNTED_STRANGERS)
+
+
+@pytest.mark.parametrize("me", [A_MEMBER, A_STRANGER])
+def test_the_silence_of_a_stranger_is_judged_by_the_interval_of_strangers(me: PeerId) -> None:
+    membership = swarm(me, SLOW_ABOVE, 400)
+    members_beat_s = swarm(A_MEMBER, SLOW_ABOVE, 400).beat_s
+    suspects = {event.peer for event in ticked(membership, SUSPECT_BEATS * members_beat_s + 0.5)}
+    assert suspects == {f"member {number}" for number in range(1, 1 + SLOW_ABOVE)}
+
+
+@pytest.mark.parametrize("strangers", [1000, 10_000])
+def test_the_heartbeats_of_all_peers_together_are_at_most_so_many_a_second(strangers: int) -> None:
+    for members in (1, 64, 256):
+        intervals = Intervals.among(members, strangers)
+        assert members / intervals.of_member + strangers / intervals.of_stranger <= 2 * SLOW_ABOVE / BEAT_S
 
 
 def test_the_room_of_strangers_is_shared_by_the_neighbours_that_bring_them() -> None:
