@@ -14,7 +14,8 @@ from peer.planning.model import Doing, Forecast, RoundSetting, RoundTrace, Stret
 from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
-from protocol.run.manifest import MAX_MEMBERS, RunManifest
+from protocol.run.manifest import RunManifest
+from protocol.wire.envelope import MAX_MEMBERS
 from trainer.memory import TrainerSetup
 
 

@@ -101,7 +101,7 @@ In a large swarm a judgement takes longer, and silences are longer too.
 SLEPT_S = 3.0
 """Gap (s) between two ticks above which we assume that this process did not run."""
 COUNTED_STRANGERS = 32
-"""Largest number of strangers that counts for the interval between members' heartbeats, and, before there are members, all."""
+"""Most strangers that count for the interval between members' heartbeats, and before there are members, for everybody's."""
 FORGET_S = 600.0
 
 
