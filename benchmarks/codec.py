@@ -2,7 +2,8 @@
 
     python -m benchmarks.codec [--values N] [--members K] [--repeats R] [--codecs int8,int4]
 
-Encoding includes error feedback where the codec has it.
+Encoding includes error feedback where the codec has it.  If pi-quant (pypiquant 4.1.0) can be imported, a second table
+compares it, with one scale for the whole tensor, and our formats without feedback, by the process's processor time.
 
 Medians over the repeats.  Averaging counts input values (members x values).  The GPU's ratio is against what its memory
 could move: the bytes read and written over the bandwidth of a device copy measured in the same run.
@@ -11,6 +12,7 @@ could move: the bytes read and written over the bandwidth of a device copy measu
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kernels.aggregate import Rule, aggregate
+from kernels.codecs.format import Bytes, Floats
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.outer_step import OuterStep, apply_result
 
@@ -35,6 +38,12 @@ def main() -> None:
     print("|---" * (1 + len(rates)) + "|")
     for row in zip(*rates.values(), strict=True):
         print(f"| {row[0][0]} | " + " | ".join(f"{rate / 1e6:.0f}" for _, rate in row) + " |")
+    if importlib.util.find_spec("piquant"):
+        print("\n| one core, M values/s | encode | decode | mean |\n|---|---|---|---|")
+        for name in ("int8", "int4"):
+            for who, measure in (("this program", quantiser_rates), ("pi-quant", pi_quant_rates)):
+                rates_of = measure(name, args.values, args.members, args.repeats)
+                print(f"| {name}, {who} | " + " | ".join(f"{rate / 1e6:.0f}" for rate in rates_of) + " |")
     gpu([LADDER[name] for name in args.codecs], args.values, args.members, args.repeats)
 
 
@@ -76,6 +85,51 @@ def cpu_rates(codec: Codec, count: int, members: int, repeats: int) -> list[tupl
         ("outer step", count, lambda: apply_result(decoded, momentum, result, averaged, count, OuterStep(0.7, 0.9))),
     ]
     return [(name, size / seconds(run, repeats, time.thread_time)) for name, size, run in work]
+
+
+def quantiser_rates(name: str, count: int, members: int, repeats: int) -> list[float]:
+    """Values a second of a format alone: encode, decode, mean of members."""
+    codec, values = LADDER[name], np.random.default_rng(1).standard_normal(count, np.float32)
+    encoded, decoded = np.zeros(codec.contribution.encoded_bytes(count), np.uint8), np.zeros(count, np.float32)
+    codec.contribution.encode(values, encoded)
+    copies, result = [encoded.copy() for _ in range(members)], encoded.copy()
+    return [
+        count / seconds(lambda: codec.contribution.encode(values, encoded), repeats, time.process_time),
+        count / seconds(lambda: codec.contribution.decode(encoded, count, decoded), repeats, time.process_time),
+        count
+        * members
+        / seconds(lambda: aggregate("mean", codec, copies, [1] * members, count, result), repeats, time.process_time),
+    ]
+
+
+def pi_quant_rates(name: str, count: int, members: int, repeats: int) -> list[float]:
+    """The same of pi-quant, with one thread."""
+    from piquant import Context, DataType, ReduceOp, RoundMode
+
+    context, kind, bits = Context(num_threads=1), {"int8": DataType.UINT8, "int4": DataType.UINT4}[name], int(name[3:])
+    values, decoded = np.random.default_rng(1).standard_normal(count, np.float32), np.zeros(count, np.float32)
+    codes, result = np.zeros(count * bits // 8, np.uint8), np.zeros(count * bits // 8, np.uint8)
+
+    def encode(source: Floats, into: Bytes) -> tuple[float, int]:
+        scale, zero = context.compute_quant_params_ptr_float32(source.ctypes.data, kind, count)
+        context.quantize_ptr(source.ctypes.data, DataType.F32, into.ctypes.data, kind, count, scale, zero, RoundMode.NEAREST)
+        return scale, zero
+
+    scale, zero = encode(values, codes)
+
+    def decode(how: ReduceOp) -> None:
+        context.dequantize_ptr(codes.ctypes.data, kind, decoded.ctypes.data, DataType.F32, count, scale, zero, how)
+
+    def mean() -> None:
+        for member in range(members):
+            decode(ReduceOp.ADD if member else ReduceOp.SET)
+        encode(decoded, result)
+
+    return [
+        count / seconds(lambda: encode(values, codes), repeats, time.process_time),
+        count / seconds(lambda: decode(ReduceOp.SET), repeats, time.process_time),
+        count * members / seconds(mean, repeats, time.process_time),
+    ]
 
 
 def gpu(codecs: Sequence[Codec], count: int, members: int, repeats: int) -> None:

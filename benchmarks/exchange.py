@@ -1,6 +1,6 @@
 """How long an exchange takes on this computer, and what bounds it: `python -m benchmarks.exchange`.
 
-N real processes with real sockets on loopback average a contribution of int8 codes, as peers do.  In the same run the
+N real processes with real sockets on loopback average a contribution of int4 codes, as peers do.  In the same run the
 same processes
 
 * push the same number of bytes to each other without averaging anything: the limit of the wire here
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--parameters", type=float, default=64e6)
-    parser.add_argument("--chunk", type=int, default=1 << 20, help="parameters a chunk")
+    parser.add_argument("--chunk", type=int, default=1 << 21, help="parameters a chunk; 2^21 are 1.1 MB")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rule", choices=get_args(Rule), default="mean", help="gloo and hivemind know the mean only")
     parser.add_argument("--hivemind-python", help="an interpreter that can import hivemind")
@@ -91,7 +91,7 @@ def main() -> None:
     ours = exchange(arguments.peers, parameters, arguments.chunk, arguments.repeat, arguments.rule)
     gloo = others([sys.executable, "-m", "benchmarks.gloo_member"], arguments.peers, parameters, arguments.repeat)
     rows = [
-        ("exchange, int8, encrypted, every byte checked", ours["exchange"], ours["bytes"]),
+        (f"exchange, {CODEC}, encrypted, every byte checked", ours["exchange"], ours["bytes"]),
         ("the same bytes pushed, nothing averaged (limit here)", ours["wire"], ours["bytes"]),
         ("gloo all-reduce, fp32, unencrypted", gloo, 4 * 2 * (arguments.peers - 1) / arguments.peers),
     ]
