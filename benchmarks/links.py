@@ -29,6 +29,8 @@ from benchmarks.namespaces import Namespaces, place, routes_packets, run
 BURST = "256kb"
 QUEUE_S = 0.2
 """How much a limited link may hold back before it drops: a home router's buffer."""
+CUT = "1"
+"""Preference of the router's rules that drop packets, before all others but those for its own addresses."""
 MOST_HELD = 100_000
 """Packets that the forwarder holds at most; more are dropped."""
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -94,6 +96,19 @@ class Links:
         run("ip", "-n", name, "addr", "del", f"{near}.2/24", "dev", "net0")
         run("ip", "-n", name, "addr", "add", f"{near}.3/24", "dev", "net0")
         run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
+
+    def cut(self, peer: int) -> None:
+        """Drop every packet between a peer and the others, until `mend`."""
+        for way in self._ways(peer):
+            run("ip", "-n", self._router, "rule", "add", "pref", CUT, *way, "blackhole")
+
+    def mend(self, peer: int) -> None:
+        """Undo `cut`."""
+        for way in self._ways(peer):
+            run("ip", "-n", self._router, "rule", "del", "pref", CUT, *way)
+
+    def _ways(self, peer: int) -> tuple[tuple[str, str], ...]:
+        return ("iif", f"v{peer}"), ("to", f"10.77.{peer + 1}.0/24")
 
     def close(self) -> None:
         atexit.unregister(self.close)

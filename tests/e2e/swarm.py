@@ -7,6 +7,7 @@ after `PATIENCE_S` with the end of every peer's log.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,17 @@ warmup_steps = 0
 """
 )
 """Learns from rollouts after its first round; too small to solve anything."""
+
+
+def streamed(run: str, fragments: int = 4) -> str:
+    """This run in fragments, with rounds as long as before, and members that train while a round is agreed on."""
+    steps = int(re.findall(r"^inner_steps = (\d+)$", run, re.MULTILINE)[0])
+    rounds = f"inner_steps = {fragments * steps}\ndelay = {steps * 2 // 3}"
+    return f"fragments = {fragments}\n" + run.replace(f"inner_steps = {steps}\n", f"{rounds}\n")
+
+
+WAYS: dict[str, Callable[[str], str]] = {"plain": str, "streamed": streamed}
+"""Ways to make the rounds of a run."""
 
 
 @dataclass

@@ -14,22 +14,16 @@ import psutil
 import pytest
 
 from protocol.events import events as ev
-from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
+from tests.e2e.swarm import PATIENCE_S, TINY_RUN, WAYS, Peer, Swarm
 from tests.tiers import first_fast
 
 IN_FILES = ("--state", "disk")
 """Options of the second peer, whose state lies in files; its digests equal those of the others."""
 
 
-RUNS = {
-    "plain": TINY_RUN,
-    "streamed": "fragments = 3\n" + TINY_RUN.replace("inner_steps = 150", "inner_steps = 450\ndelay = 100"),
-}
-
-
-@pytest.fixture(scope="module", params=first_fast([*RUNS], 1))
+@pytest.fixture(scope="module", params=first_fast(WAYS))
 def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("faults"), RUNS[request.param]) as swarm:
+    with Swarm(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
         swarm.create_run()
         for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
             swarm.peer(name).start(*options)

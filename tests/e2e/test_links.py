@@ -1,4 +1,4 @@
-"""Real peers on emulated home lines: narrow, far from each other, and now and then a packet is lost."""
+"""Real peers on emulated home lines: narrow, far from each other, and now and then a packet is lost, or all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.links import Access, Links, address, why_not
 from protocol.events import events as ev
-from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
+from tests.e2e.swarm import LARGE_MODEL, TINY_RUN, WAYS, Peer, Swarm
 
 PORT, WHY_NOT = 4800, why_not()
 LONG_EXCHANGES = (
@@ -24,7 +24,6 @@ stall_s = 10
 """
 )
 """An exchange takes 10 s on lines of 4 Mbit/s."""
-
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
@@ -87,6 +86,31 @@ def test_a_peer_that_slept_and_woke_elsewhere_is_back_with_its_parts(tmp_path: P
         assert all(sleeper.peer_id in peer.members_of(round) for peer in swarm.peers), "what it had sent counts"
         assert all(sleeper.peer_id in peer.members_of(later) for peer in swarm.peers)
         swarm.equal(later + 1, *swarm.peers)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_partition_heals_and_who_was_alone_goes_back_to_the_chain_of_the_others(way: str, tmp_path: Path) -> None:
+    """Each side commits rounds; no contribution of the larger side is lost, and one that was alone contributes again."""
+    run = WAYS[way](TINY_RUN.replace("min_members = 2", "min_members = 1").replace("eviction_s = 8.0", "eviction_s = 30.0"))
+    with Links([Access(20e6, 20e6)] * 3) as links, Swarm(tmp_path, run) as swarm:
+        begin(swarm, links, 3)
+        alone, others = swarm.peers[2], swarm.peers[:2]
+        swarm.whole(*swarm.peers)
+        links.cut(2)
+        swarm.until("rounds of one", lambda: sum(members == [alone.peer_id] for members in membership(alone)) >= 2)
+        pair = sorted(peer.peer_id for peer in others)
+        swarm.until("rounds of two", lambda: all(sum(each == pair for each in membership(peer)) >= 2 for peer in others))
+        kept = {round: commit.tip for round, commit in others[0].commits.items()}
+        links.mend(2)
+        swarm.until("going back", lambda: alone.heard(ev.RolledBack))
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        assert not any(peer.heard(ev.RolledBack) for peer in others)
+        assert {round: commit.tip for round, commit in others[0].commits.items()}.items() >= kept.items()
+
+
+def membership(peer: Peer) -> list[list[str]]:
+    """Return the members of each round that a peer has committed."""
+    return [sorted(commit.members) for commit in list(peer.commits.values())]
 
 
 def missed(peer: Peer, other: Peer) -> bool:
