@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.text import text_data, text_places
 from kernels import outer_step
-from kernels.aggregate import aggregate, agreement_of
+from kernels.aggregate import aggregate, agreement_of, weighted_median
 from kernels.codecs.format import Format, Squares
 from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256, Codec
 from kernels.layout import Layouts, chunk_layouts
@@ -250,11 +250,11 @@ def apply_mean_in_fp32(
 ) -> None:
     """One round's exchange and outer step without a codec; the members agree as in the median chunk."""
     mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
-    each = [
-        Squares(float(np.square(mean[span]).sum()), float(np.mean([np.square(one[span]).sum() for one in differences])))
-        for span in (slice(start, start + chunk) for start in range(0, mean.size, chunk))
-    ]
-    step = rule(sorted(squares.agreement for squares in each)[len(each) // 2])
+    each = []
+    for start in range(0, mean.size, chunk):
+        parts = [np.square(one[start : start + chunk]).sum() for one in (mean, *differences)]
+        each.append((Squares(float(parts[0]), float(np.mean(parts[1:]))).agreement, min(chunk, mean.size - start)))
+    step = rule(weighted_median(each))
     outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
 
 

@@ -20,7 +20,7 @@ elementwise, or by `math.fsum`, which is exact.
 
 The header of a chunk's result tells how much the members agree: it has the sum of squares of the decoded result, and the
 weighted mean of the members' sums of squares. If all members send the same, both are equal; the less the members agree, the
-smaller is the first. The median over the chunks counts (`agreement_of`).
+smaller is the first. The median over the values counts (`agreement_of`).
 
 Memory besides the arguments: some MiB of scratch, and 4 bytes per value for `centered_clip`.
 """
@@ -28,7 +28,7 @@ Memory besides the arguments: some MiB of scratch, and 4 bytes per value for `ce
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
@@ -94,13 +94,23 @@ def _encode(pieces: Iterator[Piece], format: Format, out: Any, count: int) -> fl
 
 
 def agreement_of(result: Any, layout: Layout) -> Fraction:
-    """Return how much the members of a result agree, from 0 (not at all) to 1: the median of its chunks' agreements.
+    """Return how much the members of a result agree, from 0 (not at all) to 1: the median over its values' chunks.
 
-    So owners of fewer than half of the chunks cannot move it outside the range of the other chunks, whatever they write into
+    So owners of fewer than half of the values cannot move it outside the range of the other chunks, whatever they write into
     the headers of theirs.
     """
-    each = sorted(squares_in(result[span.encoded]).agreement for span in layout)
-    return each[len(each) // 2]
+    return weighted_median((squares_in(result[span.encoded]).agreement, span.count) for span in layout)
+
+
+def weighted_median(each: Iterable[tuple[Fraction, int]]) -> Fraction:
+    """Return the median of values that count as often as told; of two middle values, the larger."""
+    ordered = sorted(each)
+    half, passed = sum(count for _, count in ordered) / 2, 0
+    for value, count in ordered:
+        passed += count
+        if passed > half:
+            return value
+    raise AssertionError("a value that counts")
 
 
 def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:

@@ -267,6 +267,11 @@ def test_members_agree_as_far_as_in_the_median_chunk_of_a_result() -> None:
     for span, squares in zip(layout, (Squares(1, 4), Squares(3, 4), Squares(1, 2)), strict=True):
         write_squares(memoryview(result)[span.encoded], squares)
     assert agreement_of(result, layout) == 0.5
+    whole_and_rest = chunk_layouts(INT8, 1030, 1024).result
+    result = bytearray(whole_and_rest.payload_bytes)
+    for span, squares in zip(whole_and_rest, (Squares(1, 4), Squares(1, 1)), strict=True):
+        write_squares(memoryview(result)[span.encoded], squares)
+    assert agreement_of(result, whole_and_rest) == 0.25, "six values in a chunk of their own count as six"
 
 
 @settings(deadline=None, max_examples=50)
