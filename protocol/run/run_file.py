@@ -85,7 +85,9 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         parameters = ModelSection.model_validate(model).parameters
     except ValidationError:
         return filled
-    filled.setdefault("chunk_parameters", chunk_size(parameters))
+    fragments = filled.get("fragments", 1)
+    exchanged = parameters // fragments if isinstance(fragments, int) and fragments > 0 else parameters
+    filled.setdefault("chunk_parameters", chunk_size(exchanged))
     filled.setdefault("checkpoint_chunk_bytes", checkpoint_chunk_size(STATE_BYTES_PER_PARAMETER * parameters))
     if "total_tokens" not in filled and "total_rounds" not in filled:
         filled |= _total(filled, parameters, tunes=tunes)

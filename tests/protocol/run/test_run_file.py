@@ -170,12 +170,14 @@ def test_large_models_have_as_many_chunks_as_fit(dim: int, layers: int, billions
 
 
 @pytest.mark.parametrize(
-    ("dim", "layers", "billions", "chunk_parameters"), [(2048, 20, 1, 1 << 20), (5120, 37, 10, 1 << 22)]
+    ("dim", "layers", "billions", "chunk_parameters"), [(2048, 20, 1, 1 << 22), (5120, 37, 10, 1 << 22)]
 )
 def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: int, chunk_parameters: int) -> None:
     manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
     assert round(manifest.parameters / 1e9) == billions
     assert manifest.chunk_parameters == chunk_parameters and manifest.chunks <= MAX_CHUNKS
+    streamed = parsed(f"fragments = 4\n[model]\ndim = {dim}\nlayers = {layers}\n")
+    assert 128 < manifest.chunks and 128 <= streamed.chunks <= manifest.chunks
     assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
 
 
