@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import heapq
+import json
 import os
 import random
 import select
@@ -26,7 +27,8 @@ from typing import Any
 from benchmarks import namespaces
 from benchmarks.namespaces import Namespaces, place, routes_packets, run
 
-BURST = "256kb"
+BURST_S, LEAST_BURST = 0.02, 4096
+"""Time for which an idle line saves up, and the bytes that it saves at least: a packet has to fit."""
 QUEUE_S = 0.2
 """How much a limited link may hold back before it drops: a home router's buffer."""
 CUT = "1"
@@ -110,6 +112,13 @@ class Links:
     def _ways(self, peer: int) -> tuple[tuple[str, str], ...]:
         return ("iif", f"v{peer}"), ("to", f"10.77.{peer + 1}.0/24")
 
+    def sent_bytes(self, peer: int) -> int:
+        """Return the bytes that a peer's computer has sent, with all headers."""
+        shown = subprocess.run(
+            ["ip", "-n", self._peers[peer], "-s", "-j", "link", "show", "net0"], capture_output=True, text=True, check=True
+        )
+        return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"])
+
     def close(self) -> None:
         atexit.unregister(self.close)
         if self._forwarder is not None:
@@ -145,7 +154,8 @@ class Links:
 
 def narrow(name: str, device: str, bits_per_s: float) -> None:
     """Limit what leaves the namespace `name` by a device."""
-    limit = ("rate", f"{bits_per_s:.0f}bit", "burst", BURST, "latency", f"{QUEUE_S * 1000:.0f}ms")
+    burst = max(LEAST_BURST, bits_per_s / 8 * BURST_S)
+    limit = ("rate", f"{bits_per_s:.0f}bit", "burst", f"{burst:.0f}b", "latency", f"{QUEUE_S * 1000:.0f}ms")
     run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
 
