@@ -43,7 +43,14 @@ def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() 
     assert gauge.up_bytes_per_s < 12e6 * 0.1, "a line that has become slow is known in the end"
 
 
-@pytest.mark.parametrize(("rate", "offer"), [(12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
+def test_a_home_line_of_one_mbit_is_known() -> None:
+    gauge = Gauge()
+    for second in range(3):
+        gauge.read({"a": SocketState(0.01, 125_000 * second, 0)}, float(second), inf)
+    assert gauge.up_bytes_per_s == 125_000.0
+
+
+@pytest.mark.parametrize(("rate", "offer"), [(0.1e6, 0.1e6 * GROWTH), (12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
 def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
     gauge = Gauge()
     assert gauge.offer_bytes_per_s == inf
