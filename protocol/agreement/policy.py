@@ -3,13 +3,14 @@
 Pure.  Safety does not depend on this module: two peers may judge differently, and the ballots decide.
 
 * A round may be closed when every live trainer on this tip is ready.  It may also be closed when a quorum of the electors is
-  ready and `grace_s` has passed; late trainers are then asked to finish and get `FINISH_S` more.
-* A trainer that is one or two rounds behind will soon arrive, and gets `grace_s` to do so.  Otherwise, if rounds are short,
-  it would never catch up with the swarm.
+  ready and the grace time has passed; late trainers are then asked to finish and get `FINISH_S` more.
 * No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is the time
-  that the ready electors took, times `LATE`, divided by their number, but at most `grace_s`.  Late trainers are asked to
-  finish after half of the fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It
-  gets less time in the next rounds, or none (`protocol.allreduce.lateness`).
+  that the ready electors took, times `LATE`, divided by their number.  Late trainers are asked to finish after half of the
+  fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It gets less time in the
+  next rounds, or none (`protocol.allreduce.lateness`).
+* The grace time is `grace_s`, or the fair time if that is longer, because a long round may wait for a long step.
+* A trainer that is one or two rounds behind will soon arrive, and gets the grace time to do so.  Otherwise, if rounds are
+  short, it would never catch up with the swarm.
 * Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
   to bring a quorum within reach.
 """
@@ -143,6 +144,8 @@ def _able(base: Base, stalls: ExclusionBackoff, peers: Sequence[PeerId], needed:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+LONGEST_FAIR_S = 600.0
+"""Longest fair time (s), if `grace_s` is shorter: a swarm that has stood still for hours does not wait for hours again."""
 FINISH_S = 5.0
 """Seconds that late trainers get after the grace time, to contribute their work so far."""
 CALL_S = 0.5
@@ -151,6 +154,13 @@ RESEND_S = 2.0
 """Interval (s) for resending an unanswered statement."""
 ANSWER_S = 0.5
 """Seconds that a trainer gets to answer a request to finish."""
+
+
+def round_fair_time(grace_s: float, took_s: float, ready: int) -> float:
+    """Return the fair time (s) of a round for whose quorum of `ready` electors it took `took_s` to become ready."""
+    if took_s < ANSWER_S:
+        return grace_s  # we were late ourselves, and cannot tell
+    return min(max(grace_s, LONGEST_FAIR_S), fair_time(took_s, ready))
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ class ClosingPolicy:
             return [], False
         if self._quorum_since is None:
             self._quorum_since, self._fair_s = now, self._fair(now - self._begun)
-        late_s, grace_s = now - self._quorum_since, self.settings.grace_s
+        late_s, grace_s = now - self._quorum_since, max(self.settings.grace_s, self._fair_s)
         at_work, coming = self.awaited(view)
         self._awaited = [*at_work]
         if late_s > self._fair_s + ANSWER_S:
@@ -292,9 +302,7 @@ class ClosingPolicy:
         took_s: seconds until a quorum was ready.  Strangers and peers that are gone do not make the result shorter.
         """
         ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
-        if took_s < ANSWER_S:
-            return self.settings.grace_s  # we were late ourselves, and cannot tell
-        return min(self.settings.grace_s, fair_time(took_s, ready))
+        return round_fair_time(self.settings.grace_s, took_s, ready)
 
     def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
         """Ask these trainers to finish."""

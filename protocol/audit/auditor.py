@@ -59,6 +59,11 @@ PART_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
 
+def audited_chunks(chunks: int, members: int) -> int:
+    """Return the number of chunks that are drawn for an audit."""
+    return max(1, chunks // (SHARE * members))
+
+
 class OwnContribution(Protocol):
     """Our own contribution of this round."""
 
@@ -195,7 +200,7 @@ class Auditor:
 
     def _draw(self, case: _Case) -> list[int]:
         chunks = [chunk for chunk in range(len(case.index)) if case.signer(chunk) != self._session.me]
-        count = max(1, len(case.index) // (SHARE * len(case.plan.members)))
+        count = audited_chunks(len(case.index), len(case.plan.members))
         return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
     def _in_turn(self, case: _Case, chunk: int, exchange: ExchangeRunner | None) -> bool:

@@ -163,7 +163,7 @@ class RoundSection(Section):
     max_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 64
     """More members than this do not fit into a round."""
     grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Seconds that a quorum that is ready waits for the others."""
+    """Seconds that a quorum that is ready waits for the others; longer in long rounds, as far as their work is worth it."""
     eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
     """Seconds after which an elector that stays gone may be taken for absent."""
     stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
-from protocol.agreement.policy import ANSWER_S, FINISH_S, RESEND_S, ClosingPolicy
+from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
 from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.progress import TasksInForce
@@ -219,7 +219,7 @@ def test_a_ready_may_wait_unless_it_can_complete_a_quorum_or_is_the_last_that_is
 def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_after_s: float | None) -> None:
     closing, view = a_closing(ready), a_view(*looks)
     waits_s = [0.0, GRACE_S - 0.25, GRACE_S, GRACE_S + FINISH_S - 0.25, GRACE_S + FINISH_S]
-    closable = [wait_s for wait_s in waits_s if closing.gather(view, 100.0 + wait_s)[1]]
+    closable = [wait_s for wait_s in waits_s if closing.gather(view, 1.0 + wait_s)[1]]
     assert closable == [wait_s for wait_s in waits_s if closable_after_s is not None and wait_s >= closable_after_s]
 
 
@@ -244,6 +244,21 @@ def test_the_grace_time_begins_anew_when_the_quorum_is_not_alive_any_more() -> N
     assert closing.gather({**view, PEERS[2]: QUIET}, GRACE_S) == ([], False)
     assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
     assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "fair_s"),
+    [(24.0, LATE * 8.0), (2400.0, LATE * 800.0), (24_000.0, LONGEST_FAIR_S)],
+    ids=["half a minute", "forty minutes", "hours in which the swarm stood still"],
+)
+def test_a_long_round_waits_for_the_fair_time_though_it_is_longer_than_the_grace_time(took_s: float, fair_s: float) -> None:
+    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
+    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
+    assert fair_s > GRACE_S
+    gathered = [closing.gather(view, took_s + wait_s) for wait_s in (0.0, fair_s / 2 - 0.25, fair_s / 2)]
+    assert gathered == [([], False), ([], False), (finish, False)]
+    closable = [closing.gather(view, took_s + fair_s + wait_s)[1] for wait_s in (0.0, FINISH_S - 0.25, FINISH_S)]
+    assert closable == [False, False, True]
 
 
 # -- patience -------------------------------------------------------------------------------------------------------------
