@@ -54,7 +54,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
     from peer.joining.purpose import assumed_speed
-    from peer.planning.model import NeverTogether, RoundLoad, RoundRules, RoundSetting, simulate
+    from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
+    from peer.planning.model import NeverTogether, simulate
     from peer.planning.proposal import propose
     from peer.planning.report import NamedForecast, RunNeeds, drawing, fields, peers_line, remarks, table
     from peer.planning.swarm import PlannedPeers, read_groups

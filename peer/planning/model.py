@@ -26,35 +26,30 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.codecs.ladder import LADDER
-from kernels.layout import chunk_layouts, fragment_length
+from peer.planning.cost import (
+    EXCHANGE_RTTS,
+    WIRE,
+    Flags,
+    RoundLoad,
+    RoundRules,
+    agreement_cost,
+    beside_gossip,
+    exchange_cost,
+    exchange_end,
+    gossip_cost,
+)
 from peer.planning.swarm import Numbers, PlannedPeers
-from protocol.agreement.ballot import most_chunks
-from protocol.agreement.policy import ANSWER_S
-from protocol.allreduce.assignment import share_out
-from protocol.allreduce.lateness import SPREAD, fair_time
-from protocol.chain.electorate import quorum_size
+from protocol.agreement.policy import ANSWER_S, FINISH_S, round_fair_time
+from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
+from protocol.chain.electorate import FEWEST_SEATED, MISSES, quorum_size
 from protocol.node.contributor import SPARE_STEPS
-from protocol.run.manifest import MAX_ELECTORS, RunManifest
+from protocol.run.manifest import MAX_ELECTORS
+from protocol.wire.identity import PeerId
 
-Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 
-WIRE = 1.07
-"""Time of an exchange over bytes by bandwidth: headers, and the end at which not all lines are full.  Measured with 4 and 8
-peers (docs/results/exchange.md)."""
-EXCHANGE_RTTS = 8.0
-"""Round trips that an exchange takes besides: lines that are far from each other become full slowly.  Fitted to the same
-page."""
-AGREEMENT_RTTS = 4.0
-"""Round trips of the agreement: eight statements one after the other, from READY to COMMIT."""
-AGREEMENT_S = 0.3
-"""Seconds of the agreement without the round trips: signatures, writes to the disk, audits."""
 ENCODE_PER_S, APPLY_PER_S = 200e6, 300e6
 """Parameters per second that one core encodes with int4, and to which it applies a result (docs/results/exchange.md)."""
-AGREEMENT_BYTES = 9e3
-"""Bytes of statements and heartbeats that a peer sends, and receives, in a round for each peer, up to `MAX_ELECTORS`
-(docs/results/simulator.md)."""
 ROUNDS, WARM_UP = 200, 4
 """Rounds that count at least, and rounds before them."""
 MOST_ROUNDS, TRACED_ROUNDS = 3000, 3
@@ -62,112 +57,6 @@ PERIODS = 100
 """Periods online and offline, of all peers together, that the rounds cover if they are not more than `MOST_ROUNDS`."""
 MOST_CHANGES = 10_000
 """Changes of presence while no round can close, after which the description is refused."""
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Facts about a run on which its time depends.
-
-
-class RoundSetting(NamedTuple):
-    """Settings of a run file that decide how often how many bytes are exchanged, in the words of a run file."""
-
-    codec: str
-    inner_steps: int
-    fragments: int
-    delay: int
-
-    @classmethod
-    def of(cls, manifest: RunManifest) -> RoundSetting:
-        """Return the settings of a run."""
-        return cls(manifest.codec, manifest.rounds.inner_steps, manifest.fragments, manifest.rounds.delay)
-
-
-@dataclass(frozen=True)
-class RoundLoad:
-    """Work of one member in one round.  steps: inner steps.  delay: steps that it may train before it has the last result.
-
-    parameters: number of parameters that a round exchanges.
-    """
-
-    steps: int
-    delay: int
-    step_tokens: int
-    parameters: int
-    contribution_bytes: int
-    result_bytes: int
-    chunks: int
-
-    @classmethod
-    def of(cls, manifest: RunManifest, setting: RoundSetting) -> RoundLoad:
-        """Return the load of a run's rounds with these settings instead of its own."""
-        codec = LADDER[setting.codec]
-        parameters = fragment_length(manifest.parameters, codec.block, setting.fragments)
-        chunk = -(-manifest.chunk_parameters // codec.block) * codec.block
-        layouts = chunk_layouts(codec, parameters, chunk)
-        return cls(
-            steps=setting.inner_steps // setting.fragments,
-            delay=setting.delay,
-            step_tokens=manifest.data.sequences_per_step * manifest.data.row_tokens,
-            parameters=parameters,
-            contribution_bytes=layouts.contribution.payload_bytes,
-            result_bytes=layouts.result.payload_bytes,
-            chunks=len(layouts.result),
-        )
-
-
-@dataclass(frozen=True)
-class RoundRules:
-    """Rules of a run that no setting of the exchange changes."""
-
-    grace_s: float
-    min_members: int
-    max_members: int
-    state_bytes: int
-
-    @classmethod
-    def of(cls, manifest: RunManifest) -> RoundRules:
-        """Return the rules of a run."""
-        rounds = manifest.rounds
-        return cls(rounds.grace_s, rounds.min_members, rounds.max_members, manifest.state_bytes)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Time and bytes of one exchange.
-
-
-class ExchangeCost(NamedTuple):
-    """Cost of an exchange for each member: seconds in which its line carries all bytes, and the bytes sent and received."""
-
-    seconds: Numbers
-    sent: Numbers
-    received: Numbers
-
-
-def exchange_cost(up: Numbers, down: Numbers, load: RoundLoad, electors: int) -> ExchangeCost:
-    """Return the cost of an exchange of members with these lines (bytes per second).
-
-    With N members, an owner with a share f of the chunks sends (1 - f) of its contribution and f (N - 1) results, and
-    receives (1 - f) of the results and f (N - 1) contributions.
-    """
-    members = len(up)
-    most = most_chunks(load.chunks, electors, min(electors, members))
-    counts = share_out(np.minimum(up, down).tolist(), load.chunks, most)
-    own = np.array(counts, np.float64) / load.chunks
-    sent = (1 - own) * load.contribution_bytes + own * (members - 1) * load.result_bytes
-    received = (1 - own) * load.result_bytes + own * (members - 1) * load.contribution_bytes
-    if members == 1:
-        sent, received = np.zeros(1), np.zeros(1)
-    return ExchangeCost(WIRE * np.maximum(sent / up, received / down), sent, received)
-
-
-def exchange_end(seconds: Numbers) -> float:
-    """Return the time after which an exchange ends: the slowest line's, unless the others go on without it.
-
-    They wait half as long again as more than half of the members took, and the fair time.
-    """
-    half = float(np.sort(seconds)[min(len(seconds) - 1, len(seconds) // 2)])
-    waits = (1 + SPREAD) * half + fair_time(half, len(seconds))
-    return float(seconds[seconds <= waits].max())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -267,6 +156,16 @@ def simulate(load: RoundLoad, rules: RoundRules, peers: PlannedPeers, *, rounds:
     return simulation.forecast()
 
 
+class CountedRound(NamedTuple):
+    """Figures of a round.  sent, received: bytes of a member, median."""
+
+    exchange_s: float
+    agreement_s: float
+    members: float
+    sent: float
+    received: float
+
+
 class RoundSimulation:
     """Simulation of a run, round by round; a value of each array belongs to one peer."""
 
@@ -294,9 +193,13 @@ class RoundSimulation:
         self._tokens = 0.0
         self._members: Indices = np.arange(0)
         """Members of the last round."""
+        self._round = 0
+        self._names = [PeerId(str(number)) for number in range(count)]
+        self._stalls = ExclusionBackoff()
+        self._in_a_row: Numbers = np.zeros(count)
+        """Records in a row that name a peer, or if negative, that do not."""
         self._added_s = 0.0
-        self._rounds: list[tuple[float, float, float, float]] = []
-        """Exchange (s), members, and median bytes sent and received by a member, of each counted round."""
+        self._rounds: list[CountedRound] = []
         self._counted_from = 0.0
         self._courses: tuple[TrainerCourse, ...] = ()
 
@@ -320,15 +223,22 @@ class RoundSimulation:
         """Simulate one round."""
         wanted, ends, quorum_s = self._settle_presence()
         fair_s = self._fair(quorum_s)
-        asked_at = quorum_s + min(self._rules.grace_s, fair_s / 2)
+        grace_s = max(self._rules.grace_s, fair_s)
         last = int(np.flatnonzero(self._is_on & (ends == quorum_s))[0])
         self._added_s += self._waits(last, quorum_s) + self._load.parameters / ENCODE_PER_S
+        share = self._shares()
+        awaited = self._is_on & (share > 0)
+        asked_at = np.where(awaited, quorum_s + np.minimum(share * grace_s, fair_s / 2), np.inf)
         steps, ends = self._finish(wanted, ends, asked_at)
-        ready = self._is_on & (ends <= quorum_s + fair_s + ANSWER_S)
+        given_up_at = quorum_s + share * (grace_s + FINISH_S)
+        closed_at = max(quorum_s, float(np.minimum(ends, given_up_at)[awaited].max(initial=quorum_s)))
+        ready = self._is_on & (ends <= closed_at)
+        self._judge(awaited & (ends > min(closed_at, quorum_s + fair_s + ANSWER_S)), ready)
         members = self._choose(np.flatnonzero(ready))
-        closed_at = float(ends[ready].max())
-        self._account(ready, steps, ends, members)
-        self._exchange(members, ends, closed_at)
+        self._account(closed_at, ready, steps, ends, members)
+        self._exchange(members, closed_at)
+        self._seat(members)
+        self._round += 1
 
     def _settle_presence(self) -> tuple[Numbers, Numbers, float]:
         """Let peers come and go until a quorum is ready; return each peer's steps, their ends, and the quorum's time."""
@@ -378,19 +288,56 @@ class RoundSimulation:
 
     def _fair(self, quorum_s: float) -> float:
         """Return the fair time of this round: the time for which it waits for one more trainer."""
-        took = quorum_s - self._committed_at
         voters = int(np.count_nonzero(self._is_on & self._is_elector)) or int(np.count_nonzero(self._is_on))
-        if took < ANSWER_S:
-            return self._rules.grace_s
-        return min(self._rules.grace_s, fair_time(took, quorum_size(max(1, voters))))
+        return round_fair_time(self._rules.grace_s, quorum_s - self._committed_at, quorum_size(max(1, voters)))
 
-    def _finish(self, wanted: Numbers, ends: Numbers, asked_at: float) -> tuple[Numbers, Numbers]:
+    # -- memory of rounds -----------------------------------------------------------------------------------------------
+
+    def _shares(self) -> Numbers:
+        """Return the fraction of the time that each peer gets to become ready."""
+        if self._stalls.is_blank:
+            return np.ones(len(self._peers))
+        shares = np.array([self._stalls.share(name, self._round) for name in self._names])
+        strangers = self._stalls.share(STRANGERS, self._round)
+        return np.where(self._is_elector, shares, np.minimum(shares, strangers))
+
+    def _judge(self, late: Flags, ready: Flags) -> None:
+        """Remember the peers that kept the round waiting, and credit those that did not (`protocol.allreduce.lateness`)."""
+        tenured = self._is_elector.copy()
+        tenured[self._members] = True
+        good = ready & ~late
+        if not late.any() and self._stalls.is_blank:
+            return
+        for peer in np.flatnonzero(late & tenured):
+            self._stalls.lost_with(self._names[peer], self._round)
+        for peer in np.flatnonzero(good & tenured):
+            self._stalls.delivered(self._names[peer], self._round)
+        if (late & ~self._is_elector).any():
+            self._stalls.lost_with(STRANGERS, self._round)
+        elif (good & ~self._is_elector).any():
+            self._stalls.delivered(STRANGERS, self._round)
+
+    def _seat(self, members: Indices) -> None:
+        """Let peers earn and lose votes by the record of these members (`protocol.chain.electorate`)."""
+        named = np.zeros(len(self._peers), np.bool_)
+        named[members] = True
+        self._in_a_row = np.where(named, np.maximum(self._in_a_row, 0) + 1, np.minimum(self._in_a_row, 0) - 1)
+        seated = (self._is_elector & (self._in_a_row > -MISSES)) | (self._in_a_row >= self._rules.seasoning_rounds)
+        if np.count_nonzero(seated) < FEWEST_SEATED:
+            seated = named
+        self._is_elector[:] = False
+        first = self._order[seated[self._order]][:MAX_ELECTORS]
+        self._is_elector[first] = True
+
+    # -- the steps of a round -------------------------------------------------------------------------------------------
+
+    def _finish(self, wanted: Numbers, ends: Numbers, asked_at: Numbers) -> tuple[Numbers, Numbers]:
         """Return the steps and ends of all peers if late ones finish the step in which they are at `asked_at`."""
         lead = np.minimum(self._load.delay, wanted)
         waited = np.maximum(self._begun + lead * self._step_s, self._result_at)
         before = np.clip((asked_at - self._begun) / self._step_s, 0, lead)
-        done = np.ceil(before + np.maximum(0.0, asked_at - waited) / self._step_s)
-        steps = np.where(ends > asked_at, np.clip(done, 1, wanted), wanted)
+        done = np.minimum(wanted, np.ceil(before + np.maximum(0.0, asked_at - waited) / self._step_s))
+        steps = np.where(ends > asked_at, np.maximum(done, 1), wanted)
         return steps, self._end(steps)
 
     def _choose(self, ready: Indices) -> Indices:
@@ -401,16 +348,18 @@ class RoundSimulation:
         rank[self._order] = np.arange(len(self._order))
         return np.sort(ready[np.argsort(rank[ready])][: self._rules.max_members])
 
-    def _exchange(self, members: Indices, ends: Numbers, closed_at: float) -> None:
+    def _exchange(self, members: Indices, closed_at: float) -> None:
         """Exchange, agree and apply; then every peer knows when it has the result."""
         load, peers = self._load, self._peers
-        electors = max(1, int(np.count_nonzero(self._is_elector[members])))
-        cost = exchange_cost(peers.up[members], peers.down[members], load, electors)
+        gossip = gossip_cost(int(np.count_nonzero(self._is_on)))
+        up, down = (beside_gossip(line[members], gossip.bytes_per_s) for line in (peers.up, peers.down))
+        voters = self._is_elector[members] if self._is_elector[members].any() else np.ones(len(members), np.bool_)
+        cost = exchange_cost(up, down, load, int(np.count_nonzero(voters)))
         rtt = float(np.median(peers.rtt[members])) if len(members) > 1 else 0.0
         carried = exchange_end(cost.seconds)
         exchange_s = carried + EXCHANGE_RTTS * rtt
-        agreed_s = AGREEMENT_RTTS * rtt + AGREEMENT_S
-        committed_at = closed_at + exchange_s + agreed_s
+        agreed = agreement_cost(up, down, rtt, load, voters)
+        committed_at = closed_at + exchange_s + agreed.seconds
         late: Numbers = np.zeros(len(peers))
         late[members] = np.maximum(0.0, cost.seconds - carried)
         others = self._is_on.copy()
@@ -420,13 +369,18 @@ class RoundSimulation:
             self._is_on, np.maximum(self._result_at, committed_at + late + load.parameters / APPLY_PER_S), self._result_at
         )
         self._missed[~self._is_on] += 1
-        statements = AGREEMENT_BYTES * min(int(np.count_nonzero(self._is_on)), MAX_ELECTORS)
-        for total, exchanged in ((self._sent, cost.sent), (self._received, cost.received)):
-            total[members] += exchanged
-            total[self._is_on] += statements
-        self._received[others] += load.result_bytes
-        medians = (float(np.median(cost.sent)) + statements, float(np.median(cost.received)) + statements)
-        self._rounds.append((exchange_s, len(members), *medians))
+        gossiped = gossip.bytes_per_s * (committed_at - self._committed_at) + gossip.round_bytes
+        medians = []
+        for total, exchanged, said in (
+            (self._sent, cost.sent, agreed.sent),
+            (self._received, cost.received, agreed.received),
+        ):
+            of_members = WIRE * (exchanged + said)
+            total[members] += of_members
+            total[self._is_on] += gossiped
+            medians.append(float(np.median(of_members)) + gossiped)
+        self._received[others] += WIRE * load.result_bytes
+        self._rounds.append(CountedRound(exchange_s, agreed.seconds, len(members), *medians))
         for course in self._courses:
             place = np.flatnonzero(members == course.peer)
             if place.size:
@@ -435,10 +389,10 @@ class RoundSimulation:
 
     # -- accounts -------------------------------------------------------------------------------------------------------
 
-    def _account(self, ready: Flags, steps: Numbers, ends: Numbers, members: Indices) -> None:
+    def _account(self, closed_at: float, ready: Flags, steps: Numbers, ends: Numbers, members: Indices) -> None:
         """Spend the time of all peers up to the end of their steps, and begin their next ones."""
-        training = np.flatnonzero(self._is_on & (self._begun < ends[ready].max()))
-        until = np.minimum(ends[training], ends[ready].max())
+        training = np.flatnonzero(self._is_on & (self._begun < closed_at))
+        until = np.minimum(ends[training], closed_at)
         trained = self._spend(training, until)
         late, beyond = ~ready[training], ready.copy()
         beyond[members] = False
@@ -517,18 +471,17 @@ class RoundSimulation:
     def forecast(self) -> Forecast:
         """Return the outcome of the counted rounds."""
         elapsed = self._committed_at - self._counted_from
-        exchange_s, members, sent, received = (float(np.mean(column)) for column in zip(*self._rounds, strict=True))
+        means = CountedRound(*(float(np.mean(column)) for column in zip(*self._rounds, strict=True)))
         present = sum(float(spent.sum()) for doing, spent in self._spent.items() if doing is not Doing.AWAY)
         shares = {doing: float(spent.sum()) / present for doing, spent in self._spent.items()}
         days = elapsed / 86_400
         up, down = self._sent / days, self._received / days
-        rtt = float(np.median(self._peers.rtt)) if len(self._peers) > 1 else 0.0
         return Forecast(
             step_s=float(np.median(self._step_s)),
             round_s=elapsed / len(self._rounds),
-            exchange_s=exchange_s,
-            agreement_s=AGREEMENT_RTTS * rtt + AGREEMENT_S,
-            members=members,
+            exchange_s=means.exchange_s,
+            agreement_s=means.agreement_s,
+            members=means.members,
             exchange_share=self._added_s / elapsed,
             utilisation=shares[Doing.TRAIN],
             lost=float(self._lost.sum()) / present,
@@ -537,8 +490,8 @@ class RoundSimulation:
             waits_exchange=shares[Doing.WAIT_EXCHANGE],
             fetches=shares[Doing.FETCH],
             tokens_a_day=self._tokens / days,
-            up_bytes=sent,
-            down_bytes=received,
+            up_bytes=means.sent,
+            down_bytes=means.received,
             up_day=(float(up.mean()), float(up.max())),
             down_day=(float(down.mean()), float(down.max())),
             trace=self._trace(),

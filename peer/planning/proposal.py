@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from peer.formatting import many
-from peer.planning.model import APPLY_PER_S, Forecast, RoundLoad, RoundRules, RoundSetting, simulate
+from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
+from peer.planning.model import APPLY_PER_S, Forecast, simulate
 from peer.planning.swarm import PlannedPeers
 from protocol.run.manifest import RunManifest
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from peer.formatting import amount, duration, fit, many, roughly, size
 from peer.measurements.report import line_rate
-from peer.planning.model import Doing, Forecast, RoundSetting, RoundTrace, Stretch, TrainerCourse
+from peer.planning.cost import RoundSetting
+from peer.planning.model import Doing, Forecast, RoundTrace, Stretch, TrainerCourse
 from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
@@ -153,7 +154,7 @@ def remarks(forecast: Forecast, max_members: int) -> list[str]:
     if forecast.lost >= MOST_LOST:
         found.append(
             f"{_share(forecast.lost)} of the time is spent on steps that no record counts: of peers that leave in a round, "
-            "or whose step takes longer than a round waits for it; with fewer sequences_per_step or a longer grace_s it is "
+            "or whose step takes longer than a round waits for it; with fewer sequences_per_step or more inner_steps it is "
             "less."
         )
     if forecast.waits_peers >= MOST_WAITING:

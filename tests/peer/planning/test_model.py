@@ -7,33 +7,39 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from peer.planning.model import (
-    AGREEMENT_RTTS,
-    AGREEMENT_S,
+from peer.planning.cost import (
     EXCHANGE_RTTS,
     WIRE,
-    NeverTogether,
     RoundLoad,
     RoundRules,
     RoundSetting,
-    exchange_cost,
-    exchange_end,
-    simulate,
+    agreement_cost,
+    gossip_cost,
 )
+from peer.planning.model import NeverTogether, simulate
 from peer.planning.swarm import PlannedPeers
+from protocol.agreement.policy import FINISH_S
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED
 from protocol.run.manifest import RunManifest, demo_manifest
 
 RTT = 0.001
-LATENCY_S = AGREEMENT_S + (AGREEMENT_RTTS + EXCHANGE_RTTS) * RTT
 FREE = RoundLoad(steps=10, delay=0, step_tokens=1000, parameters=0, contribution_bytes=0, result_bytes=0, chunks=8)
 """Ten steps of a second at 1000 tokens a second, and nothing to exchange."""
 TEN_SECONDS = replace(FREE, contribution_bytes=10_000_000, result_bytes=10_000_000)
 """An exchange of two members with lines of `LINE` takes ten seconds."""
-LINE = 1e6 * WIRE
+LINE = 1e6 * WIRE + gossip_cost(2).bytes_per_s
+FAST = 1e15
+"""A line on which bytes take no time."""
 RULES = RoundRules(grace_s=10.0, min_members=2, max_members=64, state_bytes=80_000_000)
 
 
-def peers(*speeds: float, up: float = LINE, online_s: float = 1e9, offline_s: float = 0.0) -> PlannedPeers:
+def latency_s(members: int, load: RoundLoad = FREE, line: float = FAST) -> float:
+    """Return the seconds of a round's latencies and of its agreement."""
+    lines = np.full(members, line - gossip_cost(members).bytes_per_s)
+    return EXCHANGE_RTTS * RTT + agreement_cost(lines, lines, RTT, load, np.ones(members, np.bool_)).seconds
+
+
+def peers(*speeds: float, up: float = FAST, online_s: float = 1e9, offline_s: float = 0.0) -> PlannedPeers:
     """Peers with these speeds in tokens a second."""
 
     def each(value: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -44,27 +50,29 @@ def peers(*speeds: float, up: float = LINE, online_s: float = 1e9, offline_s: fl
 
 def test_without_bytes_only_the_agreement_is_added() -> None:
     forecast = simulate(FREE, RULES, peers(1000, 1000, 1000), rounds=5)
-    assert forecast.round_s == pytest.approx(10 + LATENCY_S)
-    assert forecast.utilisation == pytest.approx(10 / (10 + LATENCY_S))
-    assert forecast.exchange_share == pytest.approx(LATENCY_S / (10 + LATENCY_S))
+    assert forecast.round_s == pytest.approx(10 + latency_s(3))
+    assert forecast.utilisation == pytest.approx(10 / (10 + latency_s(3)))
+    assert forecast.exchange_share == pytest.approx(latency_s(3) / (10 + latency_s(3)))
     assert forecast.tokens_a_day == pytest.approx(30_000 * 86_400 / forecast.round_s)
     assert (forecast.members, forecast.lost, forecast.waits_peers) == (3, 0, 0)
 
 
 def test_members_wait_for_the_whole_exchange_without_a_delay() -> None:
-    forecast = simulate(TEN_SECONDS, RULES, peers(1000, 1000), rounds=5)
-    assert forecast.round_s == pytest.approx(20 + LATENCY_S)
-    assert forecast.waits_exchange == pytest.approx((10 + LATENCY_S) / (20 + LATENCY_S))
+    slow_s = latency_s(2, TEN_SECONDS, LINE)
+    forecast = simulate(TEN_SECONDS, RULES, peers(1000, 1000, up=LINE), rounds=5)
+    assert forecast.round_s == pytest.approx(20 + slow_s)
+    assert forecast.waits_exchange == pytest.approx((10 + slow_s) / (20 + slow_s))
 
 
 def test_an_exchange_longer_than_the_delay_costs_the_rest() -> None:
-    forecast = simulate(replace(TEN_SECONDS, delay=4), RULES, peers(1000, 1000), rounds=5)
-    assert forecast.round_s == pytest.approx(10 + 10 + LATENCY_S - 4)
-    assert forecast.utilisation == pytest.approx(10 / (16 + LATENCY_S))
+    slow_s = latency_s(2, TEN_SECONDS, LINE)
+    forecast = simulate(replace(TEN_SECONDS, delay=4), RULES, peers(1000, 1000, up=LINE), rounds=5)
+    assert forecast.round_s == pytest.approx(10 + 10 + slow_s - 4)
+    assert forecast.utilisation == pytest.approx(10 / (16 + slow_s))
 
 
 def test_an_exchange_within_the_delay_costs_nothing() -> None:
-    forecast = simulate(replace(TEN_SECONDS, steps=20, delay=11), RULES, peers(1000, 1000), rounds=5)
+    forecast = simulate(replace(TEN_SECONDS, steps=20, delay=13), RULES, peers(1000, 1000, up=LINE), rounds=5)
     assert forecast.round_s == pytest.approx(20)
     assert forecast.utilisation == pytest.approx(1)
     assert forecast.exchange_share == 0
@@ -73,22 +81,32 @@ def test_an_exchange_within_the_delay_costs_nothing() -> None:
 def test_a_slow_member_contributes_the_steps_that_it_has_done() -> None:
     """The quorum is ready after 10 s, the fair time is 2.5 s, and after half of it the slow one is in its sixth step."""
     forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 500), rounds=5)
-    assert forecast.round_s == pytest.approx(12 + LATENCY_S)
+    assert forecast.round_s == pytest.approx(12 + latency_s(4))
     assert forecast.members == 4
     assert forecast.tokens_a_day == pytest.approx(36_000 * 86_400 / forecast.round_s)
-    assert forecast.waits_peers == pytest.approx(3 * 2 / (4 * (12 + LATENCY_S)))
+    assert forecast.waits_peers == pytest.approx(3 * 2 / (4 * (12 + latency_s(4))))
 
 
-def test_a_member_whose_step_takes_longer_than_the_others_wait_is_left_out() -> None:
-    forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 200), rounds=5)
-    assert forecast.round_s == pytest.approx(10 + LATENCY_S)
-    assert forecast.members == 3
-    assert forecast.lost == pytest.approx(10 / (4 * (10 + LATENCY_S)))
+def test_a_member_whose_step_takes_longer_than_the_others_wait_is_soon_left_out() -> None:
+    """It loses its vote, and then costs every fifth round a fifth of the time that others get."""
+    forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 200), rounds=300)
+    seldom_s = HURRIED * (RULES.grace_s + FINISH_S) / (1 + FIRST_ROUNDS)
+    assert forecast.round_s == pytest.approx(10 + latency_s(3) + seldom_s, rel=0.002)
+    assert forecast.members == pytest.approx(3, abs=0.01)
+    assert forecast.lost == pytest.approx(1 / 4, rel=0.05)
+
+
+def test_a_long_step_is_worth_waiting_for_in_a_long_round() -> None:
+    """The quorum is ready after 300 s; the fair time is 75 s, and a step of the slow member takes 45 s."""
+    forecast = simulate(FREE, RULES, peers(1000 / 30, 1000 / 30, 1000 / 30, 1000 / 45), rounds=5)
+    assert (forecast.members, forecast.lost) == (4, 0)
+    assert forecast.round_s == pytest.approx(360 + latency_s(4))
+    assert forecast.tokens_a_day == pytest.approx(38_000 * 86_400 / forecast.round_s)
 
 
 def test_a_round_of_equal_peers_never_waits_for_the_grace_time() -> None:
     slow = simulate(FREE, RULES, peers(500, 500, 500), rounds=5)
-    assert slow.round_s == pytest.approx(20 + LATENCY_S)
+    assert slow.round_s == pytest.approx(20 + latency_s(3))
 
 
 def test_more_peers_than_places_train_for_nothing() -> None:
@@ -109,7 +127,7 @@ def test_half_of_the_peers_are_members_if_they_are_online_half_of_the_time() -> 
 
 
 def test_whoever_returns_fetches_at_most_the_state() -> None:
-    rare = peers(*[1000] * 40, online_s=600, offline_s=600)
+    rare = peers(*[1000] * 40, online_s=600, offline_s=600, up=LINE)
     forecast = simulate(TEN_SECONDS, RULES, rare, rounds=300)
     least_s = WIRE * TEN_SECONDS.result_bytes / LINE
     assert least_s / 1200 < forecast.fetches < WIRE * RULES.state_bytes / LINE / 300
@@ -123,41 +141,6 @@ def test_the_same_description_gives_the_same_forecast() -> None:
 def test_too_few_peers_for_a_round_are_refused() -> None:
     with pytest.raises(NeverTogether, match="2 members, and 1"):
         simulate(FREE, RULES, peers(1000))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The exchange.
-
-
-def test_each_member_sends_and_receives_its_part_of_contributions_and_results() -> None:
-    lines = np.full(4, 1e6)
-    cost = exchange_cost(lines, lines, replace(FREE, contribution_bytes=400, result_bytes=800), 4)
-    assert cost.sent == pytest.approx([3 / 4 * (400 + 800)] * 4)
-    assert cost.received == pytest.approx([3 / 4 * (400 + 800)] * 4)
-
-
-def test_a_slow_line_owns_no_chunk() -> None:
-    up = np.array([10e6, 10e6, 10e6, 1e6])
-    cost = exchange_cost(up, up, replace(TEN_SECONDS, chunks=100), 3)
-    assert cost.sent[3] == pytest.approx(10_000_000)
-    assert cost.seconds[3] == pytest.approx(10 * WIRE)
-    assert cost.sent.sum() == pytest.approx(cost.received.sum())
-
-
-def test_the_slower_direction_of_a_line_counts() -> None:
-    up, down = np.full(4, 1e6), np.full(4, 4e6)
-    cost = exchange_cost(up, down, TEN_SECONDS, 4)
-    assert cost.seconds == pytest.approx([WIRE * 15] * 4)
-
-
-def test_alone_nothing_is_exchanged() -> None:
-    cost = exchange_cost(np.array([1e6]), np.array([1e6]), TEN_SECONDS, 1)
-    assert (cost.seconds[0], cost.sent[0], cost.received[0]) == (0, 0, 0)
-
-
-def test_others_go_on_without_a_line_that_takes_much_longer() -> None:
-    assert exchange_end(np.array([10.0, 10.0, 10.0, 14.0])) == 14
-    assert exchange_end(np.array([10.0, 10.0, 10.0, 60.0])) == 10
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.planning.model import RoundRules
+from peer.planning.cost import RoundRules
 from peer.planning.proposal import MOST_WASTED, propose
 from peer.planning.swarm import PlannedPeers, read_groups
 from protocol.run.manifest import RunManifest, demo_manifest
