@@ -13,7 +13,7 @@ are equal:
     the square of the momentum to the value of `RATES` for H. This value is low for short rounds, because steep directions
     need many rounds to settle, and higher for long rounds, in which they settle before the averaging.
   * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
-  * sparse contributions: no momentum, and a rate that grows with the independent members (`sparse_rate`).
+  * sparse contributions: no momentum, and a rate that grows with the members (`sparse_rate`).
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
@@ -99,7 +99,7 @@ are some versions old, and momentum would take the policy too far (`python -m be
 
 
 SPARSE_MOST = Fraction(8)
-"""Number of independent members above which the rate with sparse contributions does not grow."""
+"""Number of members above which the rate with sparse contributions does not grow."""
 
 
 def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement: Fraction) -> OuterStep:
@@ -107,10 +107,10 @@ def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement:
 
     agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
     """
-    members = independent_members(effective_members(weights), agreement)
+    effective = effective_members(weights)
+    members, several = independent_members(effective, agreement), rate_of_several(inner_steps)
     if isinstance(codec.contribution, TopK):
-        return OuterStep(_on_grid(sparse_rate(members)), 0.0)
-    several = rate_of_several(inner_steps)
+        return OuterStep(_on_grid(sparse_rate(effective, members)), 0.0)
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))
     remembered = ROUNDS_A_MEMBER * (members - 1)
@@ -141,14 +141,15 @@ def rate_of_several(inner_steps: int) -> Fraction:
     return RATES[-1][1]
 
 
-def sparse_rate(members: Fraction) -> Fraction:
-    """Return the rate with sparse contributions of so many independent members.
+def sparse_rate(members: Fraction, independent: Fraction) -> Fraction:
+    """Return the rate with sparse contributions of so many effective members: three quarters of them, within limits.
 
     Of each block a member sends only a few values, most of them sent by no other member, so the mean over all members is
     short; and what it does not send comes late, by error feedback, which a rate above 1 makes up for in part.  With momentum
-    the loss is higher (`python -m benchmarks.ladder`).
+    the loss is higher (`python -m benchmarks.ladder`).  If members send the same values, so that fewer than half of them are
+    independent, the mean is longer and the rate lower.
     """
-    return Fraction(3, 4) * (1 + min(members, SPARSE_MOST))
+    return Fraction(3, 2) * max(Fraction(1), min(members / 2, SPARSE_MOST / 2, independent))
 
 
 def _root(value: Fraction) -> Fraction:
