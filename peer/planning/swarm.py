@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from peer.errors import ExitCode, PeerError
 from peer.settings.values import read_rate
-from protocol.run.toml_text import decode_toml, parse_toml
+from protocol.run.toml_text import check_dots, decode_toml, parse_toml
 
 Numbers = npt.NDArray[np.float64]
 
@@ -164,9 +164,13 @@ def read_groups(peers: str, options: Mapping[str, str]) -> list[PeerGroup]:
     if path.suffix != ".toml":
         raise PeerError(f"--peers {peers[:80]} is neither a number nor a TOML file; write 8, or swarm.toml", ExitCode.USAGE)
     with path.open("rb") as file:
-        raw = file.read(MAX_FILE_BYTES)
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise PeerError(f"{path.name} has more than {MAX_FILE_BYTES} bytes; describe fewer groups", ExitCode.INPUT)
     try:
-        sections = parse_toml(decode_toml(raw)).get("peers")
+        text = decode_toml(raw)
+        check_dots(text)
+        sections = parse_toml(text).get("peers")
     except ValueError as error:
         raise PeerError(f"{path.name}: not valid TOML: {str(error)[:200]}; correct that place", ExitCode.INPUT) from error
     if not isinstance(sections, list) or not 1 <= len(sections) <= MOST_GROUPS:

@@ -23,7 +23,7 @@ from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import Misfit, checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, STATE_BYTES_PER_PARAMETER, RoundSection, RunManifest
 from protocol.run.sections import DataSection, LocalSection, ModelSection
-from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
+from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -145,8 +145,6 @@ def _is_size(value: Any, limit: int) -> TypeGuard[int]:
 
 
 MAX_RUN_FILE_BYTES = 1 << 20
-MAX_DOTS = 64
-"""Dots in one line: the parser's time grows with the square of the parts of a dotted name."""
 MAX_NAME_CHARS = 80
 MAX_TOLD = 20
 """Mistakes that are told at once."""
@@ -207,8 +205,9 @@ def sections_of(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises `RunFileError` for a file that cannot be read; `load_run_file` tells of other mistakes.
     """
-    with suppress(ValueError):
-        return {name: fields for name, fields in parse_toml(_text(path)).items() if isinstance(fields, dict)}
+    text = _text(path)
+    with suppress(RunFileError):
+        return {name: fields for name, fields in _fields(text, path.name).items() if isinstance(fields, dict)}
     return {}
 
 
@@ -233,15 +232,17 @@ def sketch_run_file(path: Path, organiser: PeerId) -> RunManifest:
     """
     fields = _fields(_text(path), path.name)
     data = fields.get("data")
-    rows = {key: data[key] for key in ("sequence_length", "sequences_per_step") if key in data} if data else {}
+    if isinstance(data, dict):
+        data = {key: data[key] for key in ("sequence_length", "sequences_per_step") if key in data}
     kept = {key: value for key, value in fields.items() if key not in ("data", "tokenizer", "rl")}
-    return _manifest({**kept, "data": rows}, organiser, path.name, None)
+    return _manifest({**kept, "data": {} if data is None else data}, organiser, path.name, None)
 
 
 def _fields(text: str, name: str) -> dict[str, Any]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > MAX_DOTS:
-            raise RunFileError(f"{name}: line {number} has more than {MAX_DOTS} dots; write it shorter")
+    try:
+        check_dots(text)
+    except ValueError as error:
+        raise RunFileError(f"{name}: {error}") from error
     try:
         return parse_toml(text)
     except ValueError as error:

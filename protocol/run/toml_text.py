@@ -14,6 +14,9 @@ CURLY = "“”„‟‘’‚‛«»‹›′″"
 """Quotation marks that word processors and chats put in place of the straight ones."""
 UNSEEN = "\u00a0\u00ad\u200b\u200c\u200d\u200e\u200f\u2007\u202a\u202b\u202c\u202d\u202e\u202f\u2060\ufeff"
 """Characters that look like a space or like nothing."""
+MAX_DOTS = 64
+"""Dots in one line of a file that others may have written: the parser's time grows with the square of the parts of a dotted
+name."""
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -26,6 +29,13 @@ def decode_toml(raw: bytes) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line} has a character that is not UTF-8; save the file as UTF-8") from error
+
+
+def check_dots(text: str) -> None:
+    """Raise ValueError if a line has more than `MAX_DOTS` dots."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DOTS:
+            raise ValueError(f"line {number} has more than {MAX_DOTS} dots; write it shorter")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

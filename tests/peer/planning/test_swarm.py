@@ -69,6 +69,8 @@ def test_a_file_has_groups_and_options_fill_them_up(tmp_path: Path) -> None:
         ("[[peers]]\ncount = true", "a whole number from 1"),
         ("[[peers]]\nspeed = []", "is not a speed"),
         ("[[peers]", "not valid TOML"),
+        ("#" * (1 << 20) + "\n[[peers]]", "more than 1048576 bytes"),
+        ("[[peers]]\na" + ".a" * 20_000 + " = 1", "line 2 has more than 64 dots"),
         ("[[peers]]\ncount = 90000\n[[peers]]\ncount = 90000", "more than 100000 peers"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,15 @@ from protocol.run.fitting import (
     kv_head_count,
 )
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.run_file import TOKENS_A_PARAMETER, RunFileError, derived, dump, parse_run_file
+from protocol.run.run_file import (
+    TOKENS_A_PARAMETER,
+    RunFileError,
+    derived,
+    dump,
+    parse_run_file,
+    sections_of,
+    sketch_run_file,
+)
 from protocol.run.sections import DataSection, Goal, ModelSection, Unit
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
@@ -356,3 +365,17 @@ def test_a_hostile_file_is_refused_in_printable_sentences_of_a_line_each(text: s
 def test_a_group_of_one_completion_from_which_nobody_learns_is_refused() -> None:
     with pytest.raises(RunFileError, match="rl.group_size is 1; it must be greater than or equal to 2"):
         parsed('[rl]\nenvironment = "add"\ngroup_size = 1\n')
+
+
+@pytest.mark.parametrize("data", ["5", '"sequence_length"', "[]"])
+def test_a_sketch_of_a_file_without_a_data_section_says_so(data: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'name = "run"\ndata = {data}\n')
+    with pytest.raises(RunFileError, match="data "):
+        sketch_run_file(path, ME)
+
+
+def test_sections_of_a_file_with_a_long_dotted_name_are_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[rl]\na" + ".a" * 20_000 + " = 1")
+    assert sections_of(path) == {}
