@@ -24,6 +24,8 @@ stall_s = 10
 """
 )
 """An exchange takes 10 s on lines of 4 Mbit/s."""
+LINES = {"plain": 4e6, "streamed": 1e6}
+"""Bits a second with which it takes as long."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
@@ -46,8 +48,10 @@ def begin(swarm: Swarm, links: Links, peers: int) -> None:
         peer.start("--port", str(PORT))
 
 
-def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(tmp_path: Path) -> None:
-    with Links([Access(4e6, 4e6)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(way: str, tmp_path: Path) -> None:
+    lines = [Access(LINES[way], LINES[way])] * 3
+    with Links(lines, delay_s=0.02) as links, Swarm(tmp_path, WAYS[way](LONG_EXCHANGES)) as swarm:
         begin(swarm, links, 3)
         round = swarm.whole(*swarm.peers)
         moved = swarm.peers[2]
@@ -65,9 +69,11 @@ def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(tmp_path: Path)
         swarm.equal(round + 2, *swarm.peers)
 
 
-def test_a_peer_that_slept_and_woke_elsewhere_is_back_with_its_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_peer_that_slept_and_woke_elsewhere_is_back_with_its_parts(way: str, tmp_path: Path) -> None:
     """As a laptop does: suspended in an exchange, and its connections are dead when it wakes, on another network."""
-    with Links([Access(4e6, 4e6)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
+    lines = [Access(LINES[way], LINES[way])] * 3
+    with Links(lines, delay_s=0.02) as links, Swarm(tmp_path, WAYS[way](LONG_EXCHANGES)) as swarm:
         begin(swarm, links, 3)
         round = swarm.whole(*swarm.peers)
         sleeper, others = swarm.peers[2], swarm.peers[:2]
