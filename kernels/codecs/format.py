@@ -70,7 +70,7 @@ class Squares(NamedTuple):
 
     @property
     def agreement(self) -> Fraction:
-        """Agreement of the members: the first over the second, at most 1; 1 if nobody, or all together, moved nothing."""
+        """Agreement of the members, the first over the second, from 0 to 1; it is 1 if either is 0."""
         if not self.result or not self.members:
             return Fraction(1)
         return min(Fraction(1), Fraction(self.result) / Fraction(self.members))
