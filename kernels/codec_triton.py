@@ -9,13 +9,15 @@ library function, so that Triton's interpreter can also run the kernels.
 Top-k finds the k-th largest magnitude by bisection over the bits of magnitudes, and the place of each entry by a cumulative
 sum. Its few entries are packed, and read, by operations of torch on whole numbers.
 
-Tensors are contiguous and on one device; encoded bytes are uint8 tensors, aligned to 4 bytes.
+Tensors are contiguous and on one device; encoded bytes are uint8 tensors, aligned to 16 bytes.
+Sizes are specialised, so that chunks of a multiple of 16 values are read in vectors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -88,8 +90,8 @@ def _square(difference, values):
 
 
 @triton.jit
-def _encode_tile(values, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT: tl.constexpr):
-    """Store the codes of `values` (rows, columns), whose lanes that are not `inside` hold 0; return the decoded values."""
+def _encode_tile(values, rows, places, inside, count, count_rows, packed_bytes, out_ptr, FORMAT: tl.constexpr):
+    """Store the codes of `values` (rows, BLOCK), whose lanes that are not `inside` hold 0; return the decoded values."""
     body = out_ptr + _HEADER
     if FORMAT == _BF16:
         magnitudes = tl.abs(values)
@@ -111,15 +113,13 @@ def _encode_tile(values, rows, columns, places, inside, count, count_rows, out_p
     if FORMAT == _INT4:
         bits = _to_bf16(tl.minimum(_over(absmax, 7.0), _LARGEST4))
         scales = _from_bf16(bits)
-        codes = (values * _quotient(1.0, scales)[:, None] + _ROUNDER) - _ROUNDER
-        codes = tl.minimum(tl.maximum(codes, -7.0), 7.0)
-        decoded = codes * scales[:, None]
-        fields = codes.to(tl.int32) & 15
-        packed = tl.sum(
-            tl.reshape(fields << (4 * (columns & 1))[None, :], (fields.shape[0], fields.shape[1] // 2, 2)), axis=2
-        )
+        rounded = values * _quotient(1.0, scales)[:, None] + _ROUNDER
+        rounded = tl.minimum(tl.maximum(rounded, _ROUNDER - 7.0), _ROUNDER + 7.0)
+        decoded = (rounded - _ROUNDER) * scales[:, None]
+        fields = rounded.to(tl.int32, bitcast=True) & 15
+        low, high = tl.split(tl.reshape(fields, (fields.shape[0], fields.shape[1] // 2, 2)))
+        packed = low | (high << 4)
         bytes_of_row = fields.shape[1] // 2
-        end = (count + 1) // 2
     else:
         steps = (values * _quotient(_STEPS2, absmax)[:, None] + _ROUNDER) - _ROUNDER
         lengths = tl.minimum(count - rows * values.shape[1], values.shape[1])
@@ -132,47 +132,68 @@ def _encode_tile(values, rows, columns, places, inside, count, count_rows, out_p
         magnitudes = tl.where(larger, _HIGH, _LOW) * scales[:, None]
         decoded = tl.where(negative, -magnitudes, magnitudes)
         fields = tl.where(inside, negative.to(tl.int32) | (larger.to(tl.int32) << 1), 0)
-        packed = tl.sum(
-            tl.reshape(fields << (2 * (columns & 3))[None, :], (fields.shape[0], fields.shape[1] // 4, 4)), axis=2
-        )
+        even, odd = tl.split(tl.reshape(fields, (fields.shape[0], fields.shape[1] // 2, 2)))
+        pairs = even | (odd << 2)
+        low, high = tl.split(tl.reshape(pairs, (fields.shape[0], fields.shape[1] // 4, 2)))
+        packed = low | (high << 4)
         bytes_of_row = fields.shape[1] // 4
-        end = (count + 3) // 4
     tl.store(body.to(tl.pointer_type(tl.int16)) + rows, bits.to(tl.int16), mask=wanted)
     at = rows[:, None] * bytes_of_row + tl.arange(0, packed.shape[1])[None, :]
-    tl.store(packed_ptr + at, packed.to(tl.uint8), mask=at < end)
+    tl.store(packed_ptr + at, packed.to(tl.uint8), mask=at < packed_bytes)
     return decoded
 
 
 @triton.jit
-def _decode_tile(address, places, inside, count_blocks, factor, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the values at `places` of encoded bytes, with `factor` multiplied into the scales; 0 outside."""
-    body = address.to(tl.pointer_type(tl.uint8)) + _HEADER
+def _packed(packed_ptr, rows, packed_bytes, WIDTH: tl.constexpr):
+    """Return the packed bytes of `rows` as integers (rows, WIDTH); 0 outside."""
+    at = rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return tl.load(packed_ptr + at, mask=at < packed_bytes, other=0).to(tl.int32)
+
+
+@triton.jit
+def _decode_tile(address, rows, places, inside, count_rows, packed_bytes, factor, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the values of `rows` of encoded bytes, with `factor` multiplied into the scales."""
+    body = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16) + _HEADER
     if FORMAT == _BF16:
         bits = tl.load(body.to(tl.pointer_type(tl.int16)) + places, mask=inside, other=0).to(tl.int32)
         return _from_bf16(bits) * factor
-    blocks = places // BLOCK
+    wanted = rows < count_rows
     if FORMAT == _INT8:
-        scales = tl.load(body.to(tl.pointer_type(tl.float32)) + blocks, mask=inside, other=0.0) * factor
-        codes_ptr = (body + 4 * count_blocks.to(tl.int64)).to(tl.pointer_type(tl.int8))
-        return tl.load(codes_ptr + places, mask=inside, other=0).to(tl.float32) * scales
-    bits = tl.load(body.to(tl.pointer_type(tl.int16)) + blocks, mask=inside, other=0).to(tl.int32)
-    scales = _from_bf16(bits) * factor
-    packed_ptr = body + 2 * count_blocks.to(tl.int64)
+        scales = tl.load(body.to(tl.pointer_type(tl.float32)) + rows, mask=wanted, other=0.0) * factor
+        codes_ptr = (body + 4 * count_rows.to(tl.int64)).to(tl.pointer_type(tl.int8))
+        return tl.load(codes_ptr + places, mask=inside, other=0).to(tl.float32) * scales[:, None]
+    bits = tl.load(body.to(tl.pointer_type(tl.int16)) + rows, mask=wanted, other=0).to(tl.int32)
+    scales = (_from_bf16(bits) * factor)[:, None]
+    packed_ptr = body + 2 * count_rows.to(tl.int64)
     if FORMAT == _INT4:
-        packed = tl.load(packed_ptr + places // 2, mask=inside, other=0).to(tl.int32)
-        field = (packed >> (4 * (places & 1)).to(tl.int32)) & 15
-        return ((field ^ 8) - 8).to(tl.float32) * scales
-    packed = tl.load(packed_ptr + places // 4, mask=inside, other=0).to(tl.int32)
-    field = (packed >> (2 * (places & 3)).to(tl.int32)) & 3
-    magnitudes = tl.where(field > 1, _HIGH, _LOW) * scales
-    return tl.where(inside, tl.where((field & 1) == 1, -magnitudes, magnitudes), 0.0)
+        packed = _packed(packed_ptr, rows, packed_bytes, BLOCK // 2)
+        packed = packed ^ 0x88  # from -8 to 7, to 0 to 15
+        return tl.interleave(_whole(packed & 15, 8.0) * scales, _whole(packed >> 4, 8.0) * scales)
+    packed = _packed(packed_ptr, rows, packed_bytes, BLOCK // 4)
+    low, high = _LOW * scales, _HIGH * scales
+    even = tl.interleave(_signed_level(packed, low, high, 0), _signed_level(packed, low, high, 4))
+    odd = tl.interleave(_signed_level(packed, low, high, 2), _signed_level(packed, low, high, 6))
+    return tl.interleave(even, odd)
+
+
+@triton.jit
+def _whole(bits, less):
+    """Return bits, a whole number below 2^22, less another, exactly; converting integers is slow."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + less)
+
+
+@triton.jit
+def _signed_level(packed, low, high, AT: tl.constexpr):
+    """Return the values of two bits, from bit `AT` on: a sign, and one of two levels."""
+    level = tl.where((packed & (2 << AT)) == 0, low, high)
+    return (level.to(tl.int32, bitcast=True) ^ ((packed & (1 << AT)) << (31 - AT))).to(tl.float32, bitcast=True)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Kernels of formats with a code for each value.
 
 
-@triton.jit(do_not_specialize=["count", "count_rows", "decay"])
+@triton.jit(do_not_specialize=["decay"])
 def _encode_kernel(
     base_ptr,
     values_ptr,
@@ -181,6 +202,7 @@ def _encode_kernel(
     squares_ptr,
     count,
     count_rows,
+    packed_bytes,
     decay,
     FEEDBACK: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -188,43 +210,42 @@ def _encode_kernel(
 ):
     """Encode base - values, and store the rows' sums of squares in fp64 (not finite if a value is not)."""
     rows = tl.program_id(0).to(tl.int64) * (_TILE // BLOCK) + tl.arange(0, _TILE // BLOCK)
-    columns = tl.arange(0, BLOCK)
-    places = rows[:, None] * BLOCK + columns[None, :]
+    places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = places < count
     difference = tl.load(base_ptr + places, mask=inside, other=0.0) - tl.load(values_ptr + places, mask=inside, other=0.0)
     values = difference
     if FEEDBACK:
         values = _with_residual(difference, residual_ptr, places, inside, decay)
     tl.store(squares_ptr + rows, tl.sum(_square(difference, values), axis=1), mask=rows < count_rows)
-    decoded = _encode_tile(values, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT)
+    decoded = _encode_tile(values, rows, places, inside, count, count_rows, packed_bytes, out_ptr, FORMAT)
     if FEEDBACK:
         tl.store(residual_ptr + places, values - decoded, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "count_rows", "count_blocks"])
+@triton.jit
 def _mean_kernel(
     addresses_ptr,
     shares_ptr,
     out_ptr,
     count,
     count_rows,
-    count_blocks,
+    sent_bytes,
+    packed_bytes,
     MEMBERS: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_BLOCK: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Encode the sum of the members' decoded values times their shares, in order; `addresses_ptr`: of their bytes."""
     rows = tl.program_id(0).to(tl.int64) * (_TILE // BLOCK) + tl.arange(0, _TILE // BLOCK)
-    columns = tl.arange(0, BLOCK)
-    places = rows[:, None] * BLOCK + columns[None, :]
+    places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = places < count
     mean = tl.zeros((_TILE // BLOCK, BLOCK), tl.float32)
-    for member in range(MEMBERS):
+    for member in tl.range(0, MEMBERS, loop_unroll_factor=4):  # so that several members' bytes are under way
         address, share = tl.load(addresses_ptr + member), tl.load(shares_ptr + member)
-        mean = mean + _decode_tile(address, places, inside, count_blocks, share, SENT, SENT_BLOCK)
-    _encode_tile(mean, rows, columns, places, inside, count, count_rows, out_ptr, FORMAT)
+        mean = mean + _decode_tile(address, rows, places, inside, count_rows, sent_bytes, share, SENT, BLOCK)
+    mean = tl.where(inside, mean, 0.0)
+    _encode_tile(mean, rows, places, inside, count, count_rows, packed_bytes, out_ptr, FORMAT)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -329,7 +350,7 @@ def weighted_mean(codec: Codec, contributions: Sequence[Tensor], weights: Sequen
     sent, device = codec.contribution, out.device
     for contribution in contributions:
         _check(sent, contribution, count)
-    shares = torch.tensor(shares_of(weights), dtype=torch.float32, device=device)
+    shares = torch.tensor(shares_of(weights), dtype=torch.float32).to(device, non_blocking=True)
     if isinstance(sent, TopK):
         mean = torch.zeros(count, device=device)
         for contribution, share in zip(contributions, shares, strict=True):
@@ -337,7 +358,8 @@ def weighted_mean(codec: Codec, contributions: Sequence[Tensor], weights: Sequen
         _encode(codec.result, mean, torch.zeros_like(mean), None, 0.0, out)
         return
     assert not isinstance(codec.result, TopK), "only sparse contributions have a sparse result"
-    addresses = torch.tensor([part.data_ptr() for part in contributions], dtype=torch.int64, device=device)
+    assert sent.block == codec.result.block, "a program decodes the blocks that it encodes"
+    addresses = torch.tensor([part.data_ptr() for part in contributions]).to(device, non_blocking=True)
     block = codec.result.block
     _write_header(codec.result, out, count)
     _mean_kernel[(triton.cdiv(count, TILE),)](
@@ -346,10 +368,10 @@ def weighted_mean(codec: Codec, contributions: Sequence[Tensor], weights: Sequen
         out,
         count,
         triton.cdiv(count, block),
-        triton.cdiv(count, sent.block),
+        sent.section_bytes(count)[-1],
+        codec.result.section_bytes(count)[-1],
         MEMBERS=len(contributions),
         SENT=sent.number,
-        SENT_BLOCK=sent.block,
         FORMAT=codec.result.number,
         BLOCK=block,
         enable_fp_fusion=False,
@@ -373,11 +395,13 @@ def _encode(format: Format, base: Tensor, values: Tensor, residual: Tensor | Non
             squares,
             count,
             rows,
+            format.section_bytes(count)[-1],
             decay,
             FEEDBACK=residual is not None,
             FORMAT=format.number,
             BLOCK=block,
             enable_fp_fusion=False,
+            num_warps=8,
         )
         return squares
     k = format.parameter
@@ -448,9 +472,15 @@ def _add_entries(format: TopK, data: Tensor, count: int, share: Tensor, mean: Te
 
 def _write_header(format: Format, out: Tensor, count: int) -> None:
     _check(format, out, count)
+    out[:HEADER_BYTES] = _header(format, out.device)
+
+
+@lru_cache
+def _header(format: Format, device: torch.device) -> Tensor:
+    """Return the header of a format, which stays on the device, because a copy from the host would wait for kernels."""
     header = bytearray(HEADER_BYTES)
     format.write_header(header)
-    out[:HEADER_BYTES] = torch.frombuffer(header, dtype=torch.uint8).to(out.device)
+    return torch.frombuffer(header, dtype=torch.uint8).to(device)
 
 
 def _sections(format: Format, data: Tensor, count: int) -> list[Tensor]:
@@ -460,4 +490,4 @@ def _sections(format: Format, data: Tensor, count: int) -> list[Tensor]:
 
 def _check(format: Format, data: Tensor, count: int) -> None:
     assert data.dtype == torch.uint8 and data.is_contiguous() and data.numel() == format.encoded_bytes(count)
-    assert data.data_ptr() % 4 == 0, "encoded bytes on the GPU are aligned to their scales"
+    assert data.data_ptr() % 16 == 0, "encoded bytes on the GPU are aligned to 16 bytes"

@@ -23,7 +23,8 @@ TYPES = {
     "fields_ptr": "*i32",
     "count": "i32",
     "count_rows": "i32",
-    "count_blocks": "i32",
+    "sent_bytes": "i32",
+    "packed_bytes": "i32",
     "decay": "fp32",
 }
 
@@ -39,5 +40,5 @@ if __name__ == "__main__":
     for format in (INT8, INT4, INT2, BF16):
         own = {"FORMAT": format.number, "BLOCK": format.block}
         print(ptx(codec_triton._encode_kernel, {**own, "FEEDBACK": True}))
-        print(ptx(codec_triton._mean_kernel, {**own, "SENT": format.number, "SENT_BLOCK": format.block, "MEMBERS": 3}))
+        print(ptx(codec_triton._mean_kernel, {**own, "SENT": format.number, "MEMBERS": 3}))
     print(ptx(codec_triton._choose_kernel, {"K": 64, "FEEDBACK": True}))
