@@ -11,7 +11,7 @@ part of the output, marked as not made by the model, and the model continues in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,13 +76,17 @@ class Cache:
         self._group = config.heads // config.kv_heads
         self._columns = torch.arange(length + 1, device=device)
 
+    def rows(self, span: int) -> int:
+        """Return the number of rows that are read for a span."""
+        return min(-(-span // SPAN) * SPAN, self.spare + 1)
+
     def look_back(self, slots: Tensor | int, positions_bt: Tensor, span: int) -> LookBack:
         """Return the past that tokens at these positions attend to.
 
         slots: int64 (B,), or the number B of first slots, which are then read in place and not copied.
         positions_bt: int64 (B, T); `spare` for tokens that do not count.  span: greater than all positions that count.
         """
-        rows = min(-(-span // SPAN) * SPAN, self.spare + 1)
+        rows = self.rows(span)
         numbers = torch.arange(slots, device=positions_bt.device) if isinstance(slots, int) else slots
         hidden_bts = self._columns[:rows] > positions_bt[:, :, None]
         mask_bts = torch.zeros(hidden_bts.shape, dtype=self.keys.dtype, device=positions_bt.device)
@@ -134,6 +138,43 @@ class LookBack:
 
 
 NO_TOKEN = -1
+MOST_RECORDED = 64
+"""Shapes of which a GPU keeps a recorded step; each costs about a megabyte of its memory."""
+
+
+class Recorded:
+    """Steps that a GPU replays, because launching their kernels one by one takes longer than a small model computes.
+
+    A step of a new shape runs as it is; the second is recorded. All tensors that a step reads or writes keep their places.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[int, int, float], torch.cuda.CUDAGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()  # shared: no two steps run at a time, and none leaves anything in it
+
+    def run(self, shape: tuple[int, int, float], step: Callable[[], None]) -> None:
+        """Run a step of this shape."""
+        if shape not in self._graphs:
+            if len(self._graphs) == MOST_RECORDED:
+                self._graphs.clear()
+            self._graphs[shape] = None
+            return step()
+        graph = self._graphs[shape] or self._record(step)
+        self._graphs[shape] = graph
+        graph.replay()
+
+    def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph
 
 
 @dataclass(frozen=True)
@@ -171,6 +212,7 @@ class Batch:
         self._keys = torch.zeros(slots, dtype=torch.int64, device=device)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
+        self._recorded = Recorded() if device.type == "cuda" else None
 
     def load(self, flat: Tensor) -> None:
         """Copy parameters (n) of any precision from any device.  Do not call this while any slot holds a sequence."""
@@ -213,6 +255,12 @@ class Batch:
 
         span: greater than all their positions.
         """
+        if self._recorded is None:
+            return self._step(slots, span, temperature)
+        rows = self.cache.rows(span)
+        self._recorded.run((slots, rows, temperature), lambda: self._step(slots, rows, temperature))
+
+    def _step(self, slots: int, span: int, temperature: float) -> None:
         spare, running = self.cache.spare, self.running[:slots]
         at = torch.where(running, self.position[:slots], spare)
         past = self.cache.look_back(slots, at[:, None], span)
