@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -74,7 +75,11 @@ def causal_attention(query_bhtw: Tensor, key_bktw: Tensor, value_bktw: Tensor, d
         from torch.nn.attention.varlen import varlen_attn
 
         ends_n, longest = documents.ends_n, max(documents.lengths)
-        mixed = varlen_attn(query, key, value, ends_n, ends_n, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        grouped: dict[str, Any] = {"enable_gqa": True}
+        if "enable_gqa" not in signature(varlen_attn).parameters:  # before torch 2.12
+            grouped, each = {}, query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+        mixed = varlen_attn(query, key, value, ends_n, ends_n, longest, longest, window_size=(-1, 0), **grouped)
         assert isinstance(mixed, Tensor)
     else:
         alone = zip(*(torch.split(each, documents.lengths) for each in (query, key, value)), strict=True)
