@@ -52,12 +52,8 @@ def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 
     return statistics.median(taken[3:])
 
 
-def kernels(device: torch.device, count: int) -> list[dict[str, Any]]:
-    """Bytes and bandwidth of the kernels of each codec."""
-    return [row for codec in LADDER.values() for row in codec_kernels(codec, device, count)]
-
-
 def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[str, Any]]:
+    """Bytes and bandwidth of the kernels of a codec."""
     from kernels import codec_triton
 
     generator = torch.Generator(device).manual_seed(1)
@@ -69,14 +65,15 @@ def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[s
     expected, wanted, left = codec.contribution.zeros(count), np.empty(mean.numel(), np.uint8), residual.cpu().numpy()
     codec_triton.encode_difference(codec, base, values, residual, out)
     codec.encode_range((base - values).cpu().numpy(), left, expected, count, 0)
-    parts, weights = [out] * MEMBERS, [*range(1, MEMBERS + 1)]
+    parts, weights = [out.clone() for _ in range(MEMBERS)], [*range(1, MEMBERS + 1)]
     codec_triton.weighted_mean(codec, parts, weights, count, mean)
     aggregate("mean", codec, [expected] * MEMBERS, weights, count, wanted)
     wanted[HEADER_BYTES - 8 : HEADER_BYTES] = 0
-    copied = torch.empty_like(base)
-    copy = 8 * count / seconds_of(device, lambda: copied.copy_(base))
     same = bool(np.array_equal(out.cpu().numpy(), np.frombuffer(expected, np.uint8)))
     same_left = codec.feedback is None or bool(np.array_equal(residual.cpu().numpy(), left))
+    same_mean = bool(np.array_equal(mean.cpu().numpy(), wanted))  # the timed calls change the residual, and so the bytes
+    copied = torch.empty_like(base)
+    copy = 8 * count / seconds_of(device, lambda: copied.copy_(base))
     encode_s = seconds_of(device, lambda: codec_triton.encode_difference(codec, base, values, residual, out))
     mean_s = seconds_of(device, lambda: codec_triton.weighted_mean(codec, parts, weights, count, mean))
     moved = (8 if codec.feedback is None else 16) * count + out.numel()
@@ -91,7 +88,7 @@ def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[s
             ("encode_difference", same and same_left, moved, encode_s),
             (
                 f"weighted_mean of {MEMBERS}",
-                bool(np.array_equal(mean.cpu().numpy(), wanted)),
+                same_mean,
                 MEMBERS * out.numel() + mean.numel(),
                 mean_s,
             ),
@@ -164,27 +161,34 @@ def main() -> int:
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
     speed = device_speed(device)
+    name, dtype = torch.cuda.get_device_name(device), str(speed.dtype).removeprefix("torch.")
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device),
-        "dtype": str(speed.dtype).removeprefix("torch."),
+        "device": name,
+        "dtype": dtype,
         "matmul_tflops": speed.flops / 1e12,
-        "kernels": kernels(device, arguments.values),
-        "attention": attention(device),
-        "training": [training(name, device, arguments.rows) for name in arguments.models],
-        "proofs": proofs(device, 2048, 4096),
+        "kernels": [],
+        "training": [],
     }
+    told = sys.stderr if arguments.json else sys.stdout  # as it is found, so that an error leaves what came before
+    print(
+        f"{name}, {dtype}, {found['matmul_tflops']:.0f} TFLOP/s of large products\n\n| what | result |\n|---|---|", file=told
+    )
+    for codec in LADDER.values():
+        for row in codec_kernels(codec, device, arguments.values):
+            found["kernels"].append(row)
+            same = "the CPU's bytes" if row["same_bytes"] else "OTHER BYTES than the CPU"
+            rate = f"{row['gb_per_s']:.0f} GB/s, {100 * row['over_copy']:.0f} % of a copy"
+            print(f"| {row['kernel']} | {same}, {rate} |", file=told, flush=True)
+    found["attention"] = attention(device)
+    print(f"| attention in documents | {found['attention']} |", file=told, flush=True)
+    for model in arguments.models:
+        row = training(model, device, arguments.rows)
+        found["training"].append(row)
+        print(f"| training {model}, {row['parameters'] / 1e6:.0f} M | {training_told(row)} |", file=told, flush=True)
+    found["proofs"] = proofs(device, 2048, 4096)
+    print(f"| proofs | {found['proofs']} |", file=told)
     if arguments.json:
         print(json.dumps(found))
-        return 0
-    print(f"{found['device']}, {found['dtype']}, {found['matmul_tflops']:.0f} TFLOP/s of large products\n")
-    print("| what | result |\n|---|---|")
-    for each in found["kernels"]:
-        same = "the CPU's bytes" if each["same_bytes"] else "OTHER BYTES than the CPU"
-        print(f"| {each['kernel']} | {same}, {each['gb_per_s']:.0f} GB/s, {100 * each['over_copy']:.0f} % of a copy |")
-    print(f"| attention in documents | {found['attention']} |")
-    for each in found["training"]:
-        print(f"| training {each['model']}, {each['parameters'] / 1e6:.0f} M | {training_told(each)} |")
-    print(f"| proofs | {found['proofs']} |")
     return 0
 
 
