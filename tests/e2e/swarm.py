@@ -34,6 +34,7 @@ MEMBER_PROCESSES = int(os.environ.get("MEMBER_PROCESSES", "1"))
 TINY_MODEL = """
 name = "tiny"
 founders = "anyone"
+total_rounds = 100_000
 chunk_parameters = 4096
 [model]
 dim = 32
@@ -50,6 +51,7 @@ warmup_steps = 4
 LARGE_MODEL = """
 name = "large"
 founders = "anyone"
+total_rounds = 100_000
 chunk_parameters = 65536
 [model]
 dim = 256

@@ -13,7 +13,7 @@ from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 
 ROOT = Path(__file__).parents[2]
 SHORT_RUN = (
-    TINY_MODEL.replace('name = "tiny"', 'name = "short"\ntotal_rounds = 2')
+    TINY_MODEL.replace("total_rounds = 100_000", "total_rounds = 2")
     + """
 [rounds]
 inner_steps = 4
