@@ -22,7 +22,7 @@ from protocol.transport.sockets import Socket, local_end_of, remote_end, socket_
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
-    from libp2p.abc import INetConn, INetStream, INetwork
+    from libp2p.abc import IMuxedConn, INetConn, INetStream, INetwork
     from multiaddr import Multiaddr
 
 
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 #
 # TCP notices a dead connection only after a quarter of an hour.  Here a connection is dead if its local address is gone, or
 # if no data that we sent was acknowledged for `SILENT_S`.  That time is only `REPLACED_S` if the peer has connected again
-# since, as it does when its address has changed.  If our address is gone, we reconnect to the peer before we close its old
-# connection, so that no part of the program takes the peer for gone, and a running exchange continues.
+# since, as it does when its address has changed.  A connection on which nothing is under way never counts as silent, so we
+# then ask for a sign of life on it: the peer's bulk sockets restart when it ends.  If our address is gone, we reconnect to
+# the peer before we close its old connection, so that no part of the program takes the peer for gone, and a running exchange
+# continues.
 
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 SILENT_S = 20.0
@@ -87,6 +91,8 @@ class DeadEnds:
         """Local addresses of connections that the system has listed; it may not list every address that it uses."""
         self._sockets: dict[Connection, Socket | None] = {}
         """The sockets of all connections, kept because finding a socket under the library's layers takes long."""
+        self._asked: dict[Connection, Connection] = {}
+        """Older connections on which we asked for a sign of life, and the newest one at that time."""
         self._ending: dict[Connection, bool] = {}
         """Dead connections that are not closed yet; True while we reconnect because our address is gone."""
 
@@ -103,6 +109,8 @@ class DeadEnds:
                 for peer, connection, has_moved in self._over():
                     self._ending[connection] = has_moved
                     nursery.start_soon(self._end, peer, connection, has_moved)
+                for connection in self._replaced():
+                    nursery.start_soon(_ask, connection)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
         """Return (peer, connection, has_moved) for each newly dead connection; has_moved: our address is gone."""
@@ -121,6 +129,14 @@ class DeadEnds:
             if connection not in self._ending and (has_moved or is_silent):
                 over.append((peer, connection, has_moved))
         return over
+
+    def _replaced(self) -> list[Connection]:
+        """Return the connections whose peer has connected again since we last asked."""
+        newest = {peer: connection for peer, connection, is_newest in self._all() if is_newest}
+        older = {connection: newest[peer] for peer, connection, is_newest in self._all() if not is_newest}
+        replaced = [connection for connection in older if self._asked.get(connection) is not older[connection]]
+        self._asked = older
+        return replaced
 
     def _all(self) -> Iterator[tuple[PeerId, Connection, bool]]:
         for identity, connections in self._swarm.connections.items():
@@ -152,11 +168,18 @@ class DeadEnds:
         return any(other == peer and newest and each is not connection for other, each, newest in self._all())
 
 
+async def _ask(connection: Connection) -> None:
+    """Send a few bytes over a connection, which an end that lives acknowledges.  Raises nothing."""
+    try:
+        with trio.move_on_after(REPLACED_S):
+            stream = await cast("IMuxedConn", connection.muxed_conn).open_stream()
+            await stream.reset()
+    except Exception as error:  # noqa: BLE001 - the connection may be closing already
+        log.debug("asking for a sign of life: %r", error)
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 # The connected peers.
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address
+from typing import Any
 
 import psutil
 import pytest
@@ -79,6 +80,33 @@ class Looks:
         with trio.fail_after(PATIENCE_S):
             while self._made < looks:
                 await trio.sleep(LOOK_S / 10)
+
+
+def test_a_connection_is_asked_for_a_sign_of_life_when_its_peer_has_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing were under way on it, it would never count as dead, and the peer's bulk sockets would stay as they are."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            connections = stack(one).host.get_network().connections
+            [old] = connections[library_id(two.peer_id)]
+            muxed: Any = old.muxed_conn
+            asked, open_stream = trio.Event(), muxed.open_stream
+
+            async def opened() -> object:
+                asked.set()
+                return await open_stream()
+
+            monkeypatch.setattr(muxed, "open_stream", opened)
+            two.remember(one.addresses())
+            assert await stack(two).dialer.renew(one.peer_id)
+            with trio.fail_after(PATIENCE_S):
+                await asked.wait()
+            ends = stack(one).dead_ends
+            assert ends._replaced() == [], "it is asked once"
+            assert old in connections[library_id(two.peer_id)]
+
+    trio.run(main)
 
 
 def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
