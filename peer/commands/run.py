@@ -44,8 +44,8 @@ def register(subparsers: Subparsers) -> None:
         "show",
         "describe a run file, a manifest or an invitation",
         run_show,
-        epilog="It prints the run's model, data, learning rate, end and organiser, and a token's role, peer or uses, "
-        "and expiry.  The peers of an invitation are asked for its manifest, for up to 20 s.",
+        epilog="It prints the organiser's words about the run, its model, data, learning rate, end and organiser, and a "
+        "token's role, peer or uses, and expiry.  The peers of an invitation are asked for its manifest, for up to 20 s.",
     )
     show.add_argument("what", metavar="WHAT", help="a run file, a manifest, an invitation or a run ID")
 
@@ -108,7 +108,7 @@ def run_create(args: argparse.Namespace) -> int:
     from peer.files import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import invite_command
-    from peer.joining.purpose import purpose_lines, unusual_data
+    from peer.joining.purpose import about_lines, purpose_lines, unusual_data
     from peer.joining.run_source import create_run
     from peer.paths import data_dir
     from peer.resources.needs import need_lines
@@ -123,9 +123,8 @@ def run_create(args: argparse.Namespace) -> int:
     if args.out:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
-    print(f"name        {manifest.name}")
-    print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
-    for subject, said in [*need_lines(manifest), *purpose_lines(manifest)]:
+    parameters = ("parameters", f"{manifest.parameters} ({amount(manifest.parameters)})")
+    for subject, said in [*about_lines(manifest), parameters, *need_lines(manifest), *purpose_lines(manifest)]:
         print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
@@ -367,11 +366,12 @@ def _print_manifest(signed: SignedManifest, data: Path) -> None:
 
 def _print_needs(manifest: RunManifest) -> None:
     from peer.formatting import amount
+    from peer.joining.purpose import about_lines
     from peer.resources.needs import need_lines
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
     round = f"{amount(manifest.tokens_per_round)} tokens of each member in a round"
-    for subject, said in [("model", f"{model}; {round}"), *need_lines(manifest)]:
+    for subject, said in [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest)]:
         print(f"# {subject:<10}{said}")
 
 

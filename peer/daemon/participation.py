@@ -32,7 +32,7 @@ from peer.errors import ExitCode, PeerError
 from peer.files import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
-from peer.joining.purpose import purpose_sentence, unusual_data
+from peer.joining.purpose import about_sentence, purpose_sentence, unusual_data
 from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
@@ -300,6 +300,7 @@ class Participation:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         self._early = WhyIdle.STARTING, "opening the run on disk"
         manifest = signed.manifest
+        self._emit(Notice("info", about_sentence(manifest)))
         self._emit(Notice("info", purpose_sentence(manifest)))
         if warning := unusual_data(manifest):
             self._emit(Notice("warning", warning))

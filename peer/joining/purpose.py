@@ -1,4 +1,4 @@
-"""Description of a run for people: its model, data, rate, end and organiser.
+"""Description of a run for people: its name and purpose, model, data, rate, end and organiser.
 
 The same lines appear in `peer run create`, `peer run show` and the first lines of `peer join`.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from peer.formatting import amount, clean, roughly, short
 from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import Unit
+from protocol.run.sections import AboutSection, Unit
 
 ASSUMED_FLOPS = 1e12
 """Speed (FLOP/s) assumed for one member of a run that was never measured: a fast processor, or a small GPU."""
@@ -33,6 +33,19 @@ def assumed_speed(manifest: RunManifest) -> Speed:
     """Return the speed that is assumed for one member of a run whose speed was never measured."""
     rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
     return Speed(rate, "assumed for one member with 1 TFLOP/s")
+
+
+def about_lines(manifest: RunManifest) -> list[tuple[str, str]]:
+    """Return the run's name and what its organiser says about it: (subject, statement)."""
+    about = manifest.about or AboutSection()
+    said = [("about", about.description), ("licence", about.licence), ("home page", about.url)]
+    return [("name", clean(manifest.name, 64)), *((subject, clean(text, 500)) for subject, text in said if text)]
+
+
+def about_sentence(manifest: RunManifest) -> str:
+    """Return the same in one sentence."""
+    (_, name), *said = about_lines(manifest)
+    return f"run {name}" + "".join(f"; {subject}: {text}" for subject, text in said)
 
 
 def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tuple[str, str]]:

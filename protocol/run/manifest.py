@@ -39,7 +39,9 @@ from protocol.run.fitting import (
 )
 from protocol.run.sections import (
     CORPORA,
+    PRINTABLE,
     TOKENIZER,
+    AboutSection,
     DataSection,
     FileSection,
     Goal,
@@ -68,9 +70,6 @@ STATE_BYTES_PER_PARAMETER = 8
 RESIDUAL_BYTES_PER_PARAMETER = 4
 """The part of a difference that error feedback remembers, fp32."""
 BF16_BYTES = 2
-
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
-"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
 
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -198,7 +197,7 @@ class RunManifest(Section):
 
     KIND: ClassVar[str] = "manifest"
     LATER: ClassVar[frozenset[str]] = frozenset(
-        {"initial_state", "publishers", "rl", "tokenizer", "total_rounds", "total_tokens"}
+        {"about", "initial_state", "publishers", "rl", "tokenizer", "total_rounds", "total_tokens"}
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -247,6 +246,8 @@ class RunManifest(Section):
     """Reinforcement learning from rollouts; left out where the run reads text."""
     tokenizer: TokenizerSection | None = None
     """The tokenizer of all texts; left out if the model reads bytes."""
+    about: AboutSection | None = None
+    """The organiser's description of the run, its home page and its licence; left out if there is none."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -417,7 +417,8 @@ def _sentence(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
     if kind == "string_pattern_mismatch":
-        return f"{field} is {error['input']!r:.60}, which has characters that are not allowed; change it"
+        about = _description(place)
+        return f"{field} is {error['input']!r:.60}, which is not allowed there; change it" + (f" ({about})" if about else "")
     rule = error["msg"].removeprefix("Input should be ")
     article = "" if rule != error["msg"] else ": "
     value = f"{error['input']!r:.40}"

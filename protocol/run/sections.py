@@ -1,4 +1,4 @@
-"""Sections of the manifest: the model, the data and its tokenizer, the length of the run, and reinforcement learning.
+"""Sections of the manifest: description, model, data and its tokenizer, length of the run, and reinforcement learning.
 
 Tokenizers, tasks of environments and the manifests of corpora are files of the run: the manifest names them by the root over
 the hashes of their chunks, and every peer fetches them from others.
@@ -40,6 +40,27 @@ class Section(Body):
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields, known = handler(self), type(self).model_fields
         return {name: value for name, value in fields.items() if name not in self.LATER or value != known[name].default}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The organiser's words about the run, which people read before they take part.
+
+
+PRINTABLE = r"^[^\p{Cc}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*$"
+"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
+HOME_PAGE = r"^(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?([/?#][A-Za-z0-9._~:/?#!$&()*+,;=%@-]*)?)?$"
+"""Pattern of a web address without a user's name, which could pass for its host; empty: none."""
+
+
+class AboutSection(Section):
+    """The organiser's words about the run, for people; nobody checks them, and the software does not act on them."""
+
+    description: Annotated[str, Field(max_length=500, pattern=PRINTABLE)] = ""
+    """Purpose of the run in a sentence or two, without line breaks."""
+    url: Annotated[str, Field(max_length=200, pattern=HOME_PAGE)] = ""
+    """Home page of the run: an address that begins with https://."""
+    licence: Annotated[str, Field(max_length=64, pattern=PRINTABLE)] = ""
+    """Licence of the weights that the run makes, such as "Apache-2.0"."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -74,8 +74,9 @@ def test_until_it_has_the_manifest_it_is_connecting_and_then_starting(
     trio.run(table.part._manifest, nothing, nothing)
     sentences = ["asking for the run's manifest", "no peer of the invitation answers yet"]
     assert seen == [(WhyIdle.CONNECTING.value, each) for each in sentences]
-    told, purpose = table.told[:-1], table.told[-1]
+    *told, about, purpose = table.told
     assert told == [PhaseChanged("starting", "connecting", each) for each in sentences], "each once"
+    assert about == Notice("info", "run demo")
     assert isinstance(purpose, Notice) and purpose.text.startswith("this run trains a model of ")
     assert table.why == (WhyIdle.STARTING.value, "opening the run on disk")
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from peer.formatting import goal_line
-from peer.joining.purpose import Speed, assumed_speed, purpose_lines, purpose_sentence, until, unusual_data
+from peer.joining.purpose import (
+    Speed,
+    about_lines,
+    about_sentence,
+    assumed_speed,
+    purpose_lines,
+    purpose_sentence,
+    until,
+    unusual_data,
+)
 from protocol.events.status import PeerStatus
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
@@ -33,6 +42,17 @@ def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     assert said["organiser"].endswith(f"({ME})")
     sentence = purpose_sentence(a_run("total_tokens = 5_000_000\n"))
     assert "it ends after 5.0 M tokens" in sentence and f"…{ME[-6:]}" in sentence
+
+
+def test_the_organisers_words_come_before_the_facts() -> None:
+    assert about_lines(a_run()) == [("name", "run")] and about_sentence(a_run()) == "run run"
+    run = a_run('[about]\ndescription = "Bees, by name."\nurl = "https://bees.example/a?b"\nlicence = "Apache-2.0"\n')
+    said = [("about", "Bees, by name."), ("licence", "Apache-2.0"), ("home page", "https://bees.example/a?b")]
+    assert about_lines(run) == [("name", "run"), *said]
+    told = "run run; about: Bees, by name.; licence: Apache-2.0; home page: https://bees.example/a?b"
+    assert about_sentence(run) == told
+    joined = about_sentence(a_run('[about]\ndescription = "a\u200bb\ue000c"\n'))
+    assert joined == "run run; about: abc", "what a terminal cannot print is left out"
 
 
 def test_the_hours_are_at_a_speed_that_is_named() -> None:

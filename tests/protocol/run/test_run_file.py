@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kernels.layout import chunk_count
 from protocol.run.builtin import BUILTIN, builtin_source
@@ -30,7 +32,8 @@ from protocol.run.run_file import (
     sections_of,
     sketch_run_file,
 )
-from protocol.run.sections import DataSection, Goal, ModelSection, Unit
+from protocol.run.sections import AboutSection, DataSection, Goal, ModelSection, Unit
+from protocol.wire import canonical
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
 
@@ -379,3 +382,64 @@ def test_sections_of_a_file_with_a_long_dotted_name_are_not_parsed(tmp_path: Pat
     path = tmp_path / "run.toml"
     path.write_text("[rl]\na" + ".a" * 20_000 + " = 1")
     assert sections_of(path) == {}
+
+
+HOSTILE = [
+    "a\x1b[2Jb",
+    "a\x07b",
+    "a\nb",
+    "a\x9b31mb",
+    "a\u202eb",
+    "a\u2066b",
+    "a\u200fb",
+    "a\u061cb",
+    "a\u2028b",
+    "a" * (1 << 16),
+]
+"""Texts that a terminal would obey, that turn the direction of what stands beside them, or that fill memory."""
+
+
+@pytest.mark.parametrize("field", ["description", "licence", "url"])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_words_about_a_run_are_refused_in_a_file_and_in_a_manifest(field: str, text: str) -> None:
+    with pytest.raises(RunFileError) as refused:
+        parsed(f"[about]\n{field} = {json.dumps(text)}\n")
+    told = str(refused.value)
+    assert f"about.{field} is " in told and "change it (" in told
+    assert told.isprintable() and len(told) < 400
+    with pytest.raises(ValidationError):
+        AboutSection.model_validate({field: text})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://bees.example",
+        "javascript:alert(1)",
+        "https://",
+        "https://bees.example@evil.example/",
+        "https://bees.example/<b>",
+        'https://bees.example/"onclick=',
+        "https://b\u0435es.example",
+        "https://bees.example /",
+    ],
+)
+def test_a_home_page_is_an_https_address_that_names_its_host(url: str) -> None:
+    with pytest.raises(
+        RunFileError, match=r"about.url is .* change it \(Home page of the run: an address that begins with https"
+    ):
+        parsed(f"[about]\nurl = {json.dumps(url)}\n")
+
+
+def test_words_about_a_run_come_back_and_are_not_in_other_manifests() -> None:
+    said = {
+        "description": 'Ein Modell für “Bienen” 🐝: \\, "',
+        "url": "https://bees.example:8443/a?b#c",
+        "licence": "CC0-1.0",
+    }
+    run = parsed(
+        "[about]\n" + "".join(f"{field} = {json.dumps(text, ensure_ascii=False)}\n" for field, text in said.items())
+    )
+    assert run.about == AboutSection.model_validate(said)
+    assert parse_run_file(dump(run), ME) == run
+    assert "about" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
