@@ -9,9 +9,10 @@ the rate. So the step follows from the number of independent members (`independe
 are equal:
 
   * one: rate 1, momentum 0. The parameters become the mean of the members'; plain training has nothing to make up for.
-  * up to `SEVERAL`: momentum remembers `ROUNDS_A_MEMBER` rounds for each member beyond the first, and the rate falls with
-    the square of the momentum to the value of `RATES` for H. This value is low for short rounds, because steep directions
-    need many rounds to settle, and higher for long rounds, in which they settle before the averaging.
+  * up to `SEVERAL`: momentum remembers `REMEMBERED` rounds for each member beyond the first, and the rate falls with the
+    square of the momentum to the value of `RATES` for H. This value is low for short rounds, because steep directions need
+    many rounds to settle, and higher for long rounds, in which they settle before the averaging. With rounds in the
+    hundreds the members agree so well that few count as independent, and the memory is twice as long.
   * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
   * sparse contributions: no momentum, and a rate that grows with the members (`sparse_rate`).
 
@@ -73,12 +74,11 @@ def apply_result(theta: Floats, momentum: Floats, data: Any, format: Format, cou
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-ROUNDS_A_MEMBER = 4
 SEVERAL = 4
-MOST = Fraction(ROUNDS_A_MEMBER * (SEVERAL - 1), ROUNDS_A_MEMBER * (SEVERAL - 1) + 1)
-"""Momentum for `SEVERAL` or more independent members."""
+REMEMBERED = ((100, Fraction(4)), (300, Fraction(8)))
+"""Pairs (H, rounds that momentum remembers for each member beyond the first)."""
 RATES = ((10, Fraction(1, 4)), (30, Fraction(2, 5)), (100, Fraction(7, 10)))
-"""Pairs (H, rate for `SEVERAL` independent members); between them, rates are interpolated linearly, and outside constant."""
+"""Pairs (H, rate for `SEVERAL` independent members).  In both tables, values between pairs are interpolated linearly."""
 HIGHEST = Fraction(7, 8)
 """Rate for very many members."""
 GRID = 1024
@@ -108,14 +108,20 @@ def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement:
     agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
     """
     effective = effective_members(weights)
-    members, several = independent_members(effective, agreement), rate_of_several(inner_steps)
+    members, several = independent_members(effective, agreement), _between(RATES, inner_steps)
     if isinstance(codec.contribution, TopK):
         return OuterStep(_on_grid(sparse_rate(effective, members)), 0.0)
+    momentum = _momentum(members, _between(REMEMBERED, inner_steps))
     if members > SEVERAL:
-        return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))
-    remembered = ROUNDS_A_MEMBER * (members - 1)
-    momentum = remembered / (1 + remembered)
-    return OuterStep(_on_grid(1 - (1 - several) * (momentum / MOST) ** 2), _on_grid(momentum))
+        return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(momentum))
+    share = min(Fraction(1), momentum / _momentum(Fraction(SEVERAL), REMEMBERED[0][1]))
+    return OuterStep(_on_grid(1 - (1 - several) * share**2), _on_grid(momentum))
+
+
+def _momentum(members: Fraction, rounds: Fraction) -> Fraction:
+    """Return the momentum that remembers `rounds` rounds for each member beyond the first, of at most `SEVERAL`."""
+    remembered = rounds * (min(members, Fraction(SEVERAL)) - 1)
+    return remembered / (1 + remembered)
 
 
 def independent_members(members: Fraction, agreement: Fraction) -> Fraction:
@@ -133,12 +139,12 @@ def effective_members(weights: Sequence[int]) -> Fraction:
     return Fraction(sum(positive) ** 2, sum(weight * weight for weight in positive)) if positive else Fraction(1)
 
 
-def rate_of_several(inner_steps: int) -> Fraction:
-    """Return the rate with `SEVERAL` independent members."""
-    for (low, before), (high, after) in itertools.pairwise(RATES):
+def _between(table: Sequence[tuple[int, Fraction]], inner_steps: int) -> Fraction:
+    """Return the value for H = `inner_steps`."""
+    for (low, before), (high, after) in itertools.pairwise(table):
         if inner_steps <= high:
             return before + (after - before) * Fraction(max(inner_steps - low, 0), high - low)
-    return RATES[-1][1]
+    return table[-1][1]
 
 
 def sparse_rate(members: Fraction, independent: Fraction) -> Fraction:
