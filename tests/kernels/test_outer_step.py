@@ -106,7 +106,7 @@ def test_a_little_more_of_a_second_member_changes_the_step_a_little(tokens: int,
 def test_longer_rounds_have_the_higher_rate(members: int) -> None:
     rates = [automatic([4096] * members, inner_steps).rate for inner_steps in (1, 10, 11, 30, 65, 100, 10_000)]
     assert rates[0] == rates[1] < rates[2] < rates[3] < rates[4] <= rates[5]
-    assert 0 <= rates[5] - rates[6] < 0.05, "a longer memory costs a little of it"
+    assert 0 <= rates[5] - rates[6] < 0.06, "a longer memory costs a little of it"
 
 
 def test_momentum_remembers_twice_as_many_rounds_if_they_are_in_the_hundreds() -> None:
