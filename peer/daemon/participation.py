@@ -380,7 +380,8 @@ class Participation:
         self.node = node
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer, node)
-            self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
+            sensors = Sensors(asks_for_people=lambda: settings.live.now.unused_for is not None)
+            self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(sensors.read), node)
             nursery.start_soon(self._keeper.run)
         if self._own_data is not None:
             node.rest(WhyIdle.PREPARING_DATA, self._own_data.progress)
@@ -506,4 +507,4 @@ async def _tell_progress(data: OwnData, node: Node) -> None:
 
 
 def _limits(now: Preferences) -> RestLimits:
-    return RestLimits(now.schedule, now.max_temperature, now.on_battery, now.yield_gpu)
+    return RestLimits(now.schedule, now.max_temperature, now.on_battery, now.yield_gpu, now.unused_for)

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from peer.formatting import duration
 from peer.settings.values import Schedule
 from protocol.events.status import WhyIdle
 
@@ -30,12 +31,13 @@ BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
 
 @dataclass(frozen=True)
 class RestLimits:
-    """Limits that a person set; None for a limit that is not set.  max_temperature: Celsius."""
+    """Limits that a person set; None for a limit that is not set.  max_temperature: Celsius.  unused_for: seconds."""
 
     schedule: Schedule | None = None
     max_temperature: float | None = None
     on_battery: bool = False
     yield_gpu: bool = False
+    unused_for: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class SensorReading:
     """Reading of the sensors; None for a missing sensor.
 
     now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: true on external
-    power.  gpu_used_by_others: load by other programs in percent, on a GPU on which a peer computes.
+    power.  gpu_used_by_others: load by other programs in percent, on a GPU on which a peer computes.  unused_s: seconds
+    since somebody last used the computer.
     """
 
     now: datetime
@@ -51,6 +54,7 @@ class SensorReading:
     temperature: float | None = None
     plugged: bool | None = None
     gpu_used_by_others: float | None = None
+    unused_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class RestJudge:
     def judge(self, reading: SensorReading) -> Rest | None:
         """Return the reason to rest now; None to compute."""
         heat, others = self._by_heat(reading), self._by_others(reading)  # both are called, because both keep state
-        return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
+        return self._by_the_clock(reading) or self._by_battery(reading) or self._by_people(reading) or heat or others
 
     def _by_the_clock(self, reading: SensorReading) -> Rest | None:
         schedule = self.limits.schedule
@@ -115,6 +119,13 @@ class RestJudge:
         if reading.plugged is not False or self.limits.on_battery:
             return None
         return Rest(WhyIdle.ON_BATTERY, "on battery: resumes when it is plugged in, or with `peer config on_battery yes`")
+
+    def _by_people(self, reading: SensorReading) -> Rest | None:
+        limit = self.limits.unused_for
+        if limit is None or reading.unused_s is None or reading.unused_s >= limit:
+            return None
+        end = f"resumes {duration(limit)} after the last key (unused_for)"
+        return Rest(WhyIdle.IN_USE, f"somebody uses this computer: {end}")
 
     def _by_heat(self, reading: SensorReading) -> Rest | None:
         heat = self._heat

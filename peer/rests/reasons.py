@@ -1,8 +1,8 @@
-"""Sensors of the computer: heat, battery, other programs on its GPUs, and time.
+"""Sensors of the computer: heat, battery, other programs on its GPUs, people at it, and time.
 
 PEER_SENSORS names a JSON file that replaces the sensors at each reading: {"temperature": 84, "plugged": false,
-"gpu_used_by_others": 62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write the file, and so
-may a program with better sensors.
+"gpu_used_by_others": 62, "unused_s": 600, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write
+the file, and so may a program with better sensors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import trio
 from peer.files import write_atomically
 from peer.formatting import duration, size
 from peer.rests.keeper import Rest, SensorReading
+from peer.rests.presence import Presence
 from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -296,12 +297,28 @@ SUPPLIES = Path("/sys/class/power_supply")
 MAX_FILE_BYTES = 1 << 16
 
 
-class Sensors:
-    """Sensors of this computer.  `read` blocks for milliseconds if all is well, and never raises; None means unknown."""
+PEOPLE_S = 10.0
+"""Seconds for which an answer about people counts, because it takes several programs."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ, supplies: Path = SUPPLIES) -> None:
+
+class Sensors:
+    """Sensors of this computer.  `read` blocks for milliseconds if all is well, and never raises; None means unknown.
+
+    asks_for_people: True while a reading has to say when somebody last used the computer.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        supplies: Path = SUPPLIES,
+        asks_for_people: Callable[[], bool] = lambda: False,
+        presence: Callable[[], float] | None = None,
+    ) -> None:
         self._file, self._supplies = environment.get("PEER_SENSORS"), supplies
         self._gpus = Gpus()
+        self._asks_for_people, self._presence = asks_for_people, presence or Presence().unused_s
+        self._unused: tuple[float, float] | None = None
+        """Time of the last answer about people, and the answer."""
 
     def read(self) -> SensorReading:
         """Return the present reading."""
@@ -309,8 +326,22 @@ class Sensors:
             return _from_file(Path(self._file))
         gpus = self._gpus
         return SensorReading(
-            datetime.now(), time.monotonic(), gpus.hottest(), plugged(self._supplies), gpus.used_by_others()
+            datetime.now(),
+            time.monotonic(),
+            gpus.hottest(),
+            plugged(self._supplies),
+            gpus.used_by_others(),
+            self._unused_s(),
         )
+
+    def _unused_s(self) -> float | None:
+        if not self._asks_for_people():
+            self._unused = None
+            return None
+        now = time.monotonic()
+        if self._unused is None or now - self._unused[0] >= PEOPLE_S:
+            self._unused = now, self._presence()
+        return self._unused[1] + now - self._unused[0]
 
     def now(self) -> datetime:
         """Return local time alone; blocks if a file replaces the sensors."""
@@ -360,6 +391,7 @@ def _from_file(path: Path) -> SensorReading:
         _number(told.get("temperature")),
         is_plugged if isinstance(is_plugged, bool) else None,
         _number(told.get("gpu_used_by_others")),
+        _number(told.get("unused_s")),
     )
 
 

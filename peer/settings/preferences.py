@@ -20,6 +20,7 @@ from peer.settings.values import (
     read_folders,
     read_gpus,
     read_metrics_port,
+    read_minutes,
     read_name,
     read_networks,
     read_owners,
@@ -33,6 +34,7 @@ from peer.settings.values import (
     read_size,
     read_switch,
     read_temperature,
+    show_minutes,
     show_power,
     show_rate,
     show_rate_or_off,
@@ -261,6 +263,13 @@ class Preferences:
         unset="no limit",
     )
     yield_gpu: bool = _setting(False, "rest while other programs use the GPU", _SWITCH, live=True)
+    unused_for: float | None = _setting(
+        None,
+        "compute only while nobody has used this computer for so long, e.g. 10min: keys, mice, terminals",
+        Notation(read_minutes, show_minutes, "TIME"),
+        live=True,
+        unset="always",
+    )
     on_battery: bool = _setting(False, "also compute on battery", _SWITCH, live=True)
     serve_while_paused: bool = _setting(True, "keep serving data to others while the peer rests", _SWITCH, live=True)
     metrics_port: int | None = _setting(

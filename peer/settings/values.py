@@ -193,6 +193,20 @@ def read_power(text: str) -> float:
     return _between(text, "W", 10, 2000, "power", "200W, from 10W to 2000W")
 
 
+def read_minutes(text: str) -> float:
+    """Read a time, from "10min", "90s" or "2h"; return seconds."""
+    match = re.fullmatch(r"(\d{1,6})\s*(s|min|m|h)", text.strip())
+    seconds = int(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0
+    if not 10 <= seconds <= 86_400:
+        raise ValueError(f"{text} is not a time; write 10min, from 10s to 24h")
+    return float(seconds)
+
+
+def show_minutes(seconds: float) -> str:
+    """Return a time as `read_minutes` reads it."""
+    return f"{seconds / 60:g}min" if seconds % 60 == 0 else f"{seconds:g}s"
+
+
 def read_addresses(text: str) -> tuple[str, ...]:
     """Read TCP multiaddrs, from multiaddrs or HOST:PORT, with commas between them."""
     written = tuple(part.strip() for part in text.split(","))

@@ -43,6 +43,7 @@ class WhyIdle(str, Enum):
     PAUSED = "paused"
     OUTSIDE_HOURS = "outside hours"
     ON_BATTERY = "on battery"
+    IN_USE = "in use"
     TOO_HOT = "too hot"
     GPU_WANTED = "gpu wanted"
     MONTHLY_QUOTA = "monthly quota"
@@ -71,6 +72,7 @@ REMEDIES = {
     WhyIdle.PAUSED: "`peer resume`, or `p` in the interface",
     WhyIdle.OUTSIDE_HOURS: "nothing; or set other hours with `peer config schedule`",
     WhyIdle.ON_BATTERY: "plug it in, or `peer config on_battery yes`",
+    WhyIdle.IN_USE: "nothing; or a shorter time with `peer config unused_for`",
     WhyIdle.TOO_HOT: "nothing; it goes on at 5 °C less",
     WhyIdle.GPU_WANTED: "nothing; or `peer config yield_gpu no`",
     WhyIdle.MONTHLY_QUOTA: "wait for the next month, or raise `monthly_quota`",

@@ -32,15 +32,17 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
             "now": "2026-11-23T12:00",
             "temperature": 50,
             "gpu_used_by_others": 0,
+            "unused_s": 600,
             "uptime": 0,
         }
         feel(**calm)
-        limits = ("--schedule", "09:00-17:00", "--max-temperature", "83C", "--yield-gpu", "yes")
+        limits = ("--schedule", "09:00-17:00", "--max-temperature", "83C", "--yield-gpu", "yes", "--unused-for", "10min")
         rester = swarm.peer("rester").start(*limits)
         swarm.whole(rester, *others)
         reasons: list[tuple[dict[str, Any], str, str]] = [
             ({"plugged": False}, "on battery", "peer config on_battery yes"),
             ({"now": "2026-11-23T18:00"}, "outside hours", "rests until Tuesday 09:00"),
+            ({"unused_s": 30}, "in use", "resumes 10 min after the last key"),
             ({"temperature": 84}, "too hot", "a GPU was hotter than 83 °C: resumes at 78 °C"),
             ({"gpu_used_by_others": 62}, "gpu wanted", "resumes when they use less than 5 % of it"),
         ]

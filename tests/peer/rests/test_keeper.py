@@ -52,6 +52,16 @@ def test_outside_its_hours_it_says_until_when() -> None:
     assert judge.judge(CALM) is None
 
 
+def test_it_rests_while_somebody_uses_the_computer_if_it_is_asked_to() -> None:
+    judge = RestJudge(RestLimits(unused_for=600.0))
+    rest = judge.judge(replace(CALM, unused_s=599.0))
+    assert rest is not None and rest.why is WhyIdle.IN_USE
+    assert rest.detail == "somebody uses this computer: resumes 10 min after the last key (unused_for)"
+    assert judge.judge(replace(CALM, unused_s=600.0)) is None
+    assert judge.judge(CALM) is None, "nobody knows"
+    assert RestJudge(RestLimits()).judge(replace(CALM, unused_s=0.0)) is None
+
+
 def test_on_battery_unless_it_may() -> None:
     unplugged = replace(CALM, plugged=False)
     rest = RestJudge(RestLimits()).judge(unplugged)

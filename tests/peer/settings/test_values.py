@@ -184,6 +184,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "max_temperature": 83.5,
         "max_power": 200.0,
         "yield_gpu": True,
+        "unused_for": 600.0,
         "on_battery": False,
         "serve_while_paused": False,
         "metrics_port": 9464,
