@@ -199,17 +199,18 @@ class RotatingFile:
 SUFFIX = ".new"
 
 
-def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replace: bool = True) -> None:
-    """Write a file of mode 0600 whole or not at all, and durably.  Raises OSError.
+def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replace: bool = True, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, and durably.  Raises OSError.
 
     data: the content, or a function that makes it from the file's inode.  With `replace=False`, raises FileExistsError if
-    `path` exists, even if another process has only just made it.
+    `path` exists, even if another process has only just made it.  mode: permissions of the file.
     """
     descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data if isinstance(data, bytes) else data(os.fstat(file.fileno()).st_ino))
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
             if replace:  # while the file is still locked
                 os.replace(temporary, path)

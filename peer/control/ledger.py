@@ -18,6 +18,7 @@ from protocol.chain.store import Store
 from protocol.events import events as ev
 from protocol.events.events import PeerJoined, Started
 from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -116,7 +117,11 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
     most: number of members to list; `untold` counts the other members.
     """
     length = store.records.length()
-    credits = credit.ledger(_commits(store, length))
+    return ledger_of(credit.ledger(_commits(store, length)), length, most)
+
+
+def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:
+    """Return the same for credits over `length` rounds that were counted already."""
     total = sum(each.tokens for each in credits.values())
     ranked = sorted(credits.items(), key=lambda item: (-item[1].tokens, -item[1].accepted_tokens, item[0]))
     members = [{"peer": peer, "share": each.tokens / max(total, 1), **vars(each)} for peer, each in ranked]

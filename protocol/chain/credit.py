@@ -39,21 +39,33 @@ class Credit:
     accepted_tokens: int = 0
 
 
-def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """Return the credit of every peer over these rounds; every peer that holds the chain computes the same."""
-    credits: dict[PeerId, Credit] = {}
-    young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
-    for commit in commits:
+class Ledger:
+    """Credit of every peer over the records added so far; every peer that holds the chain computes the same."""
+
+    def __init__(self) -> None:
+        self.credits: dict[PeerId, Credit] = {}
+        self._young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
+
+    def add(self, commit: Commit) -> None:
+        """Count the next record."""
+        credits = self.credits
         for peer, given in _trained(commit):
             old = credits.get(peer, Credit())
             credits[peer] = Credit(old.rounds + given.rounds, old.tokens + given.tokens, old.batches, old.accepted_tokens)
         named = named_in([commit.record])
         for (author, root), tokens in named.items():
-            said = [used[author, root] for used in young if (author, root) in used]
+            said = [used[author, root] for used in self._young if (author, root) in used]
             old, more = credits.get(author, Credit()), max(0, tokens - max(said, default=0))
             credits[author] = Credit(old.rounds, old.tokens, old.batches + (not said), old.accepted_tokens + more)
-        young.append(named)
-    return credits
+        self._young.append(named)
+
+
+def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
+    """Return the credit of every peer over these rounds."""
+    counted = Ledger()
+    for commit in commits:
+        counted.add(commit)
+    return counted.credits
 
 
 def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
