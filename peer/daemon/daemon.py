@@ -31,6 +31,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.formatting import duration
+from peer.page.writer import keep_page
 from peer.paths import run_dir
 from peer.rests.reasons import TimedPause, keep_pause, kept_pause
 from peer.sentences import blocks_by_origin
@@ -206,6 +207,8 @@ class Daemon:
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.leave.ignore_closed_output)
                 if (port := self._settings.live.now.metrics_port) is not None:
                     nursery.start_soon(serve_metrics, port, self.status)
+                if (page := self._settings.live.now.page) is not None:
+                    nursery.start_soon(self._keep_page, Path(page))
                 if self._settings.style is Style.SILENT:
                     nursery.start_soon(leave_with_the_view, self)
                 if self._settings.leave.until_eof:
@@ -362,6 +365,10 @@ class Daemon:
         if self._pending_notice:
             self.notice("warning", self._pending_notice)
             self._pending_notice = ""
+
+    async def _keep_page(self, folder: Path) -> None:
+        run = self._lives.part.choice.run
+        await keep_page(folder, self._settings.data_dir, run, self.status, partial(self.notice, "warning"))
 
     async def _show(self) -> None:
         await show(self._log, self._settings.style, self.status, self._output)

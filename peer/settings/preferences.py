@@ -17,6 +17,7 @@ from peer.settings.values import (
     read_addresses,
     read_count,
     read_data,
+    read_folder,
     read_folders,
     read_gpus,
     read_metrics_port,
@@ -276,6 +277,12 @@ class Preferences:
         None,
         "port on 127.0.0.1 that serves metrics for Prometheus (default: none)",
         Notation(read_metrics_port),
+        unset="none",
+    )
+    page: str | None = _setting(
+        None,
+        "folder in which to keep a web page about the run current, for people who run no peer (`peer page`; default: none)",
+        Notation(read_folder, placeholder="FOLDER"),
         unset="none",
     )
     owner: tuple[str, ...] | None = _setting(

@@ -237,6 +237,13 @@ def read_folders(text: str) -> tuple[str, ...]:
     return folders
 
 
+def read_folder(text: str) -> str:
+    """Read the path of a folder, which may begin with ~."""
+    if not text:
+        raise ValueError("name a folder")
+    return str(Path(text).expanduser().absolute())
+
+
 def read_data(text: str) -> str:
     """Read the path of data, which may begin with ~, or the name of a data set of Hugging Face (hf:owner/name)."""
     if not text:

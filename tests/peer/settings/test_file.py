@@ -113,6 +113,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "offload",
         "state",
         "metrics_port",
+        "page",
         "owner",
         "log_format",
     }

@@ -1,0 +1,76 @@
+"""`peer page`: a web page about a run, for people who run no peer."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.commands.stop import seconds_of
+from peer.errors import ExitCode
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+    from protocol.events.status import PeerStatus
+    from protocol.wire.hashes import Hash
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "page",
+        "write a web page about the run, to share",
+        run,
+        epilog="Writes `index.html`, which needs no script, no server and no other file, and `run.json` with the same "
+        "facts.  Without a running peer it tells what is on this disk: no peers that are here, and no invitation.  A peer "
+        "that was joined with `--page FOLDER` keeps its page current by itself.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="where the page is written; a web server may serve it as it is")
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        nargs="?",
+        help="a run ID or its beginning (default: the running run, else the latest one here)",
+    )
+    parser.add_argument(
+        "--every",
+        metavar="TIME",
+        type=seconds_of,
+        help="write it again and again, with this time between: 60s, 5m (default: once)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page once, or until the command is interrupted."""
+    from peer.formatting import clean, many, size
+    from peer.joining.run_source import chosen_run
+    from peer.page.writer import FACTS, PageWriter
+    from peer.paths import data_dir
+
+    data = data_dir(args.data_dir)
+    signed = chosen_run(args.run_id, data)
+    writer = PageWriter(signed, data, Path(args.folder).expanduser().absolute())
+    written = writer.write(_status(data, signed.run))
+    print(
+        f"Wrote {written.path} and {FACTS} ({size(written.size_bytes)}): run {clean(written.name)}, "
+        f"{many(written.rounds, 'round')}.",
+        flush=True,
+    )
+    while args.every is not None:
+        time.sleep(args.every)
+        writer.write(_status(data, signed.run))
+    return ExitCode.OK
+
+
+def _status(data: Path, run: Hash) -> PeerStatus | None:
+    """Return the status of the peer here, if it runs and takes part in this run."""
+    from peer.control.client import ControlClient, ControlError
+
+    try:
+        status = ControlClient(data).status()
+    except ControlError:
+        return None
+    return status if status.run == run.hex() else None

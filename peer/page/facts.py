@@ -1,0 +1,296 @@
+"""Facts that the page and its JSON file tell, each of bounded length and without characters that move or turn text.
+
+Strangers write the names of peers, and the organiser the name of the run.  Of a peer the page tells its name, ID, role,
+pace and contribution, which every peer of the run sees and the record chain keeps; never an address, except this peer's own
+in the invitation, nor what a peer is doing, which would show its owner's habits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from peer.addresses import names_only_local
+from peer.control.client import stamped_in
+from peer.control.event_log import LOG_NAMES
+from peer.control.ledger import ledger_of
+from peer.formatting import clean
+from peer.joining.purpose import purpose_lines
+from peer.page.chain import ChainReader, CurvePoint, Round, curve
+from protocol.events.events import EvalLoss, PeerJoined, Started
+from protocol.events.status import PeerStatus
+from protocol.run.invitation import make_invitation, read_invitation
+from protocol.run.manifest import SignedManifest
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+MOST_POINTS = 300
+"""Points of a curve: more than a screen of a phone has columns, and fewer than a reader can tell apart."""
+MOST_SOURCES = 6
+"""Sources with a curve each; more lines cannot be told apart."""
+MOST_PEERS = 500
+"""Peers, and contributors, that are listed."""
+MOST_NAMES = 10_000
+"""Names that are remembered from the event log."""
+NAME_CHARACTERS = 40
+TEXT_CHARACTERS = 500
+MAX_LINE = 1 << 16
+"""Longest line of the event log that is read; the names and losses of one event fit in far less."""
+HERE = ("alive", "suspect")
+"""States of peers that count as being here."""
+
+
+def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
+    """Return the first printable characters of a text of any length."""
+    return clean(text[: 4 * limit], limit).strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The run.  model, data, rate: sentences.  done, total: in `unit`.  left_s: seconds to the end; None if unknown.
+
+    rounds, tokens: of all members so far.  tokens_per_s: of all members in the last round; None if unknown.
+    """
+
+    id: str
+    name: str
+    organiser: str
+    model: str
+    data: str
+    rate: str
+    unit: str
+    done: int
+    total: int
+    ended: bool
+    left_s: float | None
+    rounds: int
+    tokens: int
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class HeldOutPoint:
+    """Held-out loss of the state after some rounds, as a peer measured it; losses: by source."""
+
+    rounds: int
+    tokens: int
+    loss: float
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves of the run.  sources: training loss by source; empty without several sources.  members: of each round."""
+
+    loss: list[CurvePoint]
+    held_out: list[HeldOutPoint]
+    sources: dict[str, list[CurvePoint]]
+    reward: list[CurvePoint]
+    members: list[CurvePoint]
+
+
+@dataclass(frozen=True)
+class PeerFacts:
+    """A peer that is here.  rounds: that it has committed.  tokens_per_s: its last known rate of training."""
+
+    peer: str
+    name: str
+    role: str
+    rounds: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class CreditedPeer:
+    """A peer in the record chain.
+
+    share: of all tokens trained.  accepted_tokens: of its rollouts that were learned from.
+    """
+
+    peer: str
+    name: str
+    rounds: int
+    tokens: int
+    share: float
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFacts:
+    """Facts of one page.  at: time of its making (UTC).  peers_here: None if the peer that makes the page is not running.
+
+    peers, contributors: the first of them; the counts say how many there are.  invitation: empty unless everybody may join
+    and the peer that makes the page can be reached.
+    """
+
+    at: str
+    run: RunFacts
+    curves: Curves
+    peers_here: int | None
+    peers: list[PeerFacts]
+    contributor_count: int
+    contributors: list[CreditedPeer]
+    invitation: str
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the object of the JSON file."""
+        return asdict(self)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Facts from the event log.
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Names that peers gave themselves, and held-out losses by the rounds of their states, the latest of each."""
+
+    names: Mapping[str, str]
+    held_out: Mapping[int, EvalLoss]
+
+
+KINDS = (b'"PeerJoined"', b'"Started"', b'"EvalLoss"')
+"""Parts of the lines that are read; the other lines, which are most, are not parsed."""
+
+
+def logged(folder: Path) -> Logged:
+    """Return what the event log of the run in `folder` tells.  Blocking."""
+    names, held_out = dict[str, str](), dict[int, EvalLoss]()
+    for name in reversed(LOG_NAMES):
+        with suppress(OSError), (folder / name).open("rb") as file:
+            while line := file.readline(MAX_LINE):
+                stamped = stamped_in(line) if any(kind in line for kind in KINDS) else None
+                match stamped.event if stamped is not None else None:
+                    case PeerJoined(peer, known) | Started(peer, known) if peer in names or len(names) < MOST_NAMES:
+                        names[peer] = plain(known)
+                    case EvalLoss(rounds) as found if isfinite(found.loss):
+                        held_out[rounds] = found
+    return Logged(names, held_out)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def gather(signed: SignedManifest, chain: ChainReader, known: Logged, status: PeerStatus | None, now: float) -> PageFacts:
+    """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
+    here = _here(status) if status is not None else []
+    names = {**known.names, **{each.peer: each.name for each in here}}
+    counted = ledger_of(chain.ledger.credits, len(chain.rounds), MOST_PEERS)
+    contributors = [
+        CreditedPeer(
+            each["peer"], names.get(each["peer"], ""), each["rounds"], each["tokens"], each["share"], each["accepted_tokens"]
+        )
+        for each in counted["members"]
+    ]
+    return PageFacts(
+        at=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        run=_run(signed, chain, status),
+        curves=_curves(chain.rounds, known.held_out),
+        peers_here=len(here) if status is not None else None,
+        peers=here[:MOST_PEERS],
+        contributor_count=len(contributors) + counted["untold"],
+        contributors=contributors,
+        invitation=own_invitation(status) if status is not None else "",
+    )
+
+
+def _run(signed: SignedManifest, chain: ChainReader, status: PeerStatus | None) -> RunFacts:
+    manifest, progress = signed.manifest, chain.progress
+    said = dict(purpose_lines(manifest))
+    return RunFacts(
+        id=signed.run.hex(),
+        name=plain(manifest.name, 64),
+        organiser=manifest.organiser,
+        model=plain(said["trains"], TEXT_CHARACTERS),
+        data=plain(said["reads"], TEXT_CHARACTERS),
+        rate=plain(said["rate"], TEXT_CHARACTERS),
+        unit=progress.goal.unit.value,
+        done=progress.done,
+        total=progress.goal.total,
+        ended=progress.is_over or (status is not None and status.run_ended),
+        left_s=_finite(status.goal_left_s) if status is not None else None,
+        rounds=progress.rounds,
+        tokens=progress.tokens,
+        tokens_per_s=_finite(status.run_tokens_per_s) if status is not None else None,
+    )
+
+
+def _curves(rounds: Sequence[Round], held_out: Mapping[int, EvalLoss]) -> Curves:
+    measured = [
+        HeldOutPoint(each.rounds, rounds[each.rounds - 1].tokens, each.loss, _by_source(each.losses))
+        for _, each in sorted(held_out.items())
+        if 1 <= each.rounds <= len(rounds)
+    ]
+    names = list(dict.fromkeys(name for each in rounds[-1:] for name in each.losses))[:MOST_SOURCES]
+    return Curves(
+        loss=curve(rounds, lambda each: each.loss, MOST_POINTS),
+        held_out=_thinned(measured),
+        sources={plain(name): curve(rounds, partial(_loss_on, name), MOST_POINTS) for name in names},
+        reward=curve(rounds, lambda each: each.reward, MOST_POINTS),
+        members=curve(rounds, lambda each: float(each.members), MOST_POINTS),
+    )
+
+
+def _loss_on(source: str, each: Round) -> float | None:
+    return each.losses.get(source)
+
+
+def _by_source(losses: Mapping[str, float]) -> dict[str, float]:
+    return {plain(name): loss for name, loss in [*losses.items()][:MOST_SOURCES] if isfinite(loss)}
+
+
+def _thinned(points: Sequence[HeldOutPoint]) -> list[HeldOutPoint]:
+    """Return at most MOST_POINTS of the points, spread evenly, with the newest."""
+    step = max(1, -(-len(points) // MOST_POINTS))
+    return list(points[::-1][::step][::-1])
+
+
+def _here(status: PeerStatus) -> list[PeerFacts]:
+    """Return the peers that are here, the fastest first."""
+    own = PeerFacts(status.peer, plain(status.name), status.role, status.round, _pace(status.tokens_per_s))
+    others = [
+        PeerFacts(each.peer, plain(each.name), plain(each.role, 16), each.round, _pace(each.tokens_per_s))
+        for each in status.swarm
+        if each.liveness in HERE
+    ]
+    return sorted([own, *others], key=lambda each: (-each.tokens_per_s, each.peer))
+
+
+def _pace(tokens_per_s: float) -> float:
+    return tokens_per_s if isfinite(tokens_per_s) else 0.0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def own_invitation(status: PeerStatus) -> str:
+    """Return the peer's invitation with its own addresses alone; empty if it has none.
+
+    The invitation that the peer gives its owner may name other peers, whose addresses do not belong on a public page.
+    Addresses of a local network stay only if there are no others.
+    """
+    if not status.invitation:
+        return ""
+    try:
+        given = read_invitation(status.invitation)
+    except Malformed:
+        return ""
+    own = [address for address in given.addresses if _host(address) == status.peer]
+    wide = [address for address in own if not names_only_local([address])]
+    if not own:
+        return ""
+    return make_invitation(Hash(given.run), PeerId(given.organiser), wide or own, anchor=given.anchor)
+
+
+def _host(address: str) -> str:
+    """Return the ID of the peer at the host and port that a multiaddr begins with."""
+    _, _, behind = address.partition("/p2p/")
+    return behind.partition("/")[0]

@@ -1,0 +1,79 @@
+"""Files of the page, each replaced whole, so that a web server never serves half of one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from peer.errors import PeerError
+from peer.files import remove_left_overs, write_atomically
+from peer.joining.run_source import stored_manifest
+from peer.page.chain import ChainReader
+from peer.page.document import document
+from peer.page.facts import gather, logged
+from peer.paths import run_dir
+from protocol.events.status import PeerStatus
+from protocol.run.manifest import SignedManifest
+from protocol.wire.hashes import Hash
+
+PAGE = "index.html"
+FACTS = "run.json"
+READABLE = 0o644
+"""Permissions of the files: a web server runs as another user."""
+EVERY_S = 60.0
+"""Seconds between two versions of the page that a running peer keeps."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page on disk.  size_bytes: of its two files."""
+
+    path: Path
+    name: str
+    rounds: int
+    size_bytes: int
+
+
+class PageWriter:
+    """Writer of the page about one run.  data: the data directory.  folder: where the page lies.  Blocking."""
+
+    def __init__(self, signed: SignedManifest, data: Path, folder: Path) -> None:
+        self._signed, self._run_folder, self._folder = signed, run_dir(data, signed.run), folder
+        self._chain = ChainReader(signed, self._run_folder)
+
+    def write(self, status: PeerStatus | None) -> Written:
+        """Write the page with the present facts.  status: of the running peer; None if none runs.  Raises OSError."""
+        self._chain.read()
+        facts = gather(self._signed, self._chain, logged(self._run_folder), status, time.time())
+        page = document(facts, FACTS).encode()
+        told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_left_overs(self._folder)
+        write_atomically(self._folder / FACTS, told, mode=READABLE)
+        write_atomically(self._folder / PAGE, page, mode=READABLE)
+        return Written(self._folder / PAGE, facts.run.name, facts.run.rounds, len(page) + len(told))
+
+
+async def keep_page(
+    folder: Path, data: Path, run: Hash, status: Callable[[], PeerStatus], warn: Callable[[str], None]
+) -> None:
+    """Keep the page of a running peer until cancelled.  A page that cannot be written is reported once, and tried again."""
+    writer: PageWriter | None = None
+    told = False
+    while True:
+        try:
+            if writer is None and (signed := await trio.to_thread.run_sync(stored_manifest, run, data)) is not None:
+                writer = PageWriter(signed, data, folder)
+            if writer is not None:
+                await trio.to_thread.run_sync(writer.write, status())
+                told = False
+        except (OSError, PeerError) as error:
+            if not told:
+                warn(f"the page in {folder} cannot be written: {error}; it is tried again every minute")
+            told = True
+        await trio.sleep(EVERY_S)

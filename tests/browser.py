@@ -1,0 +1,161 @@
+"""The page about a run in a real browser: `python -m tests.browser [FOLDER]` opens it from disk in headless Chromium.
+
+At widths of 390, 820 and 1440 pixels, light and dark, it asserts that the page loads nothing else, that the console stays
+empty, that nothing is wider than the window, and that whoever hears the page hears every chart and table.  FOLDER keeps the
+screenshots.  Without Chromium it says so and fails; the tests of `make test` need no browser.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peer.page.document import document
+from peer.page.facts import Logged, gather
+from tests.peer.page.crowds import PEERS, SIGNED, chain, measured, peer_id, status, swarm_peer
+
+WIDTHS = (390, 820, 1440)
+SCHEMES = ("light", "dark")
+NOW = 1_796_000_000.0
+COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+
+
+class Browser:
+    """Chromium at the other end of two pipes, which carry its DevTools protocol; it listens on no port."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = os.fdopen(read, "rb", buffering=0), os.fdopen(write, "wb", buffering=0)
+        self._buffer, self._number, self.session = b"", 0, ""
+        self.events: list[dict[str, Any]] = []
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Ask, and return the result; events that come before it are kept."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self._write.write(json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    def wait_for(self, method: str) -> None:
+        """Return once an event of this name has come."""
+        while not any(event.get("method") == method for event in self.events):
+            self.events.append(self._next())
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            data = self._read.read(1 << 16)
+            assert data, "Chromium has ended"
+            self._buffer += data
+        raw, _, self._buffer = self._buffer.partition(b"\0")
+        return dict(json.loads(raw))
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Yield a browser with one empty page."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        sys.exit("there is no Chromium here; install the package chromium")
+    to_child, ours_out = os.pipe()
+    ours_in, from_child = os.pipe()
+
+    def connect() -> None:
+        for source, target in ((os.dup(to_child), 3), (os.dup(from_child), 4)):
+            os.dup2(source, target)
+
+    with tempfile.TemporaryDirectory() as profile:
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
+        process = subprocess.Popen(
+            [program, *flags, f"--user-data-dir={profile}", "about:blank"],
+            preexec_fn=connect,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_child)
+        os.close(from_child)
+        try:
+            browser = Browser(ours_in, ours_out)
+            target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
+            browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
+                browser.ask(f"{domain}.enable")
+            yield browser
+        finally:
+            process.kill()
+            process.wait()
+
+
+def look(browser: Browser, page: Path, width: int, scheme: str) -> bytes:
+    """Open the page, assert what must hold, and return a screenshot of its whole length (PNG)."""
+    browser.events.clear()
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+    browser.ask("Page.navigate", url=page.as_uri())
+    browser.wait_for("Page.loadEventFired")
+    wide = browser.ask("Runtime.evaluate", expression="document.documentElement.scrollWidth")["result"]["value"]
+    assert wide <= width, f"{wide} pixels wide in a window of {width}"
+    shown = browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=_whole(browser))
+    complaints = [event for event in browser.events if event.get("method") in COMPLAINTS]
+    assert not complaints, complaints
+    requests = [
+        event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"
+    ]
+    assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()], requests
+    return base64.b64decode(shown["data"])
+
+
+def _whole(browser: Browser) -> dict[str, float]:
+    size = browser.ask("Page.getLayoutMetrics")["cssContentSize"]
+    return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+
+
+def heard(browser: Browser) -> list[tuple[str, str]]:
+    """Return the role and name of everything that a screen reader tells of the open page."""
+    nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]
+    told = [each for each in nodes if not each.get("ignored")]
+    return [(each.get("role", {}).get("value", ""), each.get("name", {}).get("value", "")) for each in told]
+
+
+def check_names(told: list[tuple[str, str]]) -> None:
+    """Assert that every chart, table, link and control has a name."""
+    assert sum(role in ("img", "image") for role, _ in told) >= 3, "the charts are not heard"
+    for role, name in told:
+        if role in ("img", "image", "link", "radio", "progressbar", "heading", "columnheader", "rowheader"):
+            assert name, f"{role} without a name"
+    assert [name for role, name in told if role == "radio"] == ["by rounds", "by tokens"]
+
+
+def main() -> None:
+    """Look at the page of a large run at each width, light and dark."""
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        page = Path(folder) / "index.html"
+        names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(PEERS)}
+        known = Logged(names, measured())
+        page.write_text(document(gather(SIGNED, chain(Path(folder)), known, status(), NOW), "run.json"))
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                shown = look(browser, page, width, scheme)
+                if len(sys.argv) > 1:
+                    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+                    (Path(sys.argv[1]) / f"page-{width}-{scheme}.png").write_bytes(shown)
+                print(f"{width} {scheme}: no complaint, no request, nothing too wide")
+        check_names(heard(browser))
+        print("every chart, table and control has a name")
+
+
+if __name__ == "__main__":
+    main()

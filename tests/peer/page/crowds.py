@@ -1,0 +1,109 @@
+"""A run of 200 peers and 10 000 rounds, as the reader of its chain and the status of a peer tell it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from peer.page.chain import ChainReader, Round
+from protocol.chain.credit import Credit
+from protocol.chain.progress import RunProgress
+from protocol.events.events import EvalLoss
+from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.run.invitation import make_invitation
+from protocol.run.manifest import demo_manifest
+from protocol.run.sections import Goal, Unit
+from protocol.wire.identity import Identity, PeerId
+
+ROUNDS, PEERS = 10_000, 200
+SIGNED = demo_manifest()
+ORGANISER = PeerId(SIGNED.manifest.organiser)
+NAMES = "Ada Grace Alan Edsger Barbara Donald Radia Leslie Katherine Dennis Frances Ken Hedy Claude Margaret John".split()
+
+
+def peer_id(number: int) -> PeerId:
+    return Identity.from_seed(number.to_bytes(32, "big")).peer_id
+
+
+def wobble(number: int) -> float:
+    """Return a value between -1 and 1 that looks like noise, the same on every computer."""
+    return 2 * ((number * 2654435761) % (1 << 32)) / (1 << 32) - 1
+
+
+def loss_at(round: int) -> float:
+    return 2.1 + 7.0 * math.exp(-round / 90) + 2.2 * math.exp(-round / 2600) + 0.07 * wobble(round)
+
+
+def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader:
+    """Return a reader that has read `rounds` records of `peers` members."""
+    reader = ChainReader(SIGNED, folder)
+    members = [max(2, min(peers, round(peers * (0.55 + 0.4 * math.sin(at / 900)) + 6 * wobble(at)))) for at in range(rounds)]
+    reader.rounds = [
+        Round(
+            at + 1,
+            (at + 1) * 1_900_000,
+            members[at],
+            loss_at(at),
+            {"web": loss_at(at) + 0.25, "code": loss_at(at) - 0.7, "books": loss_at(at) + 0.1},
+            None,
+        )
+        for at in range(rounds)
+    ]
+    reader.ledger.credits = {
+        peer_id(number): Credit(rounds - 30 * number, 1_900_000 * rounds // (number + 3)) for number in range(peers)
+    }
+    goal = Goal(Unit.TOKENS, 25_000_000_000, 0.2)
+    reader.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
+    return reader
+
+
+def measured(rounds: int = ROUNDS, every: int = 50) -> dict[int, EvalLoss]:
+    return {
+        at: EvalLoss(at, loss_at(at) + 0.12 + 0.01 * wobble(at + 7), peer_id(1)) for at in range(every, rounds + 1, every)
+    }
+
+
+def swarm_peer(number: int) -> SwarmPeer:
+    pace = 900.0 * 1.02**number
+    return SwarmPeer(
+        peer=peer_id(number),
+        name=NAMES[number % len(NAMES)].lower() + (f"-{number}" if number >= len(NAMES) else ""),
+        role="seed" if number % 17 == 16 else "trainer",
+        phase="computing",
+        round=ROUNDS,
+        steps=3,
+        tokens_per_s=0.0 if number % 17 == 16 else pace,
+        liveness="alive",
+        heard_s=1.0,
+        version="0.1.0",
+        addresses=[f"/ip4/198.51.100.{number}/tcp/4001"],
+        link="direct",
+    )
+
+
+def status(peers: int = PEERS, **changes: object) -> PeerStatus:
+    me = peer_id(0)
+    found = PeerStatus(
+        peer=me,
+        name="monitor",
+        run=SIGNED.run.hex(),
+        run_name=SIGNED.manifest.name,
+        role="seed",
+        phase="seeding",
+        why_idle="",
+        why_detail="",
+        version="0.1.0",
+        pid=1,
+        uptime_s=10.0,
+        round=ROUNDS,
+        swarm=[swarm_peer(number) for number in range(1, peers)],
+        goal_left_s=5.2 * 86_400,
+        run_tokens_per_s=21_400.0,
+        invitation=make_invitation(
+            SIGNED.run,
+            ORGANISER,
+            [f"/ip4/203.0.113.7/tcp/4001/p2p/{me}", f"/ip4/198.51.100.9/tcp/4001/p2p/{peer_id(9)}"],
+        ),
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,263 @@
+"""What the page tells, whoever chose the names; its size for a large run; its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.page import facts as page_facts
+from peer.page.document import document
+from peer.page.facts import Logged, PageFacts, gather, logged, own_invitation, plain
+from peer.page.writer import PageWriter, Written
+from protocol.events.events import EvalLoss
+from protocol.run.invitation import make_invitation, read_invitation
+from protocol.wire.identity import PeerId
+from tests.peer.page.crowds import (
+    ORGANISER,
+    PEERS,
+    ROUNDS,
+    SIGNED,
+    chain,
+    measured,
+    peer_id,
+    status,
+    swarm_peer,
+)
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
+
+NOW = 1_796_000_000.0
+NOBODY = Logged({}, {})
+
+
+def told(folder: Path, rounds: int = 40, peers: int = 4, **changes: Any) -> PageFacts:
+    names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(peers)}
+    return gather(SIGNED, chain(folder, rounds, peers), Logged(names, measured(rounds, 10)), status(peers, **changes), NOW)
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+# -- the facts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
+    facts = told(tmp_path)
+    fields, page = json.loads(json.dumps(facts.to_fields(), allow_nan=False)), Reader(document(facts, "run.json"))
+    assert fields["run"]["rounds"] == 40 and fields["run"]["id"] in page.text
+    assert fields["peers_here"] == 4 and fields["contributor_count"] == 4
+    for each in [*fields["peers"], *fields["contributors"]]:
+        assert each["name"] in page.text and each["peer"][-6:] in page.text
+    assert fields["invitation"] and f"peer join {fields['invitation']}" in page.text
+    assert f"{fields['curves']['held_out'][-1]['loss']:.3f}" in page.text
+    assert ("a", "run.json") in [(tag, attributes.get("href")) for tag, attributes in page.elements]
+
+
+def test_contributors_come_by_tokens_and_peers_by_pace(tmp_path: Path) -> None:
+    facts = told(tmp_path)
+    assert [each.peer for each in facts.contributors] == [peer_id(number) for number in range(4)]
+    assert [each.peer for each in facts.peers] == [peer_id(number) for number in (3, 2, 1, 0)]
+
+
+def test_a_page_tells_no_address_and_no_activity_of_a_peer(tmp_path: Path) -> None:
+    facts = told(tmp_path)
+    for text in (document(facts, "run.json"), json.dumps(facts.to_fields())):
+        assert "198.51.100." not in text and "computing" not in text and "direct" not in text
+
+
+def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
+    swarm = [
+        replace(swarm_peer(number), liveness=state) for number, state in enumerate(("alive", "gone", "left", "unproven"), 1)
+    ]
+    facts = told(tmp_path, swarm=swarm)
+    assert [each.peer for each in facts.peers] == [peer_id(1), peer_id(0)]
+
+
+def test_without_a_running_peer_the_page_tells_what_is_on_disk(tmp_path: Path) -> None:
+    facts = gather(SIGNED, chain(tmp_path, 40, 4), NOBODY, None, NOW)
+    page = Reader(document(facts, "run.json"))
+    assert (facts.peers_here, facts.peers, facts.invitation) == (None, [], "")
+    assert "Here now" not in page.text and "Ask the organiser for an invitation" in page.text and "Contributors" in page.text
+
+
+def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_path: Path) -> None:
+    facts = gather(SIGNED, chain(tmp_path, 0, 0), NOBODY, status(2), NOW)
+    assert "The first round is not complete yet" in document(facts, "run.json")
+
+
+# -- the invitation -------------------------------------------------------------------------------------------------------
+
+
+def named(*addresses: str) -> list[str]:
+    invitation = own_invitation(status(2, invitation=make_invitation(SIGNED.run, ORGANISER, list(addresses))))
+    return list(read_invitation(invitation).addresses) if invitation else []
+
+
+def test_the_invitation_names_no_other_peer_and_no_local_address_beside_a_public_one() -> None:
+    me, other = peer_id(0), peer_id(9)
+    public, local = f"/ip4/203.0.113.7/tcp/4001/p2p/{me}", f"/ip4/192.168.1.5/tcp/4001/p2p/{me}"
+    theirs, relayed = (
+        f"/ip4/198.51.100.9/tcp/4001/p2p/{other}",
+        f"/ip4/198.51.100.9/tcp/4001/p2p/{other}/p2p-circuit/p2p/{me}",
+    )
+    assert named(public, local, theirs, relayed) == [public]
+    assert named(local, theirs) == [local]
+    assert named(theirs, relayed) == []
+    assert own_invitation(status(2, invitation="")) == "" == own_invitation(status(2, invitation="mh1nonsense"))
+
+
+# -- hostile texts --------------------------------------------------------------------------------------------------------
+
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "attribute": '"><img src=x onerror=alert(1)>',
+    "single quotes": "' onmouseover='alert(1)",
+    "end of style": "</style><script>alert(1)</script>",
+    "comment": "--><!-- <b>",
+    "entities": "&#x202e;&lt;script&gt;",
+    "terminal escapes": "\x1b[2J\x1b]0;title\x07\r\n\0",
+    "turned text": "\u202egnirts\u202c \u2066\u2069\u200f\u061c",
+    "invisible": "\u200b\u2060\ufeff\u00ad",
+    "lone surrogates": "\ud800name\udfff",
+    "a megabyte": "A" * (1 << 20),
+    "a megabyte of marks": "\u202e" * (1 << 20),
+    "combining marks": "a" + "\u0300" * 5000,
+    "right to left": "\u0645\u0631\u062d\u0628\u0627",
+}
+TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
+    known = chain(tmp_path, 40, 4)
+    known.rounds = [replace(each, losses={name: 1.0, "web": 2.0}) for each in known.rounds]
+    manifest = SIGNED.manifest.model_copy(update={"name": name})
+    swarm = [replace(swarm_peer(number), name=name, role=name) for number in (1, 2)]
+    log = Logged({peer_id(3): plain(name)}, {40: EvalLoss(40, 2.0, name, {name: 2.0, "web": 1.0})})
+    facts = gather(replace(SIGNED, manifest=manifest), known, log, status(4, name=name, swarm=swarm), NOW)
+    page, calm = document(facts, "run.json"), document(told(tmp_path / "calm"), "run.json")
+    assert {tag for tag, _ in Reader(page).elements} <= {tag for tag, _ in Reader(calm).elements}
+    for _, attributes in Reader(page).elements:
+        assert not any(attribute.startswith("on") or attribute in ("src", "style") for attribute in attributes)
+    assert not TURNING.search(page) and len(page.encode()) < 200_000
+    assert not TURNING.search(json.dumps(facts.to_fields(), ensure_ascii=False))
+
+
+def test_a_name_of_an_event_log_is_bounded(tmp_path: Path) -> None:
+    def line(name: str) -> str:
+        return json.dumps({"at": 1.0, "mono": 1.0, "event": "PeerJoined", "peer": peer_id(1), "name": name}) + "\n"
+
+    (tmp_path / "events.jsonl").write_text(line("\u202eada\x1b" + "a" * 500) + line("B" * (1 << 20)) + "no line\n")
+    names = logged(tmp_path).names
+    assert names == {peer_id(1): "ada" + "a" * 37}
+
+
+def test_the_policy_allows_the_style_sheet_of_the_page_and_nothing_else(tmp_path: Path) -> None:
+    page = document(told(tmp_path), "run.json")
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    policy = next(
+        attributes["content"]
+        for tag, attributes in Reader(page).elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    assert "url(" not in style and "@import" not in style
+
+
+def test_a_page_refers_to_nothing_but_its_json_file_and_where_the_program_is(tmp_path: Path) -> None:
+    elements = Reader(document(told(tmp_path), "run.json")).elements
+    links = [attributes["href"] for tag, attributes in elements if "href" in attributes]
+    assert [link for link in links if link and not link.startswith("data:")] == [
+        "https://github.com/manyhands/manyhands#install",
+        "run.json",
+    ]
+    assert not {tag for tag, _ in elements} & {"script", "img", "iframe", "object", "embed", "base", "form"}
+
+
+def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
+    known = chain(tmp_path, 40, 4)
+    known.rounds[5] = replace(known.rounds[5], loss=float("nan"))
+    swarm = [replace(swarm_peer(1), tokens_per_s=float("inf"))]
+    facts = gather(SIGNED, known, NOBODY, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
+    json.dumps(facts.to_fields(), allow_nan=False)
+    assert not re.search(r"\b(nan|inf)\b", Reader(document(facts, "run.json")).text)
+
+
+# -- size -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_path: Path) -> None:
+    names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(PEERS)}
+    facts = gather(SIGNED, chain(tmp_path), Logged(names, measured()), status(), NOW)
+    page, fields = document(facts, "run.json"), json.dumps(facts.to_fields(), indent=1)
+    assert facts.run.rounds == ROUNDS and len(facts.peers) == len(facts.contributors) == PEERS
+    assert len(facts.curves.loss) <= page_facts.MOST_POINTS and facts.curves.loss[-1].rounds == ROUNDS
+    assert len(page.encode()) < 400_000 and len(fields) < 400_000
+
+
+def test_of_very_many_peers_the_first_are_listed_and_all_are_counted(tmp_path: Path) -> None:
+    crowd = [replace(swarm_peer(1), peer=PeerId(f"{number:052}"), name="x" * 40) for number in range(5000)]
+    facts = told(tmp_path, swarm=crowd)
+    assert facts.peers_here == 5001 and len(facts.peers) == page_facts.MOST_PEERS
+    assert len(document(facts, "run.json").encode()) < 400_000 and "and 4501 more" in document(facts, "run.json")
+
+
+# -- the files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with a run of five rounds."""
+    folder = tmp_path_factory.mktemp("data")
+    run = a_run(FIVE[0])
+    replica = a_replica(run, folder / "runs" / run.run.hex())
+    grow(replica, 5, [FIVE[0]])
+    replica.state.close()
+    return folder
+
+
+def written(data: Path, folder: Path) -> Written:
+    return PageWriter(a_run(FIVE[0]), data, folder).write(None)
+
+
+def test_the_files_can_be_read_by_a_web_server_and_replace_the_earlier_ones(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "www" / "run"
+    (tmp_path / "www").mkdir()
+    found = written(data, folder)
+    assert found.rounds == 5 and found.path == folder / "index.html"
+    for path in (folder / "index.html", folder / "run.json"):
+        assert path.stat().st_mode & 0o777 == 0o644
+    (folder / "index.html").write_text("old")
+    (folder / ".index.html.killed.new").write_text("half")
+    written(data, folder)
+    assert (folder / "index.html").read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in folder.iterdir()) == ["index.html", "run.json"]
+    fields = json.loads((folder / "run.json").read_text())
+    assert fields["run"]["rounds"] == 5 and [point["rounds"] for point in fields["curves"]["loss"]] == [1, 2, 3, 4, 5]
