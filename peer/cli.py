@@ -36,6 +36,7 @@ SYNONYMS = {
         "config": "settings set get configure",
         "runs": "list ls",
         "doctor": "check diagnose test",
+        "chat": "talk ask prompt generate",
         "bench": "benchmark",
         "simulate": "predict plan forecast estimate",
         "eval": "evaluate evaluation perplexity",

@@ -262,11 +262,28 @@ def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
     A sequence has at most as many tokens as a row, because the learner packs it into a row.
     """
-    rows = SLOTS * (rl.row_tokens + 2)
     weights = (2 * 4 if width == 4 else 2) * model.parameters
-    cache = 2 * model.layers * rows * model.kv_width * width + rows * (8 + 2 * model.dim)
     passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
-    return weights + cache + passing
+    return weights + _cache_bytes(model, SLOTS * (rl.row_tokens + 2), width) + passing
+
+
+def _cache_bytes(model: ModelConfig, rows: int, width: int) -> int:
+    """Return the memory of the keys and values, the tokens and the hidden states of a generator's rows."""
+    return 2 * model.layers * rows * model.kv_width * width + rows * (8 + 2 * model.dim)
+
+
+def generator_memory(model: ModelConfig, length: int, device: str) -> TrainerMemory:
+    """Estimate the memory of a process that completes one sequence of `length` tokens at a time.
+
+    The weights count twice on a CPU, because they are copied when they are loaded; before a GPU has them, the computer does.
+    """
+    width, tokens = 4 if device == "cpu" else 2, min(length, PREFILL_TOKENS)
+    weights, group = width * model.parameters, model.heads // model.kv_heads
+    passing = tokens * (_passing_values(model) * 4 + group * (length + 1) * width * 2) + model.vocab * CHOICE_BYTES
+    needed = weights + _cache_bytes(model, length + 2, width) + passing
+    if device == "cpu":
+        return TrainerMemory(CPU_PROCESS_BYTES + weights + needed, 0)
+    return TrainerMemory(CUDA_PROCESS_BYTES + weights, CUDA_CONTEXT_BYTES + needed)
 
 
 def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:

@@ -159,12 +159,9 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
     facts = {name: value for name, value in said.items() if name != "from"}
-    template = facts.setdefault("template", _template(special))
+    template = facts.setdefault("template", template_of(special))
     if "ends" not in facts:
-        named = [TURN_ENDS[template]] if template in TURN_ENDS else []
-        ends = [special[name] for name in named if name in special]
-        ends += [end for end in _ends(path.parent, special) if end in special.values()]
-        facts["ends"] = list(dict.fromkeys(ends))[:MOST_ENDS]
+        facts["ends"] = text_ends(path.parent, template, special)
     if facts["ends"] == []:
         raise PeerError(
             f"nothing beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
@@ -173,7 +170,15 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _template(special: Mapping[str, int]) -> str:
+def text_ends(folder: Path, template: str, special: Mapping[str, int]) -> list[int]:
+    """Return the template's end of a turn, then the end tokens that a folder names; none if there are none."""
+    named = [TURN_ENDS[template]] if template in TURN_ENDS else []
+    ends = [special[name] for name in named if name in special]
+    ends += [end for end in _ends(folder, special) if end in special.values()]
+    return list(dict.fromkeys(ends))[:MOST_ENDS]
+
+
+def template_of(special: Mapping[str, int]) -> str:
     """Return the first template with marks whose marks are all in `special`; "plain" if there is none."""
     for name, template in TEMPLATES.items():
         marks = {piece for piece in (*template.begin, *template.heading, *template.close) if isinstance(piece, Mark)}

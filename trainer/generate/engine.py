@@ -314,8 +314,8 @@ class _Sequence:
 class Engine:
     """Built-in `Generator`.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
 
-    prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns; 0 for the
-    device's default.
+    temperature: of the following steps.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two
+    checks for ended turns; 0 for the device's default.
     """
 
     prefill_tokens = PREFILL_TOKENS
@@ -339,7 +339,7 @@ class Engine:
         count, length = slots.count, slots.length
         self._batch = Batch(config, device, dtype, count, length)
         self._line = RequestQueue(config.vocab, length, config.parameters)
-        self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
+        self._vocabulary, self._length, self.temperature = config.vocab, length, temperature
         self._proving, self._reply = ProofQueue(prove_all), reply
         self._steps_at_once = self.steps_at_once or (GPU_STEPS if is_gpu(device) else CPU_STEPS)
         self._slots: list[_Sequence | None] = [None] * count
@@ -374,6 +374,19 @@ class Engine:
         self._admit()
         return requests
 
+    def output_of(self, id: int) -> tuple[int, ...]:
+        """Return the output so far of the request with this number; empty if it does not run."""
+        slot = self._slot_of(id)
+        sequence = None if slot is None else self._slots[slot]
+        return () if slot is None or sequence is None else self._output(slot, sequence)[0]
+
+    def stop(self, id: int) -> None:
+        """Free the slot of the request with this number, if it runs; its completion is never returned."""
+        slot = self._slot_of(id)
+        if slot is not None:
+            self._batch.running[slot] = False
+            self._slots[slot] = None
+
     def close(self) -> None:
         """Free the memory."""
         del self._batch
@@ -390,7 +403,7 @@ class Engine:
             slots = max(number for number, sequence in enumerate(self._slots) if sequence) + 1
             span = max(sequence.tokens for sequence in self._slots if sequence and sequence.running)
             for step in range(self._steps_at_once):
-                self._batch.step(slots, min(span + step, self._length), self._temperature)
+                self._batch.step(slots, min(span + step, self._length), self.temperature)
             self.steps += self._steps_at_once
             self.row_steps += self._steps_at_once * slots
             self._end(slots)
@@ -402,6 +415,10 @@ class Engine:
     def _running(self) -> int:
         """Number of requests that have a slot."""
         return len(self._slots) - self._slots.count(None)
+
+    def _slot_of(self, id: int) -> int | None:
+        """Return the slot of the request with this number; None if it has none."""
+        return next((slot for slot, each in enumerate(self._slots) if each and each.request.id == id), None)
 
     def _admit(self) -> None:
         """Give free slots to waiting requests, and load queued weights once no request runs."""

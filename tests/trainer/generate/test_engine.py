@@ -83,6 +83,19 @@ def test_order_of_requests_does_not_matter_and_slots_serve_again_and_again() -> 
             check(got[request.id], request, written)
 
 
+def test_tokens_of_a_running_request_are_known_and_one_that_is_stopped_leaves_no_trace() -> None:
+    (first, written), (second, other) = naively("qwen2", 1.0)[:2]
+    engine = Engine(FAMILIES["qwen2"], CPU, Slots(1, LENGTH))
+    engine.load(parameters(FAMILIES["qwen2"]))
+    engine.submit(first)
+    seen = [(engine.advance(), engine.output_of(first.id))[1] for _ in range(3)]
+    assert seen == [written.output[: number + 1] for number in range(3)] and engine.output_of(second.id) == ()
+    engine.stop(second.id)  # which has not begun
+    engine.stop(first.id)
+    assert not engine.busy and engine.output_of(first.id) == ()
+    check(completions(engine, [second])[second.id], second, other)
+
+
 def test_requests_begin_when_a_slot_is_free_and_are_taken_when_there_is_room() -> None:
     taken: list[int] = []
 

@@ -1,0 +1,259 @@
+"""Model that answers: opened from a folder, checked against the free memory, and asked for one token after the other."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peer.chat.conversation import Conversation
+from peer.errors import ExitCode, PeerError
+from peer.formatting import size
+from peer.paths import runtime_dir
+from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
+from peer.resources.core_share import CoreShare, chosen_threads, share_of
+from peer.weights.brought import template_of, text_ends
+from peer.weights.tokenizer_files import check_readable
+from protocol.run.manifest import RunManifest
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile, special_in
+from trainer.device import default_dtype, is_gpu, pick_device
+from trainer.generate.engine import Engine, Request
+from trainer.generate.generator import MOST_END_TOKENS, Completion, Slots
+from trainer.memory import generator_memory
+from trainer.weights.folder import WeightsFolder, json_in
+from trainer.weights.safetensors_file import FolderError
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Form of the conversations that a model can read.
+#
+# A model has learned to converse if its tokenizer has the marks of a template and its folder has no other template, or if
+# its run learns from conversations.  Any other model completes texts.
+
+
+TALKS = ("chatml", "llama3")
+"""Templates with marks."""
+TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
+MAX_TEMPLATE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """Form in which a model reads a text.  converses: False if it completes texts.  remark: a sentence, or empty."""
+
+    tokenizer: TemplatedTokenizer
+    converses: bool
+    remark: str = ""
+
+
+def form_of_run(manifest: RunManifest, folder: Path) -> ChatForm:
+    """Return the form of the conversations of a run.  folder: an export of its model.  Raises `PeerError`."""
+    said, learns = manifest.tokenizer, manifest.data.format != "text" or manifest.rl is not None
+    if said is None:
+        template = "plain" if manifest.data.format == "chat" else "raw"
+        return ChatForm(TemplatedTokenizer(_bytes(manifest.model.vocab), template), template == "plain")
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise PeerError("the run's tokenizer is not on this computer; fetch it with `peer join`", ExitCode.INPUT)
+    tokenizer = TemplatedTokenizer(_file(path, said.ends, manifest.model.vocab), said.template)
+    return ChatForm(tokenizer, said.template in TALKS or (said.template == "plain" and learns))
+
+
+def form_of_folder(weights: WeightsFolder) -> ChatForm:
+    """Return the form of the conversations of a folder's model.  Raises `PeerError`."""
+    path = weights.folder / "tokenizer.json"
+    if not path.is_file():
+        check_readable(weights.folder)
+        return ChatForm(TemplatedTokenizer(_bytes(weights.config.vocab), "raw"), False)
+    try:
+        special = special_in(path)
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    template, asked = template_of(special), _own_template(weights.folder)
+    ends = text_ends(path.parent, template, special)
+    if not ends:
+        raise PeerError(
+            f'nothing in {weights.folder} says which token ends a text; add "eos_token_id": NUMBER to its '
+            "generation_config.json",
+            ExitCode.INPUT,
+        )
+    file = _file(path, ends, weights.config.vocab)
+    mark = {"chatml": "<|im_start|>", "llama3": "<|start_header_id|>"}.get(template, "")
+    if asked and (not mark or mark not in asked):
+        remark = "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts"
+        return ChatForm(TemplatedTokenizer(file, "raw"), False, remark)
+    return ChatForm(TemplatedTokenizer(file, template if mark else "raw"), bool(mark))
+
+
+def _own_template(folder: Path) -> str:
+    """Return the text of the folder's chat template, which is never executed; empty if it has none."""
+    config, own = (folder / name for name in TEMPLATE_FILES)
+    found = str(_settings(config).get("chat_template") or "")
+    if own.is_file():
+        with own.open("rb") as file:
+            found += file.read(MAX_TEMPLATE_BYTES).decode(errors="replace")
+    return found
+
+
+def _settings(path: Path) -> dict[str, object]:
+    try:
+        return json_in(path, "copy it again")
+    except FolderError:
+        return {}
+
+
+def _bytes(vocab: int) -> Tokenizer:
+    if vocab != ByteTokenizer.vocab:
+        raise PeerError(
+            f"the model has {vocab} tokens and no tokenizer.json; copy it from the model that it was made from",
+            ExitCode.INPUT,
+        )
+    return ByteTokenizer()
+
+
+def _file(path: Path, ends: list[int], vocab: int) -> Tokenizer:
+    try:
+        tokenizer = TokenizerFile(path, ends)
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    if tokenizer.vocab > vocab:
+        raise PeerError(
+            f"{path} has {tokenizer.vocab} tokens, more than the model ({vocab}); copy both from one place", ExitCode.INPUT
+        )
+    return tokenizer
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Cores for an answer: a share beside the peers that train on this computer, held only while a model answers.
+
+
+class AnswerCores:
+    """Share of the cores for answers.  others: number of peers that train here now."""
+
+    def __init__(self) -> None:
+        self._share = CoreShare(runtime_dir() / "cores", usable_cores())
+
+    @property
+    def others(self) -> int:
+        """Number of peers of this user that train on this computer now."""
+        try:
+            return self._share.take()[1] - 1
+        except OSError:
+            return 0
+        finally:
+            self._share.give_back()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a share, and compute with as many threads."""
+        try:
+            place, peers = self._share.take()
+            torch.set_num_threads(chosen_threads(0) or share_of(self._share.cores, place, peers))
+            yield
+        finally:
+            self._share.give_back()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+MOST_CONTEXT, LEAST_CONTEXT, USUAL_CONTEXT = 4096, 4, 2048
+"""Tokens that a conversation may have: at most, at least, and for a model that does not say how many it reads."""
+
+
+class ChatModel:
+    """Model in memory that answers one prompt at a time.  Raises `PeerError` if the folder or memory is not sufficient."""
+
+    def __init__(self, weights: WeightsFolder, device: str, cores: AnswerCores) -> None:
+        """Load the weights of a folder.  device: a name that torch knows, or "auto"."""
+        self.config = weights.config
+        self.length = min(self.config.context or USUAL_CONTEXT, MOST_CONTEXT)
+        self._cores = cores
+        try:
+            values = weights.values()  # compares all sizes first
+        except FolderError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+        del values
+        if self.length < LEAST_CONTEXT:
+            raise PeerError(
+                f"the model reads {self.length} tokens at a time, too few to answer; take another", ExitCode.INPUT
+            )
+        place = self._place(device)
+        self.device = place.type
+        self._dtype = default_dtype(place)
+        self._engine = Engine(self.config, place, Slots(1, self.length), temperature=1.0, dtype=self._dtype)
+        self._last_id = 0
+        self.load(weights)
+
+    def load(self, weights: WeightsFolder) -> None:
+        """Answer with the weights of another folder from now on.  Raises `PeerError`, also for another model."""
+        if weights.config != self.config:
+            raise PeerError("the model has another shape now; start `peer chat` again", ExitCode.INPUT)
+        flat, at = torch.empty(self.config.parameters, dtype=self._dtype), 0
+        try:
+            for block in weights.values():
+                flat[at : at + len(block)] = torch.from_numpy(block)
+                at += len(block)
+        except FolderError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+        self._engine.load(flat)
+
+    def answer(
+        self, prompt: list[int], most: int, temperature: float, ends: tuple[int, ...]
+    ) -> Generator[tuple[int, ...], None, None]:
+        """Yield the tokens of an answer as they are chosen; closing the iterator ends the answer.
+
+        most: number of tokens of the answer.  temperature: 0 takes the most probable token.
+        """
+        self._last_id += 1
+        key = secrets.randbits(63)
+        self._engine.temperature = temperature
+        self._engine.submit(Request(self._last_id, tuple(prompt), key, most, ends[:MOST_END_TOKENS]))
+        given, done = 0, list[Completion]()
+        with self._cores.held():
+            try:
+                while not done:
+                    done = self._engine.advance()
+                    output = done[0].output if done else self._engine.output_of(self._last_id)
+                    if new := output[given:]:
+                        yield new
+                    given = len(output)
+            finally:
+                self._engine.stop(self._last_id)
+
+    def _place(self, name: str) -> torch.device:
+        """Return the device to compute on; a GPU on which a peer may train is used only if it is named."""
+        if name == "auto" and self._cores.others:
+            name = "cpu"
+        try:
+            place = pick_device(name)
+            torch.empty(1, device=place)
+        except RuntimeError as error:  # an unknown device
+            reason = str(error).strip().splitlines()[0][:200]
+            raise PeerError(
+                f"the device {name!r} cannot be used: {reason}; name another --device", ExitCode.USAGE
+            ) from error
+        need = generator_memory(self.config, self.length, place.type)
+        self._check(need.host, available_memory(), "memory")
+        if is_gpu(place) and (free := free_gpu_memory()) is not None:
+            self._check(need.device, free, "the GPU's memory")
+        return place
+
+    def _check(self, need: int, free: int, what: str) -> None:
+        if need > free:
+            beside = ", or let the peer that trains here rest (`peer pause`)" if self._cores.others else ""
+            raise PeerError(
+                f"to answer, the model needs about {size(need)} of {what}, and {size(free)} are free here; close other "
+                f"programs{beside}",
+                ExitCode.RESOURCES,
+            )
+
+
+def conversation(form: ChatForm, model: ChatModel, most: int) -> tuple[Conversation, int]:
+    """Return a conversation with a model, and the most tokens of an answer: `most`, but at most half of what it reads."""
+    most = min(most, model.length // 2)
+    return Conversation(form.tokenizer, model.length - most, converses=form.converses), most

@@ -1,0 +1,79 @@
+"""`peer chat`: talk to the newest state of a run, or to an exported model, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command, whole_number
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "chat",
+        "talk to the newest state of a run, or to an exported model",
+        run,
+        epilog="In a terminal, /help lists the commands of the conversation.  Text from a pipe gets one answer: "
+        "`echo text | peer chat FOLDER`.",
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a run ID or its beginning for its newest state on this computer, or a folder with a model, as `peer export` "
+        "or transformers write it (default: the running run, else the latest one here)",
+    )
+    parser.add_argument(
+        "--temp", type=_temperature, default=0.7, metavar="X", help="temperature (default: 0.7; 0: the most probable tokens)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=whole_number(1, 1 << 16),
+        default=512,
+        metavar="N",
+        help="tokens of an answer; at most half of what the model reads (default: 512)",
+    )
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, … (default: a GPU if there is one and no peer trains here)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object for the answer to a text from a pipe")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk, or answer the text of a pipe."""
+    from peer.chat.source import ChatSource
+    from peer.chat.terminal import ChatSession, ChatTerminal, answer_once, read_text
+    from peer.console.streams import share_reporter
+    from peer.errors import ExitCode, PeerError
+    from peer.paths import data_dir
+
+    talks = sys.stdin.isatty()
+    if talks and args.json:
+        raise PeerError("--json answers a text from a pipe: echo text | peer chat --json", ExitCode.USAGE)
+    text = "" if talks else read_text()
+    source = ChatSource(args.model, data_dir(args.data_dir), share_reporter("reading"))
+    chat = ChatSession(source, args.device, args.temp, args.max_tokens)
+    if not talks:
+        return answer_once(chat, text, as_json=args.json)
+    import readline  # noqa: F401 - lets `input` edit lines and remember them
+
+    return ChatTerminal(chat).run()
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 10")
+    return value

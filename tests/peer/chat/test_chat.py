@@ -1,0 +1,311 @@
+"""`peer chat` as a person types it: answers, commands, hostile folders."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.chat.model import AnswerCores
+from peer.chat.source import ChatSource
+from peer.chat.terminal import ChatSession, ChatTerminal, interruptions
+from peer.cli import main
+from peer.errors import ExitCode, PeerError
+from peer.joining.run_source import store_manifest
+from peer.paths import run_dir
+from peer.resources.core_share import CoreShare
+from protocol.chain.results import CheckpointName
+from protocol.run.manifest import demo_manifest
+from tests.peer.chat.models import CONTEXT, make_model
+from tests.protocol.chains import a_replica, a_run, grow
+from tests.protocol.peers import ANN
+from tests.trainer.made_tokenizer import ENDS
+from trainer.git_lfs import POINTER_FLAW
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("PEER_DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+class Pipe(io.TextIOWrapper):
+    """Standard input with a text."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(io.BytesIO(text))
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: bytes, *words: object) -> int:
+    monkeypatch.setattr("sys.stdin", Pipe(text))
+    return main(["chat", *map(str, words)])
+
+
+def session(folder: Path, most: int = 8) -> ChatSession:
+    return ChatSession(ChatSource(str(folder), folder.parent / "data"), "cpu", 0.0, most)
+
+
+def typed(lines: Sequence[str]) -> Callable[[str], str]:
+    """Answer of a person to each prompt: the lines, then the end of input."""
+    left = iter(lines)
+
+    def ask(prompt: str) -> str:
+        line = next(left, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    return ask
+
+
+def talk(folder: Path, lines: Sequence[str], capsys: pytest.CaptureFixture[str], most: int = 8) -> str:
+    assert ChatTerminal(session(folder, most), typed(lines)).run() == ExitCode.OK
+    return capsys.readouterr().out
+
+
+def test_the_answer_to_a_pipe_is_that_of_transformers(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Who?"}], add_generation_prompt=True, return_tensors="pt"
+    )["input_ids"]
+    made = theirs.generate(asked, max_new_tokens=20, do_sample=False, pad_token_id=0)[0, asked.shape[1] :].tolist()
+    assert piped(monkeypatch, b"Who?\n", model, "--temp", "0", "--max-tokens", "20", "--json") == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["answer"] == tokenizer.decode([token for token in made if token not in ENDS])
+    assert found["tokens"] == len(made) and found["ended"] == ("end token" if made[-1] in ENDS else "length")
+    assert found["model"] == str(model) and found["rounds"] is None and found["first_token_s"] > 0
+
+
+def test_a_pipe_gets_the_answer_alone_and_standard_error_says_who_speaks(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert piped(monkeypatch, b"Who?", model, "--max-tokens", "5") == ExitCode.OK
+    shown = capsys.readouterr()
+    assert shown.err == f"peer: model {model}, on the cpu\n" and shown.out.endswith("\n")
+    assert all(character.isprintable() or character in "\n\t" for character in shown.out)
+
+
+@pytest.mark.parametrize("text, part", [(b"", "nothing"), (b"\xff", "not UTF-8"), (b"x" * CONTEXT, "shorten it")])
+def test_a_text_that_cannot_be_asked_is_a_sentence(
+    text: bytes, part: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert piped(monkeypatch, text, model) == ExitCode.INPUT
+    assert part in capsys.readouterr().err
+
+
+def test_a_run_speaks_from_its_newest_state_and_takes_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    signed, data = a_run(ANN), tmp_path / "data"
+    data.mkdir()
+    store_manifest(signed, data)
+    replica = a_replica(signed, run_dir(data, signed.run))
+    grow(replica, 2, [ANN], voters=[ANN])
+    leaves = replica.state.leaves()
+    replica.store.checkpoints.write(CheckpointName(2, replica.history.tip), leaves, replica.state.view)
+    chat = ChatSession(ChatSource(None, data), "cpu", 0.0, 8)
+    chat.answer("a", lambda piece: None)
+    assert "the state after 2 rounds" in chat.opened.sentence and chat.opened.described["rounds"] == 2
+    grow(replica, 1, [ANN], voters=[ANN])
+    theta = np.frombuffer(replica.state.theta, np.float32).copy()
+    replica.state.close()
+    ChatTerminal(chat, typed(["/newest"])).run()
+    out = capsys.readouterr().out
+    assert "it completes texts" in out and "the state after 3 rounds]" in out
+    assert np.array_equal(chat.model._engine._batch.model.flat.numpy(), theta)
+    assert not list(data.glob(".chat-*")), "the folder of the state is gone"
+
+
+def test_the_demo_run_completes_texts_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    store_manifest(demo_manifest(), tmp_path / "data")
+    assert piped(monkeypatch, b"def f(", "--max-tokens", "4", "--temp", "1") == ExitCode.OK
+
+
+def test_commands_of_the_conversation(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "talk.jsonl"
+    lines = ["/save", "Who?", "/save", f"/save {saved}", f"/save {saved}", "/temp", "/temp 11", "/temp nan", "/temp 0.5"]
+    lines += [
+        "/reset",
+        f"/save {saved}",
+        "/newest",
+        "/help",
+        "/no\x1b",
+        f"/save {tmp_path / 'absent' / 'x'}",
+        "",
+        "/quit",
+        "no",
+    ]
+    out = talk(model, lines, capsys)
+    (record,) = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant"]
+    for said in (
+        "[the answer ends after 8 tokens; --max-tokens sets how many]",
+        "[name a file, as in /save talk.jsonl]",
+        f"[1 turn saved in {saved}]",
+        f"[{saved} exists already; name a new file]",
+        "[the temperature is 0; give a number from 0 to 10]",
+        "[the temperature is 0.5]",
+        "[what was said is forgotten]",
+        f"[model {model}]",
+        "[there is no command /no\\x1b; /help lists them]",
+    ):
+        assert said in out
+    assert out.count("[nothing was said yet]") == 3
+    assert all(name in out for name in ("/reset", "/newest", "/temp X", "/save FILE", "/help", "/quit"))
+    assert out.count("the answer ends") == 1, "/quit leaves before the last line"
+
+
+def test_turns_that_no_longer_fit_are_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = talk(model, ["w" * 25, "x" * 25, "y" * 25, "z" * 25], capsys)
+    assert out.count("[the model no longer reads the oldest 1 turn, because it reads few tokens]") == 2
+
+
+def test_the_tokens_of_an_answer_come_one_after_the_other(model: Path) -> None:
+    chat = session(model)
+    pieces = list(chat.model.answer([5, 6, 7], 20, 0.0, ()))
+    assert len(pieces) == 20 and all(len(piece) == 1 for piece in pieces)
+    again = chat.model.answer([5, 6, 7], 20, 0.0, ())
+    assert [next(again) for _ in range(3)] == pieces[:3]
+    again.close()
+    assert list(chat.model.answer([5, 6, 7], 20, 0.0, ())) == pieces, "nothing of the answer that was stopped is left"
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_the_turn(model: Path) -> None:
+    chat = session(model, 40)
+    shown: list[str] = []
+    answer = chat.answer("Who?", shown.append, lambda: len(shown) == 3)
+    assert answer.ended == "stopped" and answer.tokens == 3
+    assert chat.conversation.turns[0].answer == answer.text == "".join(shown)
+
+
+def test_the_second_interrupt_ends_the_program_and_the_handler_is_restored() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interruptions() as is_stopped:
+        assert not is_stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert is_stopped()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_at_the_prompt_leaves(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    assert ChatTerminal(session(model), ask).run() == ExitCode.OK
+
+
+def test_a_share_of_the_cores_is_held_only_while_the_model_answers(model: Path, tmp_path: Path) -> None:
+    trainer = CoreShare(tmp_path / "runtime" / "cores", 8)
+    assert trainer.take() == (0, 1)
+    chat = session(model)
+    seen: list[int] = []
+    chat.answer("Who?", lambda piece: seen.append(trainer.take()[1]))
+    assert set(seen[:-1]) == {2} and trainer.take()[1] == 1 and AnswerCores().others == 1
+    trainer.give_back()
+
+
+def test_memory_that_is_not_there_is_a_sentence(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.chat.model.available_memory", lambda: 1000)
+    with pytest.raises(PeerError, match="needs about .* MB of memory, and 1.0 kB are free here; close other programs$"):
+        session(model)
+    trainer = CoreShare(tmp_path / "runtime" / "cores", 8)
+    trainer.take()
+    with pytest.raises(PeerError, match="let the peer that trains here rest"):
+        session(model)
+    trainer.give_back()
+
+
+def changed(folder: Path, name: str, **fields: Any) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_ends(folder: Path) -> None:
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|im_end|>", "<|x|>"))
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "more layers than tensors": (lambda folder: changed(folder, "config.json", num_hidden_layers=1 << 60), "fewer tensors"),
+    "another width": (lambda folder: changed(folder, "config.json", intermediate_size=80), "the shape"),
+    "a model of another kind": (lambda folder: changed(folder, "config.json", model_type="gpt2"), "model_type"),
+    "weights cut off": (cut, "model.safetensors"),
+    "a context of nothing": (lambda folder: changed(folder, "config.json", max_position_embeddings=2), "too few to answer"),
+    "no end token": (without_ends, "which token ends a text"),
+    "a tokenizer that is a program": (
+        lambda folder: changed(folder, "tokenizer.json", normalizer={"type": "Precompiled"}),
+        "a run allows",
+    ),
+    "a tokenizer of a larger model": (
+        lambda folder: changed(
+            folder,
+            "tokenizer.json",
+            added_tokens=[
+                *json.loads((folder / "tokenizer.json").read_text())["added_tokens"],
+                {
+                    "id": 260,
+                    "content": "<|more|>",
+                    "special": True,
+                    **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
+                },
+            ],
+        ),
+        "more than the model (260)",
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "a pointer of Git LFS": (
+        lambda folder: (folder / "tokenizer.json").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+        ),
+        POINTER_FLAW.split(";")[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused_with_a_sentence(
+    name: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, part = HOSTILE[name]
+    change(model)
+    assert piped(monkeypatch, b"Who?", model) == ExitCode.INPUT
+    error = capsys.readouterr().err
+    assert error.startswith("peer: ") and part in error and error.count("\n") == 1
+
+
+def test_a_template_of_an_unknown_form_is_not_run_and_the_model_completes_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_model(tmp_path / "mistral", "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}")
+    out = talk(folder, [], capsys)
+    assert "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts" in out
+
+
+def test_json_needs_a_pipe(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin = Pipe(b"")
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["chat", str(model), "--json"]) == ExitCode.USAGE
+    assert "--json answers a text from a pipe" in capsys.readouterr().err
