@@ -178,7 +178,7 @@ def _smaller(shape: ModelShape) -> str:
 
 
 def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[ManifestProblem]:
-    """Yield a problem for each misfit in the chunks of a model whose parameters are within the limit."""
+    """Yield a problem for each misfit in the chunks of a fragment of `parameters`, and of a state."""
     chunks, pieces = chunk_count(parameters, chunk), -(-state_bytes // checkpoint_chunk)
     if chunks > MAX_CHUNKS:
         yield ManifestProblem(

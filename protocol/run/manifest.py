@@ -284,7 +284,9 @@ class RunManifest(Section):
                 "a run with rollouts exchanges whole states and waits for them; fragments = 1 and rounds.delay = 0 would do",
             )
         yield from block_problems(self.codec, LADDER[self.codec].block, self.chunk_parameters)
-        yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
+        yield from chunk_problems(
+            self.fragment_parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes
+        )
         if self.allowlist != sorted(set(self.allowlist)):
             yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
         if self.publishers != sorted(set(self.publishers)):

@@ -193,6 +193,12 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
     assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
 
 
+def test_a_large_model_may_have_as_many_fragments_as_any() -> None:
+    """The limit of chunks is one of a round, which exchanges a fragment."""
+    manifest = parsed("fragments = 64\n[model]\ndim = 5120\nlayers = 37\n[rounds]\ninner_steps = 64\n")
+    assert manifest.chunks <= MAX_CHUNKS < chunk_count(manifest.parameters, manifest.chunk_parameters)
+
+
 def test_fragments_and_delays_that_do_not_fit_are_refused_in_one_sentence() -> None:
     steps = "[rounds]\ninner_steps = {}\ndelay = {}\n"
     assert parsed("fragments = 4\n" + steps.format(20, 5)).round_steps == 5
