@@ -343,7 +343,8 @@ class Contributor:
 
     def _on_progress_ahead(self, ahead: _NextRound, progress: Progress) -> None:
         self._on_progress(ahead.work, progress, ahead=not ahead.applied.is_set())
-        if not ahead.applied.is_set() and progress.steps >= self._replica.manifest.rounds.delay:
+        most = min(self._replica.manifest.rounds.delay, ahead.work.wanted)
+        if not ahead.applied.is_set() and progress.steps >= most:
             self._activity.train_on(False)  # it waits for the result
 
     async def _complete(self, base: Base, ahead: _NextRound) -> Contribution | None:

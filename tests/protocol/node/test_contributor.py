@@ -334,18 +334,29 @@ def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(
 
 
 @pytest.mark.parametrize(
-    ("delay", "steps", "why"),
-    [(5, 0, WhyIdle.BUSY), (5, 4, WhyIdle.BUSY), (5, 5, WhyIdle.COMMITTING), (0, 0, WhyIdle.COMMITTING)],
+    ("delay", "wanted", "steps", "why"),
+    [
+        (5, 10, 0, WhyIdle.BUSY),
+        (5, 10, 4, WhyIdle.BUSY),
+        (5, 10, 5, WhyIdle.COMMITTING),
+        (5, 3, 3, WhyIdle.COMMITTING),
+        (0, 10, 0, WhyIdle.COMMITTING),
+    ],
 )
 def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
-    tmp_path: Path, delay: int, steps: int, why: WhyIdle
+    tmp_path: Path, delay: int, wanted: int, steps: int, why: WhyIdle
 ) -> None:
+    """With the last rows of a run it may want fewer steps than the delay allows."""
+
     async def check(table: Table) -> None:
         first, _ = streamed(table)
         async with trio.open_nursery() as nursery:
             assert await table.contributor.compute(first, table.work) is not None
             table.trainer.early_steps = steps
             table.contributor.train_ahead(first, table.work, nursery)
+            ahead = table.contributor.ahead_in(1)
+            assert ahead is not None
+            ahead.begin(wanted)
             table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
             await trio.testing.wait_all_tasks_blocked()
             assert table.activity.why is why
