@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
         help="tokens a second of a trainer, as 5000 or 2000..20000 (default: 1 TFLOP/s; `peer bench` measures it)",
     )
     parser.add_argument(
-        "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit or 5mbit..50mbit (default)"
+        "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit (default) or 5mbit..50mbit"
     )
     parser.add_argument("--down", metavar="RATE", default="100mbit", help="download of a peer (default: 100mbit)")
     parser.add_argument("--rtt", metavar="TIME", default="40ms", help="round-trip time between peers (default: 40ms)")

@@ -364,7 +364,7 @@ class RoundSimulation:
         late[members] = np.maximum(0.0, cost.seconds - carried)
         others = self._is_on.copy()
         others[members] = False
-        late[others] = load.result_bytes / peers.down[others]
+        late[others] = WIRE * load.result_bytes / peers.down[others]
         self._result_at = np.where(
             self._is_on, np.maximum(self._result_at, committed_at + late + load.parameters / APPLY_PER_S), self._result_at
         )
@@ -449,8 +449,8 @@ class RoundSimulation:
         if not which.size:
             return
         now, down = self._switch_at[which], self._peers.down[which]
-        fetched = np.minimum((self._missed[which] + 1) * self._load.result_bytes, self._rules.state_bytes)
-        ready_at = now + WIRE * fetched / down
+        fetched = WIRE * np.minimum((self._missed[which] + 1) * self._load.result_bytes, self._rules.state_bytes)
+        ready_at = now + fetched / down
         self._received[which] += fetched
         self._spent[Doing.FETCH][which] += ready_at - now
         self._draw(Doing.FETCH, which, now, ready_at)
