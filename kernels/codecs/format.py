@@ -115,7 +115,7 @@ class Format(ABC):
 
     @abstractmethod
     def rows_are_sane(self, sections: Sequence[Bytes], values: int) -> bool:
-        """Return True if `encode_rows` could have made these bytes from blocks of so many values."""
+        """Return True if these bytes keep to the format, as all that `encode_rows` makes of blocks of so many values do."""
 
     @abstractmethod
     def squares_of_rows(self, sections: Sequence[Bytes], values: int) -> Doubles:
@@ -193,7 +193,7 @@ class Format(ABC):
         )
 
     def is_sane(self, data: Any, count: int, *, is_result: bool = False) -> bool:
-        """Return True if `encode` could have made these bytes from `count` values, except for a result's sums of squares."""
+        """Return True if these bytes keep to the format, as all that `encode` makes of `count` values do."""
         if memoryview(data).nbytes != self.encoded_bytes(count):
             return False
         magic, number, parameter, *squares = _HEADER.unpack_from(data)
