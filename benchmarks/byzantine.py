@@ -39,11 +39,11 @@ from kernels.aggregate import Rule, aggregate
 from kernels.codecs.format import norm
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
+from kernels.schedule import Place
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim import Place
 from trainer.parameters import NotFinite
 from trainer.worker import Task, Worker
 

@@ -42,6 +42,7 @@ from benchmarks.diloco_bench import (
     rows_of,
     rule_named,
 )
+from kernels.schedule import Place
 from peer.corpora.run_data import MANIFEST, RunData
 from protocol.corpora.manifest import read_manifest
 from protocol.run.sections import CORPORA
@@ -51,7 +52,7 @@ from trainer.device import device_speed
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, hidden_states
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 from trainer.worker import Task, Worker
 

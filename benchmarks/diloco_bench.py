@@ -18,11 +18,11 @@ from kernels.codecs.format import Format, Squares
 from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256, Codec
 from kernels.layout import Layouts, chunk_layouts
 from kernels.outer_step import OuterStep, automatic
+from kernels.schedule import Place
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]

@@ -25,6 +25,7 @@ import torch
 from kernels.aggregate import aggregate
 from kernels.codecs.format import HEADER_BYTES
 from kernels.codecs.ladder import LADDER, Codec
+from kernels.schedule import Place
 from kernels.toploc import prove_all
 from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
 from trainer.config import InnerConfig
@@ -32,7 +33,7 @@ from trainer.data.rows import Rows
 from trainer.device import device_speed, wait_for
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, Documents, causal_attention
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 
 VALUES = 1 << 27

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from kernels.mixture import MixturePhase, RowMixture
+from kernels.schedule import Place
 from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, documents, opened, write_corpus
 from trainer.config import InnerConfig
 from trainer.data.corpus import CorpusReading, DocumentLayout, MixedSource
@@ -26,7 +27,7 @@ from trainer.device import pick_device
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 
 SHARED: dict[str, Any] = {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}

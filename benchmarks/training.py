@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kernels.schedule import Place
 from peer.trainer_process.process import environment
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
@@ -38,7 +39,7 @@ from trainer.device import device_speed, pick_device, wait_for
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 
 SHARED: dict[str, Any] = {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}

@@ -197,13 +197,18 @@ def of_fragment(fragment: int, fragments: int) -> str:
     return f", fragment {fragment + 1} of {fragments}" if fragments > 1 else ""
 
 
+def goal_amount(status: PeerStatus) -> str:
+    """Format the part of the run's total that is done: "41 of 100 rounds (41 %)".  The status has a total."""
+    total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")
+    done = amount(status.goal_done) if status.goal_unit == "tokens" else str(status.goal_done)
+    return f"{done} of {total} ({min(100, 100 * status.goal_done // status.goal_total)} %)"
+
+
 def goal_line(status: PeerStatus) -> str:
     """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:
         return "-"
-    total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")
-    done = amount(status.goal_done) if status.goal_unit == "tokens" else str(status.goal_done)
-    text = f"{done} of {total} ({min(100, 100 * status.goal_done // status.goal_total)} %)"
+    text = goal_amount(status)
     if status.run_ended:
         return f"{text}; the run has ended, and `peer export FOLDER` writes its final state"
     left = status.goal_left_s

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from kernels.schedule import Place, scheduled_rate, warmed
 from trainer.config import InnerConfig
 from trainer.device import GpuMemory, is_gpu, release_memory
 from trainer.memory import cpu_plan, recomputed_layers
@@ -467,46 +468,6 @@ class MicroBatches:
             self._most = self._parameters.least(self._most)
         self._memory = None
         return result
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Learning rate: a schedule of warm-up, stable phase and decay that ends with the run, and a warm-up for joiners.
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of an inner step in the run.
-
-    step: the swarm's step, counted from the start of the run's current stage. share: completed share of that stage, 0 to 1.
-    """
-
-    step: int
-    share: float
-
-
-COSINE_END = 0.1
-"""Share of the peak rate that is left at the end of a cosine schedule."""
-
-
-def scheduled_rate(config: InnerConfig, place: Place) -> float:
-    """Return a step's learning rate: linear warm-up, then the schedule, which ends with the run's current stage.
-
-    wsd: constant, then 1 - sqrt of the cooldown (Hägele et al. 2024).  cosine: half a wave, down to `COSINE_END`.
-    """
-    rate = config.lr * warmed(place.step, config.warmup_steps)
-    if config.schedule == "cosine":
-        return rate * (COSINE_END + (1 - COSINE_END) * (1 + math.cos(math.pi * min(1.0, place.share))) / 2)
-    if config.schedule != "wsd":
-        raise ValueError(f"unknown schedule {config.schedule!r}: this version knows 'wsd' and 'cosine'")
-    stable = 1.0 - config.cooldown
-    if place.share <= stable:
-        return rate
-    return rate * max(0.0, 1.0 - math.sqrt((place.share - stable) / config.cooldown))
-
-
-def warmed(step: int, warmup_steps: int) -> float:
-    """Return the factor on the learning rate at step `step` (from 0) of a warm-up; 1 without a warm-up."""
-    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
 
 
 # ------------------------------------------------------------------------------------------------------------------------

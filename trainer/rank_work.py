@@ -23,6 +23,7 @@ import torch
 
 from kernels.codecs.ladder import codec_named
 from kernels.layout import Layouts, chunk_layouts, fragment_length, fragment_span
+from kernels.schedule import Place
 from trainer.config import InnerConfig, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY, is_gpu
@@ -38,7 +39,6 @@ from trainer.optim import (
     MicroBatches,
     MomentsFile,
     PendingLoss,
-    Place,
     part_of,
     units_at_once,
 )

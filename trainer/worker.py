@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from kernels.layout import Layout
+from kernels.schedule import Place
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
@@ -26,7 +27,7 @@ from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
 from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank

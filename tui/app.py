@@ -28,7 +28,7 @@ from protocol.events.events import Left
 from protocol.events.status import PeerStatus
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
-from tui.panels import header, log, me, rollouts, round, swarm, training, transfers
+from tui.panels import header, log, me, rollouts, round, run, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel
@@ -37,21 +37,21 @@ FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
 """Smallest width and height of a terminal, in columns and lines, for panels in two columns."""
-KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  1-6 panel"
-KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  1-6 panel"
+KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  i invitation"
+KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  i invitation"
 PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("1", training.TITLE, training.draw),
+    ("8", rollouts.TITLE, rollouts.draw),
     ("2", swarm.TITLE, swarm.draw),
     ("3", round.TITLE, round.draw),
+    ("7", run.TITLE, run.draw),
     ("4", transfers.TITLE, transfers.draw),
     ("5", log.TITLE, log.draw),
     ("6", me.TITLE, me.draw),
-    ("7", rollouts.TITLE, rollouts.draw),
 )
-ROLLOUTS = "7"
+"""Key, title and content of each panel, in the order in which a large terminal shows them."""
+ROLLOUTS = "8"
 """Key of the panel that is shown only in a run with rollouts."""
-SMALL, SMALL_WITH_ROLLOUTS = ("1", "2", "3", "5"), ("1", "2", "5", "7")
-"""Keys of the panels that a small terminal shows together."""
 
 
 class PeerApp(App[None]):
@@ -72,14 +72,11 @@ class PeerApp(App[None]):
     #keys { height: 1; padding: 0 1; color: $text-muted; }
     #panels { height: 1fr; layout: vertical; }
     #panels Panel { height: 1fr; }
-    .small #swarm, .small #round { height: 5fr; }
-    .small #training { height: 6fr; }
-    .small #log { height: 6fr; }
-    .large #panels { layout: grid; grid-size: 2 3; grid-columns: 1fr 1fr; }
-    .large.with-rollouts #panels { grid-size: 2 4; grid-rows: 1fr 1fr 1fr 1.4fr; }
-    .large.with-rollouts #rollouts { column-span: 2; }
-    .small #rollouts { height: 7fr; }
-    .alone #panels { layout: vertical; }
+    #tabs { height: 1; padding: 0 1; }
+    .together #panels { layout: grid; grid-size: 2 4; grid-columns: 1fr 1fr; grid-rows: 1.4fr 1fr 1fr 1fr; }
+    .together #training { column-span: 2; }
+    .together.with-rollouts #training { column-span: 1; }
+    .together #tabs { display: none; }
     """
     BINDINGS = [
         Binding("q,ctrl+q", "close", "close"),
@@ -87,6 +84,9 @@ class PeerApp(App[None]):
         Binding("question_mark", "open('help')", "help"),
         *(Binding(key, f"alone('{key}')", title) for key, title, _ in PANELS),
         Binding("0,escape", "alone('')", "all panels"),
+        Binding("tab", "next(1)", "next panel", priority=True),
+        Binding("shift+tab", "next(-1)", "panel before", priority=True),
+        Binding("i", "invite", "copy the invitation"),
         Binding("down", "scroll(1)"),
         Binding("up", "scroll(-1)"),
         Binding("pagedown", "scroll(10)"),
@@ -116,6 +116,7 @@ class PeerApp(App[None]):
         """Lay out the head, the panels and the line of keys."""
         yield Static(id="head")
         yield from (widget() for widget in self.BETWEEN)
+        yield Static(id="tabs", markup=False)
         with Container(id="panels"):
             for key, title, draw in PANELS:
                 yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
@@ -171,21 +172,28 @@ class PeerApp(App[None]):
                 panel.show()
 
     def _arrange(self, size: Size) -> None:
-        """Choose the panels to show, and their arrangement."""
+        """Choose the panels to show: all, if the terminal has room and no panel is to be alone; else one, with tabs."""
         below = self.screen_stack[0]  # the screen below a dialog, if one is open
-        wide = size.width >= WIDE and size.height >= HIGH
-        below.set_class(wide, "large")
-        below.set_class(not wide, "small")
-        below.set_class(bool(self._alone), "alone")
-        some = self.picture.has_rollouts
-        below.set_class(some, "with-rollouts")
-        self.query_one("#keys", Static).update(self._keys.replace("1-6", "1-7") if some else self._keys)
-        shown = {key for key, _, _ in PANELS} if wide else {*(SMALL_WITH_ROLLOUTS if some else SMALL)}
-        if not some:
-            shown -= {ROLLOUTS}
+        together = size.width >= WIDE and size.height >= HIGH and not self._alone
+        below.set_class(together, "together")
+        below.set_class(self.picture.has_rollouts, "with-rollouts")
         for (key, _, _), panel in zip(PANELS, self.query(Panel), strict=True):
-            panel.display = key == self._alone if self._alone else key in shown
+            panel.display = (together or key == self._shown) and key in self._present
+        tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
+        self.query_one("#tabs", Static).update(
+            Text("  ").join(Text(f"{key} {title}", "reverse" if key == self._shown else "") for key, title in tabs)
+        )
         self._draw()
+
+    @property
+    def _present(self) -> list[str]:
+        """Keys of the panels that this run has, ascending."""
+        return sorted(key for key, _, _ in PANELS if key != ROLLOUTS or self.picture.has_rollouts)
+
+    @property
+    def _shown(self) -> str:
+        """Key of the panel that is shown if only one is."""
+        return self._alone if self._alone in self._present else self._present[0]
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
@@ -210,12 +218,31 @@ class PeerApp(App[None]):
 
     def action_alone(self, key: str) -> None:
         """Show one panel on the whole screen, or all of them."""
+        if key and key not in self._present:
+            return
         self._alone = "" if key == self._alone else key
         self._arrange(self.size)
 
+    def action_next(self, steps: int) -> None:
+        """Show the next panel alone, or the one before; not below a dialog."""
+        if len(self.screen_stack) > 1:
+            return
+        present = self._present
+        self._alone = present[(present.index(self._shown) + steps) % len(present)]
+        self._arrange(self.size)
+
+    def action_invite(self) -> None:
+        """Copy the invitation, or the command that makes one, to the clipboard of the terminal (OSC 52)."""
+        status = self.picture.status
+        text = (status.invitation or status.invite_command) if status is not None else ""
+        if not text:
+            return self._say("there is no invitation to copy: this run's organiser invites", "warning")
+        self.copy_to_clipboard(clean(text, 8000))
+        self._say("copied for pasting; in a terminal without a clipboard, `peer status` prints it")
+
     def action_scroll(self, lines: int) -> None:
         """Scroll the panel shown alone, or else the log, which scrolls the other way, because its newest lines are last."""
-        panel = self._panel(self._alone or "5")
+        panel = self._panel(self._shown if not self.screen.has_class("together") else "5")
         panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
         panel.show()
 

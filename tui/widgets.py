@@ -26,13 +26,15 @@ from tui.picture import Picture
 
 
 KEYS = """\
-1 to 7    show one panel (7: rollouts); the same key or 0 shows all
+1 to 8    show one panel (7: run, 8: rollouts); the same key or 0: all
+Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
 s         sort the swarm            l  filter the log
 p         pause; p again resumes    P  pause for an hour
 c         controls: settings that take effect at once
 f         finish this round, then stop the peer
 x         say goodbye and stop the peer
+i         copy the invitation, to paste it elsewhere
 a         mark alarms as seen       t  light or dark
 """
 OF_A_VIEW = """\

@@ -317,6 +317,7 @@ class Daemon:
             invite_command=lives.part.invite_command(),
             reachable=reachable,
             reachability=reachability,
+            run_facts=lives.part.run_facts(),
         )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
+from protocol.events.status import RunFacts, RunMixture
 from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import AboutSection, Unit
@@ -33,6 +34,37 @@ def assumed_speed(manifest: RunManifest) -> Speed:
     """Return the speed that is assumed for one member of a run whose speed was never measured."""
     rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
     return Speed(rate, "assumed for one member with 1 TFLOP/s")
+
+
+def run_facts(manifest: RunManifest) -> RunFacts:
+    """Return the facts that the status and the interface show."""
+    about, data, model = manifest.about or AboutSection(), manifest.data, manifest.model
+    mixtures = [(0, [source.weight for source in data.sources])] if data.sources else []
+    mixtures += [(phase.from_tokens, phase.weights) for phase in data.phases]
+    return RunFacts(
+        description=about.description,
+        url=about.url,
+        licence=about.licence,
+        family=model.family,
+        parameters=manifest.parameters,
+        layers=model.layers,
+        dim=model.dim,
+        begins_with_weights=bool(manifest.initial_state),
+        rows=data.format,
+        sequence_length=data.sequence_length,
+        is_local=data.is_local,
+        mixtures=[RunMixture(from_tokens=start, shares=_shares(manifest, weights)) for start, weights in mixtures],
+        data_tokens=data.sequence_length * sum(source.rows for source in data.sources),
+        epochs=data.epochs,
+        environment=manifest.rl.environment if manifest.rl is not None else "",
+        warm_rounds=manifest.rl.warm_rounds if manifest.rl is not None else 0,
+        peak_rate=manifest.inner.lr,
+    )
+
+
+def _shares(manifest: RunManifest, weights: Sequence[int]) -> dict[str, float]:
+    names = [clean(OWN_SOURCES.get(source.name, source.name), 64) for source in manifest.data.sources]
+    return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True) if weight}
 
 
 def about_lines(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -89,8 +121,9 @@ def _total(manifest: RunManifest) -> str:
 
 
 def _trains(manifest: RunManifest) -> str:
-    size = f"{amount(manifest.parameters).strip()} parameters"
-    return f"the weights of a folder ({size})" if manifest.initial_state else f"a model of {size} from scratch"
+    model = manifest.model
+    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {model.layers} layers of {model.dim})"
+    return f"the weights of a folder: {shape}" if manifest.initial_state else f"a model of {shape} from scratch"
 
 
 def _reads(manifest: RunManifest) -> str:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kernels.aggregate import weights_of
+from kernels.schedule import Place, RatePhase, rate_phase, scheduled_rate, warmed
+from protocol.run.manifest import RunManifest
 from protocol.run.sections import Goal, Unit
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -207,6 +209,17 @@ class RunProgress:
         before = self if extension is None else self.extended(extension)
         added = counted_tokens(commit)
         return replace(before, rounds=self.rounds + 1, tokens=self.tokens + added, added=added)
+
+
+def rate_of(manifest: RunManifest, progress: RunProgress) -> tuple[float, RatePhase]:
+    """Return the learning rate of the first step of the next round, and its phase; rates on rollouts never decay."""
+    inner, steps = manifest.inner, manifest.steps_of(progress.rounds)
+    if manifest.rl is not None and manifest.learns_from_rollouts(progress.rounds):
+        rl, step = manifest.rl, progress.rounds * steps
+        phase = RatePhase.WARM_UP if step < rl.warmup_steps else RatePhase.STABLE
+        return rl.lr * warmed(step, rl.warmup_steps), phase
+    place = Place((progress.rounds - progress.first) * steps, progress.share)
+    return scheduled_rate(inner, place), rate_phase(inner, place)
 
 
 class RunPace:

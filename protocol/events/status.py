@@ -175,6 +175,49 @@ class RolloutStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunMixture:
+    """Mixture of the sources of a run's data.
+
+    from_tokens: tokens read by all members together from which it is used.  shares: share of the rows, by source.
+    """
+
+    from_tokens: int
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The run as its organiser signed it, for people.
+
+    description, url, licence: the organiser's words, which nobody checks; empty if there are none.
+    family, parameters, layers, dim: the model.  begins_with_weights: true if it begins with weights trained before.
+    rows: text, chat or preference.  sequence_length: tokens of a row.  is_local: true if each member reads data of its own.
+    mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
+    sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
+    environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
+    from rollouts.  peak_rate: the highest learning rate on rows.
+    """
+
+    description: str = ""
+    url: str = ""
+    licence: str = ""
+    family: str
+    parameters: int
+    layers: int
+    dim: int
+    begins_with_weights: bool = False
+    rows: str = "text"
+    sequence_length: int
+    is_local: bool = False
+    mixtures: list[RunMixture] = field(default_factory=list)
+    data_tokens: int = 0
+    epochs: int = 0
+    environment: str = ""
+    warm_rounds: int = 0
+    peak_rate: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """A peer as its node knows it.  The defaults describe a peer whose node does not run yet.
 
@@ -224,7 +267,10 @@ class NodeStatus:
     goal_unit, goal_total, goal_done: unit of the run's total ("tokens" or "rounds"), the total, and the amount done.
     goal_left_s: seconds until the total is reached, at the speed of the last round made here; None before two rounds were
     made here.  run_ended: true if the total is reached and no extension is known.
+    run_tokens: tokens of all members so far, as the run counts them.
     run_tokens_per_s: tokens a second of all members in the last round; None before two rounds were made here.
+    learning_rate, rate_phase: learning rate of the first step of the next round, and its phase: warm-up, stable or decay;
+    None and empty before the node runs.
     clock_skew: difference of this computer's clock from the median of at least three peers' clocks, such as "2 h 3 min
     behind the clocks of 5 peers"; empty if it is within 60 s or fewer clocks are known.
     """
@@ -283,7 +329,10 @@ class NodeStatus:
     goal_done: int = 0
     goal_left_s: float | None = None
     run_ended: bool = False
+    run_tokens: int = 0
     run_tokens_per_s: float | None = None
+    learning_rate: float | None = None
+    rate_phase: str = ""
     clock_skew: str = ""
     block_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -310,6 +359,7 @@ class PeerStatus(NodeStatus):
     of the guest's ID; else empty.
     reachable: reachable, unreachable or unknown, according to peers that were asked to dial back.
     reachability: the same for each address at which they see this peer or which it announces.
+    run_facts: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
     """
 
     pid: int
@@ -319,6 +369,7 @@ class PeerStatus(NodeStatus):
     invite_command: str = ""
     reachable: str = "unknown"
     reachability: dict[str, str] = field(default_factory=dict)
+    run_facts: RunFacts | None = None
 
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
@@ -337,12 +388,20 @@ class PeerStatus(NodeStatus):
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
             told = given.get("rollouts")
             rollouts = RolloutStatus(**_known(RolloutStatus, told)) if told is not None else None
-            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts})
+            facts = _run_facts(given.get("run_facts"))
+            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, "run_facts": facts})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no status of a peer: {error}") from error
 
 
-def _known(cls: type[NodeStatus] | type[SwarmPeer] | type[RolloutStatus], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `given` that `cls` is made from."""
+def _run_facts(given: Any) -> RunFacts | None:
+    if given is None:
+        return None
+    mixtures = [RunMixture(**_known(RunMixture, each)) for each in given.get("mixtures", ())]
+    return RunFacts(**{**_known(RunFacts, given), "mixtures": mixtures})
+
+
+def _known(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `given` that the dataclass `cls` is made from."""
     names = {each.name for each in fields(cls) if each.init}
     return {name: value for name, value in given.items() if name in names}

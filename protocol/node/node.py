@@ -15,6 +15,7 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
+from protocol.chain.progress import rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.events.status import NodeStatus, WhyIdle
 from protocol.membership.activity import Activity
@@ -294,6 +295,7 @@ class Node:
         last, final = self._history.last, self._final_rounds()
         progress, rate = self._history.roster.progress, self._heartbeats.tokens_per_s
         figures = self._process.figures if self._process else None
+        learning_rate, rate_phase = rate_of(manifest, progress)
         settled = max(final, min(self._following.settled.rounds, self._history.length)) if not self._is_young() else 0
         return NodeStatus(
             peer=self._session.me,
@@ -348,7 +350,10 @@ class Node:
             goal_done=progress.done,
             goal_left_s=self._life.pace.left_s(progress),
             run_ended=self.extensions.has_ended,
+            run_tokens=progress.tokens,
             run_tokens_per_s=self._life.pace.tokens_per_s,
+            learning_rate=learning_rate,
+            rate_phase=rate_phase.value,
             clock_skew=self._handshake.clocks.skew,
             block_bytes=self._blocks.tally() if self._blocks is not None else {},
             rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)

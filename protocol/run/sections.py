@@ -160,6 +160,11 @@ class ModelSection(Section):
         )
 
     @property
+    def family(self) -> str:
+        """Name of the models that are shaped like this one."""
+        return "Qwen3" if self.qk_norm else "Qwen2" if self.qkv_bias else "Llama"
+
+    @property
     def parameters(self) -> int:
         """Parameters in the flat vector that peers exchange."""
         return self._shape.parameters

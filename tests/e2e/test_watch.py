@@ -28,6 +28,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
         swarm.until("it waits for others", lambda: first.heard(ev.PhaseChanged))
         with watch(swarm, first, "t1", (80, 24)) as terminal, watch(swarm, first, "t2", (120, 40)) as large:
             terminal.until("waiting for more peers")
+            terminal.type("2")
             second = swarm.peer("kitchen").start()
             swarm.whole(first, second)
             assert "kitchen" in terminal.until("COMPUTING")

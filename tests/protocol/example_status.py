@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus, RunFacts, RunMixture, SwarmPeer
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
@@ -20,6 +20,22 @@ NEIGHBOUR = SwarmPeer(
     liveness="alive",
     heard_s=1.0,
     version="0.1",
+)
+FACTS = RunFacts(
+    description="A model of field notes on bees, for beekeepers' phones.",
+    url="https://bees.example",
+    licence="Apache-2.0",
+    family="Llama",
+    parameters=820_352,
+    layers=4,
+    dim=128,
+    sequence_length=256,
+    mixtures=[
+        RunMixture(from_tokens=0, shares={"notes": 0.55, "books": 0.45}),
+        RunMixture(from_tokens=10**9, shares={"notes": 0.8, "web": 0.2}),
+    ],
+    data_tokens=4_100_000,
+    peak_rate=3e-3,
 )
 TRAINING = PeerStatus(
     peer=ME,
@@ -55,6 +71,7 @@ TRAINING = PeerStatus(
     swarm=[NEIGHBOUR],
     pid=1233,
     uptime_s=7500.0,
+    run_tokens=40960,
 )
 
 

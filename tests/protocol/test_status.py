@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from peer.commands.status import describe_status
 from protocol.events.status import REMEDIES, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
-from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
+from tests.protocol.example_status import FACTS, NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.drawing import Look
 from tui.picture import Picture
@@ -44,7 +44,7 @@ def test_a_reason_that_only_a_newer_peer_has_is_taken_without_a_remedy() -> None
 
 
 def test_a_status_survives_the_socket_and_json() -> None:
-    shown = status(loss=None, round_left_s=1.5, invitation="mh1x")
+    shown = status(loss=None, round_left_s=1.5, invitation="mh1x", run_facts=FACTS)
     assert PeerStatus.from_fields(json.loads(json.dumps(shown.to_fields()))) == shown
     assert list(shown.to_fields()) == [each.name for each in fields(PeerStatus)]
     assert list(shown.to_fields()["swarm"][0]) == [each.name for each in fields(SwarmPeer)]
@@ -72,6 +72,10 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
         {**TRAINING.to_fields(), "swarm": [{"peer": "x"}]},
         {**TRAINING.to_fields(), "swarm": 3},
         {**TRAINING.to_fields(), "rollouts": 3},
+        {**TRAINING.to_fields(), "run_facts": 3},
+        {**TRAINING.to_fields(), "run_facts": {"family": "Llama"}},
+        {**TRAINING.to_fields(), "run_facts": {**asdict(FACTS), "mixtures": 3}},
+        {**TRAINING.to_fields(), "run_facts": {**asdict(FACTS), "mixtures": [{}]}},
     ],
 )
 def test_what_is_no_status_is_a_value_error(given: object) -> None:
@@ -134,7 +138,10 @@ EARLY: dict[str, Any] = {
     "goal_done": 0,
     "goal_left_s": None,
     "run_ended": False,
+    "run_tokens": 0,
     "run_tokens_per_s": None,
+    "learning_rate": None,
+    "rate_phase": "",
     "clock_skew": "",
     "block_bytes": {},
     "pid": 1,
@@ -144,6 +151,7 @@ EARLY: dict[str, Any] = {
     "invite_command": "",
     "reachable": "unknown",
     "reachability": {},
+    "run_facts": None,
 }
 """The status of a peer whose node does not run yet."""
 

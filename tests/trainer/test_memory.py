@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.losses import CHUNK_LOGITS, CHUNK_TOKENS
+from kernels.schedule import Place
 from tests.trainer import small
 from trainer import memory
 from trainer.config import TrainingConfig
@@ -18,7 +19,7 @@ from trainer.data.rows import Rows
 from trainer.memory import StepPlan, TrainerSetup, cpu_plan, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss, Place
+from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss
 from trainer.parameters import WholeParameters
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
 

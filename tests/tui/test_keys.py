@@ -16,7 +16,7 @@ from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
-from tui.app import PANELS, PeerApp
+from tui.app import PANELS, ROLLOUTS, PeerApp
 from tui.feed import PeerFound, Stopped, Told
 from tui.widgets import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help, Panel
 
@@ -58,34 +58,73 @@ def shown(view: PeerApp) -> list[str]:
 @with_textual
 async def test_the_number_of_a_panel_shows_it_alone_and_once_more_all() -> None:
     view, _ = view_of()
-    async with view.run_test(size=(80, 24)) as pilot:
+    async with view.run_test(size=(120, 40)) as pilot:
         together = shown(view)
-        assert len(together) > 1
+        assert len(together) == len(PANELS) - 1, "there are no rollouts"
         for key, title, _ in PANELS:
+            if key == ROLLOUTS:
+                continue
             await pilot.press(key)
             assert shown(view) == [title.lower()]
             await pilot.press(key)
             assert shown(view) == together
-        await pilot.press("6", "0")
-        assert shown(view) == together
-        await pilot.press("6", "escape")
-        assert shown(view) == together
+        for keys in (("6", "0"), ("6", "escape"), (ROLLOUTS,)):
+            await pilot.press(*keys)
+            assert shown(view) == together
 
 
 @with_textual
-async def test_a_large_terminal_shows_every_panel_and_a_resize_arranges_them_anew() -> None:
+async def test_a_small_terminal_shows_one_panel_and_names_the_others() -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        assert shown(view) == ["training"]
+        assert _tabs(view) == "1 Training  2 Swarm  3 Round  4 Transfers  5 Log  6 Me  7 Run"
+        await pilot.press("tab")
+        assert shown(view) == ["swarm"]
+        await pilot.press("shift+tab", "shift+tab")
+        assert shown(view) == ["run"]
+        await pilot.press("question_mark", "tab", "escape")
+        assert shown(view) == ["run"], "keys of the panels do nothing below a dialog"
+        await pilot.press("tab")
+        assert shown(view) == ["training"]
+        source.told = [Stamped(1.0, 1.0, ev.RolloutsCounted(3, 0.5, 2, 90, {OTHER: 90}, 0, []))]
+        await ready(pilot)
+        assert len(_tabs(view)) <= 78 and _tabs(view).endswith("  8 Rollouts")
+
+
+@with_textual
+async def test_a_resize_arranges_the_panels_anew() -> None:
     view, _ = view_of()
     async with view.run_test(size=(120, 40)) as pilot:
-        assert len(shown(view)) == len(PANELS) - 1, "there are no rollouts"
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
-        assert len(shown(view)) < len(PANELS) - 1
+        assert len(shown(view)) == 1
         await pilot.resize_terminal(200, 60)
         await pilot.pause()
         assert len(shown(view)) == len(PANELS) - 1
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize(
+    ("changes", "copied"),
+    [
+        ({"invitation": "mh1abc", "invite_command": ""}, "mh1abc"),
+        ({"invitation": "", "invite_command": "peer run invite 0123 PEER_ID"}, "peer run invite 0123 PEER_ID"),
+        ({"invitation": "mh1\x1b]52;c;x\x07abc"}, "mh1]52;c;xabc"),
+        ({}, ""),
+    ],
+)
+@with_textual
+async def test_i_copies_the_invitation_or_the_command_that_makes_one(changes: dict[str, Any], copied: str) -> None:
+    view, _ = view_of(**changes)
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("i")
+        assert view.clipboard == copied
+        (notice,) = view._notifications
+        assert notice.message.startswith("copied for pasting" if copied else "there is no invitation to copy")
+
+
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
 @with_textual
 async def test_the_panel_of_rollouts_comes_with_the_first_of_them(size: tuple[int, int]) -> None:
     view, source = view_of()
@@ -95,7 +134,7 @@ async def test_the_panel_of_rollouts_comes_with_the_first_of_them(size: tuple[in
         source.told = [Stamped(1.0, 1.0, ev.RolloutsCounted(3, 0.5, 2, 90, {OTHER: 90}, 0, []))]
         await ready(pilot)
         assert "rollouts" in shown(view)
-        await pilot.press("7")
+        await pilot.press(ROLLOUTS)
         assert shown(view) == ["rollouts"]
 
 
@@ -109,6 +148,7 @@ async def test_who_is_set_aside_is_an_alarm_until_it_was_seen(event: ev.Event) -
         await ready(pilot)
         assert [line.level for line in view.picture.alarms] == ["warning"]
         rollouts = next(panel for panel in view.query(Panel) if panel.id == "rollouts")
+        await pilot.press(ROLLOUTS)
         assert "! set aside:" in rollouts.text
         await pilot.press("a")
         assert not view.picture.alarms and "! set aside:" in rollouts.text, "the panel goes on saying it"
@@ -176,7 +216,7 @@ async def test_the_help_names_every_key_and_closes() -> None:
         assert isinstance(view.screen, Help)
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
-    for key in ("1 to 7", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
+    for key in ("1 to 8", "Tab ", "i ", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
         assert key in KEYS + OF_A_VIEW + OF_OWN
 
 
@@ -258,6 +298,12 @@ async def test_t_switches_between_light_and_dark() -> None:
         assert view.theme != before
         await pilot.press("t")
         assert view.theme == before
+
+
+def _tabs(view: PeerApp) -> str:
+    from textual.widgets import Static
+
+    return str(view.query_one("#tabs", Static).render())
 
 
 def _head(view: PeerApp) -> str:

@@ -9,10 +9,10 @@ import pytest
 from peer.control.client import Stamped
 from peer.formatting import columns
 from protocol.events import events as ev
-from protocol.events.status import RolloutStatus
-from tests.protocol.example_status import NEIGHBOUR, OTHER, status
+from protocol.events.status import RolloutStatus, RunMixture
+from tests.protocol.example_status import FACTS, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
-from tui.panels import header, rollouts, round, swarm, training, transfers
+from tui.panels import header, rollouts, round, run, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Draw
@@ -25,7 +25,25 @@ def evil() -> Picture:
     picture = Picture()
     said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL)
     others = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(50)]
-    picture.update(status(swarm=others, why_detail=EVIL, run_name=EVIL, version=EVIL, addresses=[EVIL]))
+    mixtures = [RunMixture(from_tokens=each, shares={EVIL: 0.5, f"{EVIL}{each}": 0.5}) for each in range(9)]
+    facts = replace(FACTS, description=EVIL * 99, url=EVIL, licence=EVIL, family=EVIL, rows=EVIL, environment=EVIL)
+    picture.update(
+        status(
+            swarm=others,
+            why_detail=EVIL,
+            run_name=EVIL,
+            version=EVIL,
+            addresses=[EVIL],
+            run_facts=replace(facts, mixtures=mixtures),
+            rate_phase=EVIL,
+            learning_rate=float("nan"),
+            invitation=EVIL,
+            organiser=EVIL,
+            goal_unit=EVIL,
+            goal_total=9,
+            goal_left_s=1e12,
+        )
+    )
     for number, event in enumerate(
         (
             ev.PeerJoined(OTHER, EVIL),
@@ -195,3 +213,49 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
     remedy = "`peer resume`, or `p` in the interface"
     assert header.draw(picture, "", 78, True)[1].plain == f"{'PAUSED paused by you':<{78 - len(remedy)}}{remedy}"
     assert header.draw(picture, "", 50, True)[1].plain == "PAUSED paused by you", "where there is no room for more"
+
+
+def of_run(**changes: object) -> Picture:
+    picture = Picture()
+    picture.update(status(goal_unit="tokens", goal_total=10**9, goal_done=25 * 10**7, run_facts=FACTS, **changes))
+    return picture
+
+
+def test_the_run_says_what_is_trained_on_what_how_far_and_how_to_join() -> None:
+    shown = of_run(
+        goal_left_s=7200.0, learning_rate=3e-3, rate_phase="stable", organiser=ME, invitation="mh1abcdefghijklmnop"
+    )
+    rows = [row.plain.rstrip() for row in run.draw(shown, 78, 20, Look(unicode=False))]
+    assert rows[0] == "demo   organised by …ABCDEF"
+    assert rows[1] == "A model of field notes on bees, for beekeepers' phones."
+    assert rows[2] == "model       Llama, 820.4 k parameters (4 layers of 128), from scratch"
+    assert rows[3] == "goal        250.0 M of 1.0 G tokens (25 %)"
+    assert rows[4] == f"            {'#' * 7}{'.' * 24}  about 2 hours to go at this speed"
+    assert rows[5] == "rate        0.003, stable (peak 0.003)"
+    assert rows[6] == "data        text, about 4.1 M tokens, in rows of 256"
+    assert rows[7:10] == [
+        "licence     Apache-2.0",
+        "home page   https://bees.example",
+        "invitation  i copies it: mh1abcdefghi…klmnop",
+    ]
+    assert rows[10].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
+    assert rows[11].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
+    assert rows[13].split() == ["web", "-", "....................", "20.0", "%"]
+
+
+def test_a_later_mixture_is_the_present_one_once_its_tokens_are_read() -> None:
+    rows = [row.plain.split() for row in run.draw(of_run(run_tokens=10**9), 78, 20, Look(unicode=False))]
+    assert ["SOURCE", "SHARE"] in rows and ["notes", "80.0", "%", "################...."] in rows
+    assert not any("books" in row for row in rows)
+
+
+def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
+    early = Picture()
+    early.update(status(run_name="", goal_total=0))
+    assert [row.plain.rstrip() for row in run.draw(early, 78, 9, Look())] == [
+        "a run whose manifest is being fetched",
+        "goal        -",
+        "invitation  -",
+    ]
+    told = [row.plain.rstrip() for row in run.draw(of_run(invite_command="peer run invite"), 78, 20, Look())]
+    assert "invitation  the run admits by token; i copies the command that makes one" in told

@@ -13,6 +13,8 @@ from tui.app import PANELS, ROLLOUTS, PeerApp
 
 RECORDED = Path(__file__).parent / "recorded"
 NEWCOMER, STREAMED = RECORDED / "newcomer.jsonl", RECORDED / "streamed.jsonl"
+ORGANISER = RECORDED / "organiser.jsonl"
+"""Founder of a run with an `[about]` and three sources, whose mixture changes once."""
 ROLES = ("trainer", "writer", "validator")
 """Peers of a run with rollouts (`tests.tui.rollout_swarm`); another one cheated there."""
 SIZES = ((80, 24), (120, 40))
@@ -60,6 +62,12 @@ def test_a_light_terminal(snap_compare: Compare) -> None:
 
 def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
     assert snap_compare(watched(16), terminal_size=(80, 24), run_before=drawn(""))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("keys", ["", "1", "7"], ids=["together", "training", "run"])
+def test_a_run_that_says_what_it_is_for(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(keys))
 
 
 @pytest.mark.parametrize("lines", [81, 117], ids=["ahead", "waiting"])

@@ -18,9 +18,10 @@ from typing import Self
 import numpy as np
 
 from kernels.layout import Layouts
+from kernels.schedule import Place
 from trainer.models.llama.model import Decoder
 from trainer.objective import UnitLosses
-from trainer.optim import Optimiser, Place
+from trainer.optim import Optimiser
 from trainer.parameters import NotFinite, WholeParameters
 from trainer.rank_work import Course, CourseName, RankWork
 from trainer.rl.config import RlConfig

@@ -35,7 +35,7 @@ def a_run(text: str = "", *, tunes: bool = False) -> RunManifest:
 def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     said = dict(purpose_lines(a_run("total_rounds = 300\n")))
     assert list(said) == ["trains", "reads", "rate", "until", "organiser"]
-    assert said["trains"] == "a model of 820.4 k parameters from scratch"
+    assert said["trains"] == "a model of 820.4 k parameters (Llama, 4 layers of 128) from scratch"
     assert said["reads"] == "the source and documentation of this program (about 4.1 M tokens in all)"
     assert said["rate"].startswith("0.003, after 100 steps of warm-up")
     assert said["until"].startswith("300 rounds (12.3 M tokens of each member), about 4 minutes at 50.0 k tokens/s (assumed")

@@ -114,7 +114,7 @@ def test_without_a_compiler_that_works_a_trainer_says_so_and_trains(tmp_path: Pa
     code = """
 from dataclasses import replace
 from tests.trainer import small
-from trainer.optim import Place
+from kernels.schedule import Place
 from trainer.worker import Worker
 worker = Worker(replace(small.config(), compiles="on"), small.CPU)
 worker.inner.step(worker.batch(range(2)), Place(0, 0.0)).read()

@@ -1,13 +1,25 @@
 """The schedule of the learning rate."""
 
-from dataclasses import replace
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.trainer import small
-from trainer.optim import Place, scheduled_rate, warmed
+from kernels.schedule import Place, RatePhase, rate_phase, scheduled_rate, warmed
 
-INNER = replace(small.config().inner, lr=1.0, warmup_steps=10, cooldown=0.4)
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a schedule."""
+
+    lr: float = 1.0
+    warmup_steps: int = 10
+    schedule: str = "wsd"
+    cooldown: float = 0.4
+
+
+INNER = Settings()
 
 
 @pytest.mark.parametrize(
@@ -34,3 +46,17 @@ def test_joiners_warm_up_from_nothing() -> None:
 @pytest.mark.parametrize(("step", "share", "rate"), [(4, 0.0, 0.5), (99, 0.5, 0.55), (200, 1.0, 0.1)])
 def test_cosine_comes_down_to_a_tenth(step: int, share: float, rate: float) -> None:
     assert scheduled_rate(replace(INNER, schedule="cosine"), Place(step, share)) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "share", "phase"),
+    [
+        ("wsd", 9, 0.1, RatePhase.WARM_UP),
+        ("wsd", 10, 0.1, RatePhase.STABLE),
+        ("wsd", 99, 0.61, RatePhase.DECAY),
+        ("cosine", 9, 0.1, RatePhase.WARM_UP),
+        ("cosine", 10, 0.1, RatePhase.DECAY),
+    ],
+)
+def test_a_step_is_in_one_phase_of_the_schedule(schedule: str, step: int, share: float, phase: RatePhase) -> None:
+    assert rate_phase(replace(INNER, schedule=schedule), Place(step, share)) is phase
