@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from protocol.events.events import Event, RolloutsCounted
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Record, members_in
+from protocol.wire.messages import Commit, Record
 
 YOUNG_ROUNDS = 17
 """Most rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
@@ -58,6 +59,20 @@ class Ledger:
             old, more = credits.get(author, Credit()), max(0, tokens - max(said, default=0))
             credits[author] = Credit(old.rounds, old.tokens, old.batches + (not said), old.accepted_tokens + more)
         self._young.append(named)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the ledger as plain values, for a file from which counting goes on."""
+        young = [[[author, root.hex(), tokens] for (author, root), tokens in used.items()] for used in self._young]
+        return {"credits": {peer: list(vars(each).values()) for peer, each in self.credits.items()}, "young": young}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the ledger in such values.  Raises ValueError, TypeError, AttributeError or KeyError if it is damaged."""
+        found = cls()
+        found.credits = {PeerId(peer): Credit(*map(int, each)) for peer, each in fields["credits"].items()}
+        for used in fields["young"]:
+            found._young.append({(PeerId(by), Hash(bytes.fromhex(root))): int(tokens) for by, root, tokens in used})
+        return found
 
 
 def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
@@ -120,10 +135,5 @@ def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
 
 def _trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:
     """Yield the credit of each member for training in this round."""
-    members = commit.record.members
-    included = [0] * len(members)
-    for entry in commit.index:
-        for index in members_in(entry.mask, len(members)):
-            included[index] += 1
-    for member, chunks in zip(members, included, strict=True):
+    for member, chunks in zip(commit.record.members, commit.averaged(), strict=True):
         yield PeerId(member.peer), Credit(int(chunks > 0), member.tokens * chunks // len(commit.index))

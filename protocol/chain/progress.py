@@ -28,7 +28,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_TOTAL, Commit, Extension, Record, members_in, unpack
+from protocol.wire.messages import MAX_TOTAL, Commit, Extension, Record, unpack
 from protocol.wire.rollouts import MAX_AMENDMENT_BYTES, MAX_SET_TASKS, AdmittedSet, Amendment
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -255,9 +255,5 @@ class RunPace:
 def counted_tokens(commit: Commit) -> int:
     """Return the tokens of a record that count towards the run's total."""
     members, chunks = commit.record.members, len(commit.index)
-    included = [0] * len(members)
-    for entry in commit.index:
-        for member in members_in(entry.mask, len(members)):
-            included[member] += 1
     bounded = weights_of("clip", [member.tokens for member in members])
-    return sum(tokens * share // chunks for tokens, share in zip(bounded, included, strict=True))
+    return sum(tokens * share // chunks for tokens, share in zip(bounded, commit.averaged(), strict=True))

@@ -7,6 +7,7 @@ Each statement has a frozen class.  `pack` seals one; `unpack` opens an envelope
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -564,6 +565,14 @@ class Commit(Body):
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
     certificate: Certificate
+
+    def averaged(self) -> list[int]:
+        """Return for each member the number of chunks whose averages contain its part."""
+        counts = [0] * len(self.record.members)
+        for mask, chunks in Counter(entry.mask for entry in self.index).items():  # most chunks have the same mask
+            for member in members_in(mask, len(counts)):
+                counts[member] += chunks
+        return counts
 
 
 class ChunkResult(Body):
