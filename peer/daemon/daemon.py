@@ -369,7 +369,7 @@ class Daemon:
 
     async def _keep_page(self, folder: Path) -> None:
         run = self._lives.part.choice.run
-        await keep_page(folder, self._settings.data_dir, run, self.status, partial(self.notice, "warning"))
+        await keep_page(folder, self._settings.data_dir, run, self.status, self.notice)
 
     async def _show(self) -> None:
         await show(self._log, self._settings.style, self.status, self._output)

@@ -1,21 +1,25 @@
 """Curves and credits of a run, from the records in its folder.
 
-A reader remembers what it has counted, so that a page that is kept current reads each record once.
+A reader remembers what it has counted, also for the next process, so that each record is read once.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from pathlib import Path
 
+from peer.files import write_atomically
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.run.manifest import SignedManifest
+from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 
 
@@ -35,23 +39,33 @@ class Round:
     reward: float | None
 
 
+TALLY_NAME = "tally.json"
+TALLY_FORM = 1
+"""Number of the file's form; a file of another form is not read."""
+MAX_TALLY_BYTES = 256 << 20
+SAVE_EVERY = 100
+"""Records after which the file is written again; later records are counted again by the next process."""
+
+
 class ChainReader:
     """Rounds and credits of the run in `folder`, up to the newest record that `read` has seen.  Blocking.
 
-    It changes nothing in the folder, so the peer may run.
+    The records of a large run take a minute to count, so a file in the folder keeps what was counted.  A damaged file is not
+    used, nor one about records that the peer has replaced.  Nothing else in the folder changes, so the peer may run.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._signed = signed
-        self._folder = folder / "records"
-        self._records = Records(ReadOnlyDisk(), self._folder)
+        self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / TALLY_NAME
         self._start()
+        self._load()
 
     def _start(self) -> None:
         self.rounds: list[Round] = []
         self.ledger = Ledger()
         self.progress = RunProgress(self._signed.manifest.goal)
         self._tip = genesis_tip(self._signed.run)
+        self._saved = 0
 
     def read(self) -> None:
         """Count the records that were added; begin again if the peer has replaced records that were counted."""
@@ -61,6 +75,8 @@ class ChainReader:
                 self._start()
         while (commit := self._records.at(len(self.rounds))) is not None and commit.record.previous == self._tip:
             self._count(commit)
+        if len(self.rounds) >= self._saved + SAVE_EVERY:
+            self._save()
 
     def _count(self, commit: Commit) -> None:
         record, sources = commit.record, self._signed.manifest.data.sources
@@ -71,6 +87,45 @@ class ChainReader:
             Round(len(self.rounds) + 1, self.progress.tokens, len(record.members), record.loss, losses, reward_of(record))
         )
         self._tip = record_hash(record)
+
+    def _save(self) -> None:
+        progress = self.progress
+        fields = {
+            "form": TALLY_FORM,
+            "tip": self._tip.hex(),
+            "total": progress.goal.total,
+            "progress": [progress.added, progress.begun, progress.first],
+            "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
+            "ledger": self.ledger.to_fields(),
+        }
+        with suppress(OSError):  # what is not kept is counted again
+            write_atomically(self._path, json.dumps(fields, separators=(",", ":")).encode())
+            self._saved = len(self.rounds)
+
+    def _load(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                fields = json.loads(file.read(MAX_TALLY_BYTES))
+            if fields["form"] != TALLY_FORM:
+                return
+            rounds = [
+                Round(
+                    number,
+                    int(tokens),
+                    int(members),
+                    float(loss),
+                    {str(name): float(value) for name, value in losses.items()},
+                    None if reward is None else float(reward),
+                )
+                for number, (tokens, members, loss, losses, reward) in enumerate(fields["rounds"], 1)
+            ]
+            added, begun, first = map(int, fields["progress"])
+            goal = replace(self._signed.manifest.goal, total=int(fields["total"]))
+            progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
+            ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return
+        self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -46,21 +46,25 @@ class Axis:
     """An axis.
 
     name: unit of its values.  show: writes a value.  least, most: fixed ends; None if they follow from the values.
+    whole: only whole numbers are marked.
     """
 
     name: str
     show: Callable[[float], str]
     least: float | None = None
     most: float | None = None
+    whole: bool = False
 
 
-def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
-    """Return round values from `low` to `high`, about `count`."""
+def ticks(low: float, high: float, *, whole: bool = False, count: int = TICKS) -> list[float]:
+    """Return round values from `low` to `high`, about `count`.  whole: only whole numbers."""
     if not high > low:
         return [low]
-    rough = (high - low) / count
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * each for each in (1, 2, 2.5, 5, 10) if size * each >= rough)
+    size = 10.0 ** math.floor(math.log10((high - low) / count))
+    steps = [size * each for each in (1, 2, 2.5, 5, 10)]
+    if whole:
+        steps = [each for each in steps if each >= 1 and each == round(each)] or [1.0]
+    step = min(steps, key=lambda each: abs((high - low) / each - count))
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -91,12 +95,12 @@ class Chart:
     def html(self) -> str:
         """Return the chart: the plot with labels on the left and below."""
         # Labels of the vertical axis stand in a column of their own, so that they never cover a line.
-        levels = ticks(self._low, self._high)
-        places = ticks(self._left, self._right)
+        levels = ticks(self._low, self._high, whole=self._y.whole)
+        places = ticks(self._left, self._right, whole=self._x.whole)
         left = "".join(f'<text x="100%" y="{self._down(each)}%">{escape(self._y.show(each))}</text>' for each in levels)
         below = "".join(
-            f'<text x="{self._across(each)}%" y="70%"{_anchor(self._across(each), 5)}>{escape(self._x.show(each))}</text>'
-            for each in places
+            f'<text x="{self._across(each)}%" y="70%"{_spare(number)}>{escape(self._x.show(each))}</text>'
+            for number, each in enumerate(reversed(places))
         )
         grid = "".join(f'<line x1="0" x2="100%" y1="{self._down(each)}%" y2="{self._down(each)}%"/>' for each in levels)
         drawn = "".join(self._drawn(line) for line in self._lines)
@@ -175,7 +179,7 @@ class Chart:
             areas.append(
                 f'<g class="at"><rect x="{start}%" width="{round(end - start, 2)}%" height="100%"/>'
                 f'<line x1="{at}%" x2="{at}%" y1="0" y2="100%"/>'
-                f'<text x="{at}%" y="-8"{_anchor(at, 35)}>{escape(told)}</text></g>'
+                f'<text x="{at}%" y="-8"{_anchor(at)}>{escape(told)}</text></g>'
             )
         return "".join(areas)
 
@@ -191,8 +195,13 @@ def _nearest(points: Sequence[LinePoint], xs: Sequence[float]) -> list[LinePoint
     return found
 
 
-def _anchor(percent: float, margin: float) -> str:
-    """Return the attribute that keeps a text at this place within the chart.  margin: percent that half of it may take."""
-    if percent < margin:
+def _spare(number: int) -> str:
+    """Return the attribute of labels that a narrow screen leaves out: every second one, counted from the right."""
+    return ' class="spare"' if number % 2 else ""
+
+
+def _anchor(percent: float) -> str:
+    """Return the attribute that keeps a long text at this place within the chart."""
+    if percent < 35:
         return ' class="first"'
-    return ' class="last"' if percent > 100 - margin else ""
+    return ' class="last"' if percent > 65 else ""

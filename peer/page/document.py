@@ -64,14 +64,16 @@ def _capital(text: str) -> str:
 def _header(facts: PageFacts) -> str:
     run = facts.run
     percent = min(100.0, 100 * run.done / max(1, run.total))
+    shown = f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
     done = amount(run.done) if run.unit == "tokens" else f"{run.done:,}"
     total = amount(run.total) if run.unit == "tokens" else f"{run.total:,}"
     left = "the run has ended" if run.ended else f"about {roughly(run.left_s)} to go" if run.left_s is not None else ""
     return (
         f"<header><p class=brand>A model trained by many hands</p><h1><bdi>{escape(run.name)}</bdi></h1>"
-        f"<p class=lead>{escape(_sentence(facts))}</p>"
+        + (f'<p class="lead purpose"><bdi>{escape(run.description)}</bdi></p>' if run.description else "")
+        + f"<p class=lead>{escape(_sentence(facts))}</p>"
         f'<div class=goal><progress max="100" value="{percent:.1f}" aria-label="Progress of the run"></progress>'
-        f"<p><b>{percent:.0f} %</b> <span>{done} of {total} {run.unit}</span><span class=left>{left}</span></p></div>"
+        f"<p><b>{shown} %</b> <span>{done} of {total} {run.unit}</span><span class=left>{left}</span></p></div>"
         "</header>"
     )
 
@@ -99,9 +101,9 @@ def _figures(facts: PageFacts) -> str:
 
 LOSS = Axis("nats a token", lambda value: f"{value:.2f}")
 REWARD = Axis("reward", lambda value: f"{value:.2f}", 0.0, 1.0)
-MEMBERS = Axis("members", lambda value: f"{value:.0f}", 0.0)
-ROUNDS = Axis("rounds", lambda value: f"{value:,.0f}")
-TOKENS = Axis("tokens", lambda value: amount(value).strip())
+MEMBERS = Axis("members", lambda value: f"{value:.0f}", 0.0, whole=True)
+ROUNDS = Axis("rounds", lambda value: f"{value:,.0f}", whole=True)
+TOKENS = Axis("tokens", lambda value: amount(value), whole=True)
 
 
 def _curves(curves: Curves) -> str:
@@ -239,14 +241,19 @@ def _join(facts: PageFacts) -> str:
 
 
 def _about(run: RunFacts) -> str:
-    rows = [
+    home = (
+        f'<a href="{escape(run.url)}" rel="noopener noreferrer nofollow"><bdi>{escape(run.url)}</bdi></a>' if run.url else ""
+    )
+    texts = [
         ("Trains", run.model),
         ("Reads", run.data),
         ("Learning rate", run.rate),
+        ("Licence", run.licence),
         ("Organiser", run.organiser),
         ("Run", run.id),
     ]
-    told = "".join(f"<div><dt>{name}</dt><dd><bdi>{escape(text)}</bdi></dd></div>" for name, text in rows if text)
+    rows = [("Home page", home), *((name, f"<bdi>{escape(text)}</bdi>") for name, text in texts if text)]
+    told = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in rows if text)
     return f'<section><h2>The run</h2><dl class="about">{told}</dl></section>'
 
 

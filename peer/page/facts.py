@@ -27,6 +27,7 @@ from protocol.events.events import EvalLoss, PeerJoined, Started
 from protocol.events.status import PeerStatus
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
+from protocol.run.sections import AboutSection
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -56,11 +57,15 @@ def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
 class RunFacts:
     """The run.  model, data, rate: sentences.  done, total: in `unit`.  left_s: seconds to the end; None if unknown.
 
+    description, licence, url: as the organiser wrote them, or empty; the address begins with https://.
     rounds, tokens: of all members so far.  tokens_per_s: of all members in the last round; None if unknown.
     """
 
     id: str
     name: str
+    description: str
+    licence: str
+    url: str
     organiser: str
     model: str
     data: str
@@ -203,10 +208,13 @@ def gather(signed: SignedManifest, chain: ChainReader, known: Logged, status: Pe
 
 def _run(signed: SignedManifest, chain: ChainReader, status: PeerStatus | None) -> RunFacts:
     manifest, progress = signed.manifest, chain.progress
-    said = dict(purpose_lines(manifest))
+    about, said = manifest.about or AboutSection(), dict(purpose_lines(manifest))
     return RunFacts(
         id=signed.run.hex(),
         name=plain(manifest.name, 64),
+        description=plain(about.description, TEXT_CHARACTERS),
+        licence=plain(about.licence, 64),
+        url=plain(about.url, 200) if about.url.startswith("https://") else "",
         organiser=manifest.organiser,
         model=plain(said["trains"], TEXT_CHARACTERS),
         data=plain(said["reads"], TEXT_CHARACTERS),

@@ -27,6 +27,8 @@ READABLE = 0o644
 """Permissions of the files: a web server runs as another user."""
 EVERY_S = 60.0
 """Seconds between two versions of the page that a running peer keeps."""
+START_S = 1.0
+"""Seconds between two looks for the run's manifest."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,24 @@ class PageWriter:
 
 
 async def keep_page(
-    folder: Path, data: Path, run: Hash, status: Callable[[], PeerStatus], warn: Callable[[str], None]
+    folder: Path, data: Path, run: Hash, status: Callable[[], PeerStatus], notice: Callable[[str, str], None]
 ) -> None:
-    """Keep the page of a running peer until cancelled.  A page that cannot be written is reported once, and tried again."""
+    """Keep the page of a running peer current until cancelled.
+
+    A page that cannot be written is reported once, and tried again.  notice: takes a level and a sentence for the person.
+    """
     writer: PageWriter | None = None
-    told = False
+    level, text, said = "", "", ""
     while True:
         try:
             if writer is None and (signed := await trio.to_thread.run_sync(stored_manifest, run, data)) is not None:
                 writer = PageWriter(signed, data, folder)
             if writer is not None:
-                await trio.to_thread.run_sync(writer.write, status())
-                told = False
+                written = await trio.to_thread.run_sync(writer.write, status())
+                level, text = "info", f"the page {written.path} is kept current"
         except (OSError, PeerError) as error:
-            if not told:
-                warn(f"the page in {folder} cannot be written: {error}; it is tried again every minute")
-            told = True
-        await trio.sleep(EVERY_S)
+            level, text = "warning", f"the page in {folder} cannot be written: {error}; it is tried again every minute"
+        if text != said:
+            notice(level, text)
+            said = text
+        await trio.sleep(EVERY_S if writer is not None else START_S)

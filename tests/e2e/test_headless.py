@@ -77,6 +77,21 @@ def event(text: str) -> ev.Event:
     return from_fields({key: value for key, value in json.loads(text).items() if key not in ("at", "mono")})
 
 
+def test_a_seed_keeps_a_page_about_the_run(swarm: Swarm) -> None:
+    kept, once = swarm.place("www"), swarm.place("once")
+    with seed(swarm, *JSON, "--name", "kitchen", "--page", str(kept)) as process:
+        notice = ev.Notice("info", f"the page {kept / 'index.html'} is kept current")
+        while event(line(process.stdout)) != notice:
+            pass
+        swarm.command(swarm.place("seed"), "page", str(once))
+        process.send_signal(signal.SIGTERM)
+        assert said(process)[0] == ExitCode.OK
+    for folder in (kept, once):
+        told, page = json.loads((folder / "run.json").read_text()), (folder / "index.html").read_text()
+        assert [(each["name"], each["role"]) for each in told["peers"]] == [("kitchen", "seed")]
+        assert told["run"]["id"] in page and "kitchen" in page and f"peer join {told['invitation']}" in page
+
+
 def test_the_first_line_says_who_and_where_and_the_last_how_it_ended(swarm: Swarm) -> None:
     with seed(swarm, *JSON, "--name", "kitchen") as process:
         first = event(line(process.stdout))

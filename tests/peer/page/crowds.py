@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,21 @@ from protocol.chain.progress import RunProgress
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.run.invitation import make_invitation
-from protocol.run.manifest import demo_manifest
-from protocol.run.sections import Goal, Unit
+from protocol.run.manifest import demo_manifest, sign
+from protocol.run.sections import AboutSection, Goal, Unit
 from protocol.wire.identity import Identity, PeerId
 
 ROUNDS, PEERS = 10_000, 200
-SIGNED = demo_manifest()
-ORGANISER = PeerId(SIGNED.manifest.organiser)
+ORGANISER = Identity.from_seed(b"o" * 32)
+ABOUT = AboutSection(
+    description="A small model of books, code and web pages that a school can run on its own computers.",
+    url="https://library.example/model",
+    licence="Apache-2.0",
+)
+SIGNED = sign(
+    ORGANISER,
+    demo_manifest().manifest.model_copy(update={"name": "Little library", "organiser": ORGANISER.peer_id, "about": ABOUT}),
+)
 NAMES = "Ada Grace Alan Edsger Barbara Donald Radia Leslie Katherine Dennis Frances Ken Hedy Claude Margaret John".split()
 
 
@@ -27,8 +36,8 @@ def peer_id(number: int) -> PeerId:
 
 
 def wobble(number: int) -> float:
-    """Return a value between -1 and 1 that looks like noise, the same on every computer."""
-    return 2 * ((number * 2654435761) % (1 << 32)) / (1 << 32) - 1
+    """Return noise between -1 and 1, the same on every computer."""
+    return random.Random(number).uniform(-1, 1)
 
 
 def loss_at(round: int) -> float:
@@ -38,7 +47,10 @@ def loss_at(round: int) -> float:
 def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader:
     """Return a reader that has read `rounds` records of `peers` members."""
     reader = ChainReader(SIGNED, folder)
-    members = [max(2, min(peers, round(peers * (0.55 + 0.4 * math.sin(at / 900)) + 6 * wobble(at)))) for at in range(rounds)]
+    members = [
+        max(2, min(peers, round(peers * (0.9 - 0.75 * math.exp(-at / 3000) + 0.05 * math.sin(at / 160)) + 4 * wobble(at))))
+        for at in range(rounds)
+    ]
     reader.rounds = [
         Round(
             at + 1,
@@ -59,9 +71,7 @@ def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader
 
 
 def measured(rounds: int = ROUNDS, every: int = 50) -> dict[int, EvalLoss]:
-    return {
-        at: EvalLoss(at, loss_at(at) + 0.12 + 0.01 * wobble(at + 7), peer_id(1)) for at in range(every, rounds + 1, every)
-    }
+    return {at: EvalLoss(at, loss_at(at) + 0.16 + 0.02 * wobble(at), peer_id(1)) for at in range(every, rounds + 1, every)}
 
 
 def swarm_peer(number: int) -> SwarmPeer:
@@ -102,7 +112,7 @@ def status(peers: int = PEERS, **changes: object) -> PeerStatus:
         run_tokens_per_s=21_400.0,
         invitation=make_invitation(
             SIGNED.run,
-            ORGANISER,
+            ORGANISER.peer_id,
             [f"/ip4/203.0.113.7/tcp/4001/p2p/{me}", f"/ip4/198.51.100.9/tcp/4001/p2p/{peer_id(9)}"],
         ),
     )

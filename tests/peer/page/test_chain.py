@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peer.page.chain import ChainReader, Round, curve
+import pytest
+
+from peer.page import chain as page_chain
+from peer.page.chain import TALLY_NAME, ChainReader, Round, curve
 from protocol.chain.credit import ledger
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
 
@@ -40,6 +43,50 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     reader.read()
     assert len(reader.rounds) == 2
     assert reader.ledger.credits == ledger([again.history.commit_at(round) for round in range(2)])
+
+
+def counted(reader: ChainReader) -> tuple[object, ...]:
+    reader.read()
+    return reader.rounds, reader.ledger.credits, reader.ledger.to_fields(), reader.progress
+
+
+def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_chain, "SAVE_EVERY", 3)
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 4, [ANN, BOB])
+    ChainReader(RUN, tmp_path).read()
+    grow(replica, 1, [ANN, BOB])
+    again = ChainReader(RUN, tmp_path)
+    assert len(again.rounds) == 4
+    found = counted(again)
+    (tmp_path / TALLY_NAME).unlink()
+    assert found == counted(ChainReader(RUN, tmp_path))
+    replica.state.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"form":2}',
+        b'{"form":1}',
+        b'{"form":1,"rounds":[]}',
+        b'{"form":1,"rounds":[[1,2,3.0,null,null]]}',
+        b'{"form":1,"rounds":[[1,2,3.0,{},null]],"progress":[1,2],"total":1,"ledger":{},"tip":""}',
+        b'{"form":1,"rounds":[[1,2,3.0,{},null]],"progress":[1,2,3],"total":1,"ledger":{"credits":{},"young":[]},"tip":"ab"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 2, [ANN, BOB])
+    replica.state.close()
+    found = counted(ChainReader(RUN, tmp_path))
+    (tmp_path / TALLY_NAME).write_bytes(damage)
+    assert found == counted(ChainReader(RUN, tmp_path)) and len(ChainReader(RUN, tmp_path).rounds) < 2
 
 
 def rounds_of(*losses: float) -> list[Round]:

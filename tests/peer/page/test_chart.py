@@ -17,6 +17,7 @@ PLAIN = Axis("rounds", lambda value: f"{value:g}")
         (0, 10, [0, 2, 4, 6, 8, 10]),
         (1, 9_999, [2000, 4000, 6000, 8000]),
         (2.1, 2.9, [2.2, 2.4, 2.6, 2.8]),
+        (2.0, 5.1, [2, 2.5, 3, 3.5, 4, 4.5, 5]),
         (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
         (3, 3, [3]),
         (-1e30, 1e30, [-1e30, -5e29, 0, 5e29, 1e30]),
@@ -24,6 +25,13 @@ PLAIN = Axis("rounds", lambda value: f"{value:g}")
 )
 def test_ticks_are_round_values_within_the_ends(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    assert ticks(1, 3, whole=True) == [1, 2, 3]
+    assert ticks(0, 2.1, whole=True) == [0, 1, 2]
+    assert ticks(1, 12, whole=True) == [2, 4, 6, 8, 10, 12]
+    assert ticks(0, 120, whole=True) == [0, 25, 50, 75, 100]
 
 
 def test_one_false_value_does_not_flatten_the_curve() -> None:

@@ -19,6 +19,7 @@ from peer.page.facts import Logged, PageFacts, gather, logged, own_invitation, p
 from peer.page.writer import PageWriter, Written
 from protocol.events.events import EvalLoss
 from protocol.run.invitation import make_invitation, read_invitation
+from protocol.run.sections import AboutSection
 from protocol.wire.identity import PeerId
 from tests.peer.page.crowds import (
     ORGANISER,
@@ -75,6 +76,7 @@ def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
         assert each["name"] in page.text and each["peer"][-6:] in page.text
     assert fields["invitation"] and f"peer join {fields['invitation']}" in page.text
     assert f"{fields['curves']['held_out'][-1]['loss']:.3f}" in page.text
+    assert all(fields["run"][key] in page.text for key in ("name", "description", "licence", "url", "model", "data"))
     assert ("a", "run.json") in [(tag, attributes.get("href")) for tag, attributes in page.elements]
 
 
@@ -114,7 +116,7 @@ def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_pa
 
 
 def named(*addresses: str) -> list[str]:
-    invitation = own_invitation(status(2, invitation=make_invitation(SIGNED.run, ORGANISER, list(addresses))))
+    invitation = own_invitation(status(2, invitation=make_invitation(SIGNED.run, ORGANISER.peer_id, list(addresses))))
     return list(read_invitation(invitation).addresses) if invitation else []
 
 
@@ -157,7 +159,8 @@ TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u20
 def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
     known = chain(tmp_path, 40, 4)
     known.rounds = [replace(each, losses={name: 1.0, "web": 2.0}) for each in known.rounds]
-    manifest = SIGNED.manifest.model_copy(update={"name": name})
+    about = AboutSection.model_construct(description=name, licence=name, url=name)
+    manifest = SIGNED.manifest.model_copy(update={"name": name, "about": about})
     swarm = [replace(swarm_peer(number), name=name, role=name) for number in (1, 2)]
     log = Logged({peer_id(3): plain(name)}, {40: EvalLoss(40, 2.0, name, {name: 2.0, "web": 1.0})})
     facts = gather(replace(SIGNED, manifest=manifest), known, log, status(4, name=name, swarm=swarm), NOW)
@@ -191,11 +194,12 @@ def test_the_policy_allows_the_style_sheet_of_the_page_and_nothing_else(tmp_path
     assert "url(" not in style and "@import" not in style
 
 
-def test_a_page_refers_to_nothing_but_its_json_file_and_where_the_program_is(tmp_path: Path) -> None:
+def test_a_page_leads_to_the_program_to_the_home_page_of_the_run_and_to_its_json_file_alone(tmp_path: Path) -> None:
     elements = Reader(document(told(tmp_path), "run.json")).elements
     links = [attributes["href"] for tag, attributes in elements if "href" in attributes]
     assert [link for link in links if link and not link.startswith("data:")] == [
         "https://github.com/manyhands/manyhands#install",
+        "https://library.example/model",
         "run.json",
     ]
     assert not {tag for tag, _ in elements} & {"script", "img", "iframe", "object", "embed", "base", "form"}

@@ -1,0 +1,70 @@
+"""The page of a running peer: a folder that cannot be written is reported once, and used as soon as it can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.joining.run_source import store_manifest
+from peer.page import writer
+from peer.page.writer import keep_page
+from protocol.events.status import PeerStatus
+from protocol.wire.hashes import Hash
+from tests.peer.page.crowds import SIGNED, status
+
+GONE, WRITTEN = 3, 5
+"""Looks at the status: the one that removes the obstacle, and one by which the page is there."""
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once_and_used_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "EVERY_S", 0.0)
+    monkeypatch.setattr(writer, "START_S", 0.0)
+    store_manifest(SIGNED, tmp_path)
+    folder, notices, looks = tmp_path / "www", list[tuple[str, str]](), 0
+    folder.write_text("a file where the folder is to be")
+    enough = trio.Event()
+
+    def look() -> PeerStatus:
+        nonlocal looks
+        looks += 1
+        if looks == GONE:
+            folder.unlink()
+        if looks == WRITTEN:
+            enough.set()
+        return status(2)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_page, folder, tmp_path, SIGNED.run, look, lambda *notice: notices.append(notice))
+            await enough.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    (warning, problem), (info, sentence) = notices
+    assert (warning, info) == ("warning", "info")
+    assert "cannot be written" in problem and sentence == f"the page {folder / 'index.html'} is kept current"
+    assert (folder / "index.html").is_file() and (folder / "run.json").is_file()
+
+
+def test_before_the_manifest_is_here_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "EVERY_S", 0.0)
+    monkeypatch.setattr(writer, "START_S", 0.0)
+    asked = list[Hash]()
+
+    def unknown(run: Hash, data: Path) -> None:
+        asked.append(run)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            monkeypatch.setattr(writer, "stored_manifest", unknown)
+            nursery.start_soon(keep_page, tmp_path / "www", tmp_path, SIGNED.run, status, lambda *notice: None)
+            while len(asked) < 3:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not (tmp_path / "www").exists()
