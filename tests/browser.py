@@ -2,7 +2,8 @@
 
 At widths of 390, 820 and 1440 pixels, light and dark, it asserts that the page loads nothing else, that the console stays
 empty, that nothing is wider than the window, and that whoever hears the page hears every chart and table.  FOLDER keeps the
-screenshots.  Without Chromium it says so and fails; the tests of `make test` need no browser.
+screenshots, and the two pictures of docs/guides/organiser.md, which are kept in docs/pictures.  Without Chromium it says so
+and fails; the tests of `make test` need no browser.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from tests.peer.page.crowds import PEERS, SIGNED, chain, measured, peer_id, stat
 WIDTHS = (390, 820, 1440)
 SCHEMES = ("light", "dark")
 NOW = 1_796_000_000.0
+PICTURES = {"page.png": (1180, "light"), "page-phone.png": (390, "dark")}
+PICTURE = {"x": 0, "y": 0, "height": 1120, "scale": 0.7}
+"""Part of the page that is on a picture."""
 COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -76,7 +80,7 @@ def chromium() -> Iterator[Browser]:
         for source, target in ((os.dup(to_child), 3), (os.dup(from_child), 4)):
             os.dup2(source, target)
 
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # its helpers outlive Chromium by a moment
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
         process = subprocess.Popen(
             [program, *flags, f"--user-data-dir={profile}", "about:blank"],
@@ -101,26 +105,31 @@ def chromium() -> Iterator[Browser]:
 
 def look(browser: Browser, page: Path, width: int, scheme: str) -> bytes:
     """Open the page, assert what must hold, and return a screenshot of its whole length (PNG)."""
+    show(browser, page, width, scheme)
+    wide = browser.ask("Runtime.evaluate", expression="document.documentElement.scrollWidth")["result"]["value"]
+    assert wide <= width, f"{wide} pixels wide in a window of {width}"
+    size = browser.ask("Page.getLayoutMetrics")["cssContentSize"]
+    shown = shot(browser, {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1})
+    complaints = [event for event in browser.events if event.get("method") in COMPLAINTS]
+    assert not complaints, complaints
+    asked = [event["params"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+    urls = [each["request"]["url"] for each in asked]
+    assert [url for url in urls if not url.startswith("data:")] == [page.as_uri()], urls
+    return shown
+
+
+def show(browser: Browser, page: Path, width: int, scheme: str) -> None:
+    """Open the page in a window of this width."""
     browser.events.clear()
     browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
     browser.ask("Page.navigate", url=page.as_uri())
     browser.wait_for("Page.loadEventFired")
-    wide = browser.ask("Runtime.evaluate", expression="document.documentElement.scrollWidth")["result"]["value"]
-    assert wide <= width, f"{wide} pixels wide in a window of {width}"
-    shown = browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=_whole(browser))
-    complaints = [event for event in browser.events if event.get("method") in COMPLAINTS]
-    assert not complaints, complaints
-    requests = [
-        event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"
-    ]
-    assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()], requests
-    return base64.b64decode(shown["data"])
 
 
-def _whole(browser: Browser) -> dict[str, float]:
-    size = browser.ask("Page.getLayoutMetrics")["cssContentSize"]
-    return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+def shot(browser: Browser, part: dict[str, float]) -> bytes:
+    """Return a picture of a part of the open page (PNG)."""
+    return base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=part)["data"])
 
 
 def heard(browser: Browser) -> list[tuple[str, str]]:
@@ -141,20 +150,26 @@ def check_names(told: list[tuple[str, str]]) -> None:
 
 def main() -> None:
     """Look at the page of a large run at each width, light and dark."""
+    kept = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder) / "index.html"
         names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(PEERS)}
-        known = Logged(names, measured())
-        page.write_text(document(gather(SIGNED, chain(Path(folder)), known, status(), NOW), "run.json"))
+        facts = gather(SIGNED, chain(Path(folder)), Logged(names, measured()), status(), NOW)
+        page.write_text(document(facts, "run.json"))
         for width in WIDTHS:
             for scheme in SCHEMES:
                 shown = look(browser, page, width, scheme)
-                if len(sys.argv) > 1:
-                    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
-                    (Path(sys.argv[1]) / f"page-{width}-{scheme}.png").write_bytes(shown)
                 print(f"{width} {scheme}: no complaint, no request, nothing too wide")
+                if kept is not None:
+                    (kept / f"page-{width}-{scheme}.png").write_bytes(shown)
         check_names(heard(browser))
         print("every chart, table and control has a name")
+        for name, (width, scheme) in PICTURES.items():
+            if kept is not None:
+                show(browser, page, width, scheme)
+                (kept / name).write_bytes(shot(browser, {**PICTURE, "width": width}))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from protocol.wire.identity import Identity, PeerId
 ROUNDS, PEERS = 10_000, 200
 ORGANISER = Identity.from_seed(b"o" * 32)
 ABOUT = AboutSection(
-    description="A small model of books, code and web pages that a school can run on its own computers.",
+    description="A small model that explains programs, for schools that want to run it on their own computers.",
     url="https://library.example/model",
     licence="Apache-2.0",
 )
@@ -57,7 +57,7 @@ def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader
             (at + 1) * 1_900_000,
             members[at],
             loss_at(at),
-            {"web": loss_at(at) + 0.25, "code": loss_at(at) - 0.7, "books": loss_at(at) + 0.1},
+            {"guides": loss_at(at) + 0.25, "code": loss_at(at) - 0.7, "tests": loss_at(at) + 0.1},
             None,
         )
         for at in range(rounds)
