@@ -37,6 +37,7 @@ from peer.rests.reasons import TimedPause, keep_pause, kept_pause
 from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
 from peer.settings.preferences import SETTINGS
+from peer.tracking.child import keep_tracking
 from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
@@ -209,6 +210,8 @@ class Daemon:
                     nursery.start_soon(serve_metrics, port, self.status)
                 if (page := self._settings.live.now.page) is not None:
                     nursery.start_soon(self._keep_page, Path(page))
+                if (targets := self._settings.live.now.track) is not None:
+                    nursery.start_soon(self._keep_tracking, targets)
                 if self._settings.style is Style.SILENT:
                     nursery.start_soon(leave_with_the_view, self)
                 if self._settings.leave.until_eof:
@@ -370,6 +373,10 @@ class Daemon:
     async def _keep_page(self, folder: Path) -> None:
         run = self._lives.part.choice.run
         await keep_page(folder, self._settings.data_dir, run, self.status, self.notice)
+
+    async def _keep_tracking(self, targets: tuple[str, ...]) -> None:
+        run = self._lives.part.choice.run
+        await keep_tracking(targets, self._settings.data_dir, run, partial(self.notice, "warning"))
 
     async def _show(self) -> None:
         await show(self._log, self._settings.style, self.status, self._output)

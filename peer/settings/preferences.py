@@ -35,6 +35,7 @@ from peer.settings.values import (
     read_size,
     read_switch,
     read_temperature,
+    read_trackers,
     show_minutes,
     show_power,
     show_rate,
@@ -283,6 +284,13 @@ class Preferences:
         None,
         "folder in which to keep a web page about the run current, for people who run no peer (`peer page`; default: none)",
         Notation(read_folder, placeholder="FOLDER"),
+        unset="none",
+    )
+    track: tuple[str, ...] | None = _setting(
+        None,
+        "trackers that get the run's curves, with commas between them: tensorboard:FOLDER, wandb:PROJECT, mlflow:URI "
+        "(`peer track`; default: none)",
+        Notation(read_trackers, ",".join, "TARGET"),
         unset="none",
     )
     owner: tuple[str, ...] | None = _setting(

@@ -244,6 +244,16 @@ def read_folder(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
+def read_trackers(text: str) -> tuple[str, ...]:
+    """Read targets of trackers, with commas between them; `peer.tracking.trackers` opens them."""
+    targets = tuple(part.strip() for part in text.split(","))
+    for target in targets:
+        kind, _, place = target.partition(":")
+        if kind not in ("tensorboard", "wandb", "mlflow") or not place:
+            raise ValueError(f"{target or 'nothing'} is no tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI")
+    return targets
+
+
 def read_data(text: str) -> str:
     """Read the path of data, which may begin with ~, or the name of a data set of Hugging Face (hf:owner/name)."""
     if not text:

@@ -114,6 +114,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "state",
         "metrics_port",
         "page",
+        "track",
         "owner",
         "log_format",
     }

@@ -189,6 +189,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "serve_while_paused": False,
         "metrics_port": 9464,
         "page": "/srv/www/run",
+        "track": ("tensorboard:/srv/curves", "mlflow:https://mlflow.example"),
         "owner": ("12D3KooWJYjp6S6dAhhbAY3ifDM7Jxm8fcSMfE83uBo6dWmGSPnf",),
         "log_format": "json",
     }

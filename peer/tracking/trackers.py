@@ -1,0 +1,216 @@
+"""Trackers of curves, each of which says what it has, so that a writer that was killed leaves no gap and repeats nothing.
+
+* `tensorboard:FOLDER`: event files, of which the last steps are read at the start.
+* `wandb:PROJECT`: a run with the ID of ours, which Weights & Biases resumes; with WANDB_MODE=offline each start writes a
+  folder of its own with all that is on this disk, and `wandb sync` joins them.
+* `mlflow:URI`: a run with a tag of ours on that server, which says which round's `tokens` it has.
+
+The packages of the first two are extras, imported when a tracker is opened. Keys and tokens come from the environment that
+each of them documents; nothing here prints them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from peer.errors import ExitCode, PeerError
+from peer.formatting import clean
+from peer.tracking.points import Point
+
+KINDS = ("tensorboard", "wandb", "mlflow")
+SUFFIX = ".manyhands"
+TAG = "manyhands.run"
+ID_CHARACTERS = 32
+MOST_METRICS = 1000
+"""Most metrics in one request to MLflow, which is its limit."""
+ANSWER_S = 30.0
+MAX_ANSWER = 1 << 24
+
+
+class Tracker(Protocol):
+    """Place that keeps curves.  Methods block, and raise whatever its package raises."""
+
+    def last(self) -> int:
+        """Return the rounds of the newest point that it has; 0 without one."""
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Add points, in the order of their rounds, so that they survive this process."""
+
+    def close(self) -> None:
+        """Write what is left, and leave."""
+
+
+def open_tracker(target: str, run: str, name: str) -> Tracker:
+    """Open a tracker by its target, such as `tensorboard:FOLDER`.  run: the run's ID.  name: of the run.
+
+    Raises PeerError with a sentence if the target is no such, or if its package is missing.
+    """
+    kind, _, place = target.partition(":")
+    makers: dict[str, Callable[[str, str, str], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+    if kind not in makers or not place:
+        raise PeerError(
+            f"{clean(target)} is no tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI", ExitCode.INPUT
+        )
+    return makers[kind](place, run, clean(name, 80))
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        remedy = f"install it: pip install 'manyhands[{extra}]'"
+        raise PeerError(f"{extra} is not installed; {remedy}", ExitCode.INPUT) from error
+
+
+class TensorBoard:
+    """Event files in a folder, each point flushed to the system before `write` returns."""
+
+    def __init__(self, place: str, run: str, name: str) -> None:
+        self._folder = Path(place).expanduser().absolute() / f"{_file_name(name)}-{run[:8]}"
+        self._writers = _package("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._loader = _package("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
+        self._event = _package("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+        self._summary = _package("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
+        self._writer: Any = None
+
+    def last(self) -> int:
+        """Return the newest step in our files.  A last record that was cut off by a death is skipped by the loader."""
+        files = sorted(self._folder.glob(f"*{SUFFIX}")) if self._folder.is_dir() else []
+        steps = (event.step for path in files for event in self._loader.EventFileLoader(str(path)).Load())
+        return int(max(steps, default=0))
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Add points."""
+        if self._writer is None:
+            self._writer = self._writers.EventFileWriter(str(self._folder), filename_suffix=SUFFIX)
+        for point in points:
+            values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            summary = self._summary(value=values)
+            self._writer.add_event(self._event(wall_time=time.time(), step=point.rounds, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases, whose step is the number of rounds.  It records nothing of this computer."""
+
+    def __init__(self, place: str, run: str, name: str) -> None:
+        self._wandb = _package("wandb", "wandb")
+        settings = self._wandb.Settings(
+            silent=True,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        )
+        self._run = self._wandb.init(project=place, id=run[:ID_CHARACTERS], name=name, resume="allow", settings=settings)
+
+    def last(self) -> int:
+        """Return the newest step; a resumed run begins after it."""
+        return max(0, int(self._run.step) - 1)
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Add points."""
+        for point in points:
+            self._run.log(dict(point.values), step=point.rounds, commit=True)
+
+    def close(self) -> None:
+        """Wait until everything is written, or sent."""
+        self._run.finish()
+        self._wandb.teardown()  # waits for its process, which writes the end of the file after `finish` has returned
+
+
+class Mlflow:
+    """A run of the experiment `manyhands` of an MLflow server, over its REST interface (version 2.0).
+
+    MLflow's own client brings 25 packages for these five requests.  Errors are PeerErrors with a sentence.
+    """
+
+    def __init__(self, place: str, run: str, name: str) -> None:
+        if urlsplit(place).scheme not in ("http", "https"):
+            raise PeerError(f"{clean(place)} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
+        self._base = f"{place.rstrip('/')}/api/2.0/mlflow"
+        number = self._experiment()
+        wanted = {"experiment_ids": [number], "filter": f"tags.`{TAG}` = '{run}'", "max_results": 1}
+        found = self._ask("runs/search", wanted).get("runs", [])
+        if found:
+            self._run, metrics = found[0]["info"]["run_id"], found[0].get("data", {}).get("metrics", [])
+        else:
+            tags = [{"key": TAG, "value": run}]
+            new = {"experiment_id": number, "run_name": name, "start_time": _milliseconds(), "tags": tags}
+            self._run, metrics = self._ask("runs/create", new)["run"]["info"]["run_id"], []
+        self._last = max((int(each["step"]) for each in metrics if each["key"] == "tokens"), default=0)
+
+    def last(self) -> int:
+        """Return the step of the newest value of `tokens`, which every point has."""
+        return self._last
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Add points; `tokens` of a point last, so that a point that has it is whole."""
+        metrics = [
+            {"key": _metric_name(name), "value": point.values[name], "timestamp": _milliseconds(), "step": point.rounds}
+            for point in points
+            for name in sorted(point.values, key=lambda name: name == "tokens")
+        ]
+        for start in range(0, len(metrics), MOST_METRICS):
+            self._ask("runs/log-batch", {"run_id": self._run, "metrics": metrics[start : start + MOST_METRICS]})
+
+    def close(self) -> None:
+        """Do nothing: the run may go on."""
+
+    def _experiment(self) -> str:
+        named = self._ask("experiments/search", {"filter": "name = 'manyhands'", "max_results": 1}).get("experiments", [])
+        found = named[0] if named else self._ask("experiments/create", {"name": "manyhands"})
+        return str(found["experiment_id"])
+
+    def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = Request(f"{self._base}/{what}", json.dumps(body).encode(), {"Content-Type": "application/json", **_key()})
+        try:
+            with urlopen(request, timeout=ANSWER_S) as answer:
+                told = json.loads(answer.read(MAX_ANSWER))
+        except (OSError, HTTPException, ValueError) as error:  # an HTTPError is an OSError
+            raise PeerError(f"the MLflow server did not take {what}: {error}", ExitCode.FAILED) from error
+        if not isinstance(told, dict):
+            raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
+        return told
+
+
+def _key() -> dict[str, str]:
+    """Return the header that proves who we are, from the variables that MLflow documents; empty without them."""
+    token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if user:
+        both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {b64encode(both.encode()).decode()}"}
+    return {}
+
+
+def _milliseconds() -> int:
+    return int(1000 * time.time())
+
+
+def _metric_name(name: str) -> str:
+    """Return a name of letters, digits and the few other characters that MLflow allows."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "_-./ ") else "_" for each in name)
+
+
+def _file_name(name: str) -> str:
+    """Return a name for a folder; an organiser chose the run's."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "_-") else "_" for each in name)[:40] or "run"

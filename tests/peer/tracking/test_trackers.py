@@ -1,0 +1,187 @@
+"""Trackers: whoever is killed and begins again leaves no gap, and writes nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.errors import PeerError
+from peer.tracking.points import Point
+from peer.tracking.trackers import open_tracker
+
+RUN = "ab" * 32
+BLOCK = 1 << 15
+
+
+def points(first: int, last: int) -> list[Point]:
+    return [Point(step, {"tokens": 1000.0 * step, "loss/training": 1 / step}) for step in range(first, last + 1)]
+
+
+KILLED = """
+import os, sys
+from peer.tracking.points import Point
+from peer.tracking.trackers import open_tracker
+tracker = open_tracker(sys.argv[1], {run!r}, "a run")
+after = tracker.last()
+tracker.write([Point(step, {{"tokens": 1000.0 * step, "loss/training": 1 / step}}) for step in range(after + 1, after + 6)])
+os.kill(os.getpid(), 9)
+"""
+
+
+def killed(target: str, **environment: str) -> None:
+    """Write five more points in a process that is killed then."""
+    done = subprocess.run([sys.executable, "-c", KILLED.format(run=RUN), target], env=environment or None, check=False)
+    assert done.returncode == -9
+
+
+def steps_in(folder: Path) -> list[int]:
+    loader: Any = import_module("tensorboard.backend.event_processing.event_file_loader")
+    events = [event for path in folder.glob("*/events*") for event in loader.EventFileLoader(str(path)).Load()]
+    return sorted(event.step for event in events if event.summary.value)
+
+
+def test_event_files_of_killed_writers_are_whole_together(tmp_path: Path) -> None:
+    for _ in range(2):
+        killed(f"tensorboard:{tmp_path}")
+    (cut,) = sorted(tmp_path.glob("*/events*"))[-1:]
+    cut.write_bytes(cut.read_bytes()[:-5])  # as when the computer lost power
+    tracker = open_tracker(f"tensorboard:{tmp_path}", RUN, "a run")
+    assert tracker.last() == 9
+    tracker.write(points(10, 12))
+    tracker.close()
+    assert steps_in(tmp_path) == list(range(1, 13))
+
+
+def test_weights_and_biases_has_everything_offline_after_a_writer_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    killed("wandb:project")
+    tracker = open_tracker("wandb:project", RUN, "a run")
+    assert tracker.last() == 0, "a folder of its own, with everything"
+    tracker.write(points(1, 7))
+    tracker.close()
+    found = sorted((logged(folder) for folder in tmp_path.glob("wandb/offline-run-*")), key=len)
+    assert len(found) == 2 and set(found[0]) <= set(range(1, 6)) and found[1] == list(range(1, 8))
+
+
+def logged(folder: Path) -> list[int]:
+    """The steps in an offline folder: protocol buffers in the log format of LevelDB, after a header of 7 bytes."""
+    proto: Any = import_module("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.glob("run-*.wandb")
+    data, at, whole, found = path.read_bytes(), 7, b"", list[int]()
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = proto.Record.FromString(whole)
+            whole = b""
+            if record.WhichOneof("record_type") == "history":
+                found += [int(item.value_json) for item in record.history.item if "_step" in item.nested_key]
+    return found
+
+
+class FakeMlflow(ThreadingHTTPServer):
+    """As much of an MLflow server as the requests need."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.experiments: list[str] = []
+        self.runs: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
+
+    def answer(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        if what == "experiments/search":
+            return {"experiments": [{"experiment_id": "7"}]} if self.experiments else {}
+        if what == "experiments/create":
+            self.experiments.append(body["name"])
+            return {"experiment_id": "7"}
+        if what == "runs/search":
+            assert body["experiment_ids"] == ["7"] and RUN in body["filter"]
+            newest = {metric["key"]: metric for metric in self.metrics}
+            return {"runs": [{**run, "data": {"metrics": [*newest.values()]}} for run in self.runs]}
+        if what == "runs/create":
+            self.runs.append({"info": {"run_id": "r1"}})
+            return {"run": self.runs[0]}
+        assert what == "runs/log-batch" and body["run_id"] == "r1" and len(body["metrics"]) <= 1000
+        self.metrics += body["metrics"]
+        return {}
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: FakeMlflow
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.keys.add(self.headers.get("Authorization"))
+        told = json.dumps(self.server.answer(self.path.removeprefix("/api/2.0/mlflow/"), body)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def mlflow() -> Iterator[tuple[FakeMlflow, str]]:
+    server = FakeMlflow()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server, f"mlflow:http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_mlflow_server_gets_each_point_once_and_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    with mlflow() as (server, target):
+        killed(target, MLFLOW_TRACKING_TOKEN="secret", **_path())
+        tracker = open_tracker(target, RUN, "a run")
+        assert tracker.last() == 5 and len(server.runs) == 1
+        tracker.write(points(6, 800))
+        tracker.close()
+        assert steps(server.metrics, "tokens") == steps(server.metrics, "loss/training") == list(range(1, 801))
+        assert server.keys == {"Bearer secret"}
+
+
+def _path() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+
+
+def steps(metrics: Sequence[dict[str, Any]], key: str) -> list[int]:
+    return [metric["step"] for metric in metrics if metric["key"] == key]
+
+
+def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:
+    with pytest.raises(PeerError, match="the MLflow server did not take experiments/search"):
+        open_tracker("mlflow:http://127.0.0.1:9", RUN, "a run")
+
+
+@pytest.mark.parametrize("target", ["", "wandb", "wandb:", "csv:here", "mlflow:file:///etc", "\x1b[31m:x"])
+def test_what_is_no_tracker_is_refused_with_what_would_do(target: str) -> None:
+    with pytest.raises(PeerError, match="write (tensorboard:FOLDER|mlflow:https)") as refused:
+        open_tracker(target, RUN, "a run")
+    assert str(refused.value).isprintable()
