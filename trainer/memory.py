@@ -275,15 +275,15 @@ def _cache_bytes(model: ModelConfig, rows: int, width: int) -> int:
 def generator_memory(model: ModelConfig, length: int, device: str) -> TrainerMemory:
     """Estimate the memory of a process that completes one sequence of `length` tokens at a time.
 
-    The weights count twice on a CPU, because they are copied when they are loaded; before a GPU has them, the computer does.
+    Loading needs no second copy of the weights: they come in blocks.
     """
     width, tokens = 4 if device == "cpu" else 2, min(length, PREFILL_TOKENS)
     weights, group = width * model.parameters, model.heads // model.kv_heads
     passing = tokens * (_passing_values(model) * 4 + group * (length + 1) * width * 2) + model.vocab * CHOICE_BYTES
     needed = weights + _cache_bytes(model, length + 2, width) + passing
     if device == "cpu":
-        return TrainerMemory(CPU_PROCESS_BYTES + weights + needed, 0)
-    return TrainerMemory(CUDA_PROCESS_BYTES + weights, CUDA_CONTEXT_BYTES + needed)
+        return TrainerMemory(CPU_PROCESS_BYTES + needed, 0)
+    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + needed)
 
 
 def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:

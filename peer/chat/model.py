@@ -168,8 +168,8 @@ MOST_CONTEXT, LEAST_CONTEXT, USUAL_CONTEXT = 4096, 4, 2048
 class ChatModel:
     """Model in memory that answers one prompt at a time.  Raises `PeerError` if the folder or memory is not sufficient."""
 
-    def __init__(self, weights: WeightsFolder, device: str, cores: AnswerCores) -> None:
-        """Load the weights of a folder.  device: a name that torch knows, or "auto"."""
+    def __init__(self, weights: WeightsFolder, device: str, cores: AnswerCores, dtype: torch.dtype | None = None) -> None:
+        """Load the weights of a folder.  device: a name that torch knows, or "auto".  dtype: None for the device's default."""
         self.config = weights.config
         self.length = min(self.config.context or USUAL_CONTEXT, MOST_CONTEXT)
         self._cores = cores
@@ -184,8 +184,8 @@ class ChatModel:
             )
         place = self._place(device)
         self.device = place.type
-        self._dtype = default_dtype(place)
-        self._engine = Engine(self.config, place, Slots(1, self.length), temperature=1.0, dtype=self._dtype)
+        dtype = dtype or default_dtype(place)
+        self._engine = Engine(self.config, place, Slots(1, self.length), dtype=dtype)
         self._last_id = 0
         self.load(weights)
 
@@ -193,14 +193,10 @@ class ChatModel:
         """Answer with the weights of another folder from now on.  Raises `PeerError`, also for another model."""
         if weights.config != self.config:
             raise PeerError("the model has another shape now; start `peer chat` again", ExitCode.INPUT)
-        flat, at = torch.empty(self.config.parameters, dtype=self._dtype), 0
         try:
-            for block in weights.values():
-                flat[at : at + len(block)] = torch.from_numpy(block)
-                at += len(block)
+            self._engine.fill(torch.from_numpy(block) for block in weights.values())
         except FolderError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
-        self._engine.load(flat)
 
     def answer(
         self, prompt: list[int], most: int, temperature: float, ends: tuple[int, ...]

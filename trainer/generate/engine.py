@@ -11,7 +11,7 @@ part of the output, marked as not made by the model, and the model continues in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -219,6 +219,14 @@ class Batch:
         self.model.flat.copy_(flat)
         self.cache.clear()
 
+    def fill(self, blocks: Iterable[Tensor]) -> None:
+        """Copy parameters that come in blocks, in order.  Do not call this while any slot holds a sequence."""
+        at = 0
+        for block in blocks:
+            self.model.flat[at : at + len(block)].copy_(block)
+            at += len(block)
+        self.cache.clear()
+
     def begin(self, slot: int, prompt: Sequence[int], key: int, last: int, ends: Sequence[int]) -> None:
         """Put a sequence into a slot, without running it.  last: the last position that the sequence may have."""
         self._keys[slot], self._last[slot] = key, last
@@ -367,6 +375,16 @@ class Engine:
         """
         self._line.add(flat)
         self._admit()
+
+    def fill(self, blocks: Iterable[Tensor]) -> None:
+        """Complete later requests with parameters that come in blocks, in order, without a second copy of them in memory.
+
+        Raises ValueError while a request waits or runs.
+        """
+        if self.busy:
+            raise ValueError("parameters are filled in only while no request waits or runs")
+        self._batch.fill(blocks)
+        self._loaded = True
 
     def withdraw(self) -> list[Request]:
         """Remove and return the requests that have not begun."""
