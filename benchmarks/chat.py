@@ -134,9 +134,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(chosen_threads(0) or torch.get_num_threads())
     if not arguments.json:
-        print(
-            "milliseconds to the first token, tokens a second after it: of chat, of transformers, and how much better chat is"
-        )
+        print("milliseconds to the first token, tokens a second after it: chat, transformers, and how much better chat is")
     with TemporaryDirectory() as folder:
         for row in measure(Path(folder), arguments.models, arguments.temperature, arguments.repeats):
             if arguments.json:

@@ -169,7 +169,7 @@ class ChatModel:
     """Model in memory that answers one prompt at a time.  Raises `PeerError` if the folder or memory is not sufficient."""
 
     def __init__(self, weights: WeightsFolder, device: str, cores: AnswerCores, dtype: torch.dtype | None = None) -> None:
-        """Load the weights of a folder.  device: a name that torch knows, or "auto".  dtype: None for the device's default."""
+        """Load the weights of a folder.  device: a name that torch knows, or "auto".  dtype: None for the device's own."""
         self.config = weights.config
         self.length = min(self.config.context or USUAL_CONTEXT, MOST_CONTEXT)
         self._cores = cores

@@ -42,9 +42,9 @@ from trainer.models.llama.model import Decoder, rotations
 #
 # Each sequence has a slot, which holds its tokens (including the prompt and the environment's replies) at their positions,
 # its newest position, its key, its last position, and the tokens that end a turn. `feed` computes known tokens (a prompt),
-# many at a time. `step` computes the newest token of each running sequence and chooses the next. A step's shapes do not
-# depend on which sequences run, and a step needs nothing from the host. The host reads from `progress` which turns have
-# ended.
+# many at a time, and chooses the first token after them. `step` computes the newest token of each running sequence and
+# chooses the next. A step's shapes do not depend on which sequences run, and a step needs nothing from the host. The host
+# reads from `progress` which turns have ended.
 #
 # `Engine` assigns slots to requests, and ends or continues a sequence at the end of a turn.
 
@@ -179,11 +179,15 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Piece:
-    """Piece of known tokens to compute: positions `first` to `stop` - 1 of a slot."""
+    """Piece of known tokens to compute: positions `first` to `stop` - 1 of a slot.
+
+    is_last: True if they are the sequence's last, after which the model chooses the token at `stop`.
+    """
 
     slot: int
     first: int
     stop: int
+    is_last: bool = False
 
 
 def batch_bytes(config: ModelConfig, slots: int, length: int, dtype: torch.dtype) -> int:
@@ -247,8 +251,11 @@ class Batch:
             part[target] = part[source]
         self.running[source] = False
 
-    def feed(self, pieces: Sequence[Piece]) -> None:
-        """Compute known tokens of some slots, one piece for each slot."""
+    def feed(self, pieces: Sequence[Piece], temperature: float = 1.0) -> None:
+        """Compute known tokens of some slots, one piece for each slot, and choose the first token after those that are last.
+
+        A sequence runs then, unless this token ends it.
+        """
         numbers = torch.tensor([(piece.slot, piece.first, piece.stop) for piece in pieces]).to(self.tokens.device)
         slots, firsts, stops = numbers.unbind(dim=1)
         width = max(piece.stop - piece.first for piece in pieces)
@@ -257,6 +264,11 @@ class Batch:
         past = self.cache.look_back(slots, positions_bt, max(piece.stop for piece in pieces))
         hidden_btd = self.model(self.tokens[slots].gather(1, positions_bt), past=past)
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_btd.flatten(0, 1).bfloat16())
+        if last := [number for number, piece in enumerate(pieces) if piece.is_last]:
+            at, slots = stops[last] - 1, slots[last]
+            following, chosen, ended = self._chosen(slots, hidden_btd[last, at - firsts[last]], at, temperature)
+            self.tokens[slots, following] = chosen
+            self.position[slots], self.running[slots] = following, ~ended
 
     def step(self, slots: int, span: int, temperature: float) -> None:
         """Choose the next token of each running sequence in the first `slots` slots.
@@ -274,13 +286,20 @@ class Batch:
         past = self.cache.look_back(slots, at[:, None], span)
         hidden_bd = self.model(self.tokens[:slots].gather(1, at[:, None]), past=past)[:, 0]
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_bd.bfloat16())
-        logits_bv = F.linear(hidden_bd.to(self.model.flat.dtype), self.model.output_weight)
-        chosen = self.choose(logits_bv, self._keys[:slots], at + 1, temperature)
-        following = (at + 1).clamp_(max=spare)
+        following, chosen, ended = self._chosen(slice(slots), hidden_bd, at, temperature)
         self.tokens[:slots].scatter_(1, following[:, None], chosen[:, None])
         self.position[:slots] = torch.where(running, following, self.position[:slots])
-        ended = (chosen[:, None] == self._ends[:slots]).any(dim=1) | (following >= self._last[:slots])
         running.logical_and_(~ended)
+
+    def _chosen(
+        self, slots: slice | Tensor, hidden_bd: Tensor, at_b: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the positions after `at_b`, the tokens chosen there, and true for tokens that end a turn, each (B,)."""
+        logits_bv = F.linear(hidden_bd.to(self.model.flat.dtype), self.model.output_weight)
+        chosen = self.choose(logits_bv, self._keys[slots], at_b + 1, temperature)
+        following = (at_b + 1).clamp_(max=self.cache.spare)
+        ended = (chosen[:, None] == self._ends[slots]).any(dim=1) | (following >= self._last[slots])
+        return following, chosen, ended
 
     def choose(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
         """Return the tokens at `positions_b`, int64 (B,).  Benchmarks of dishonest sampling override this method."""
@@ -415,15 +434,17 @@ class Engine:
         if not self._loaded:
             raise ValueError("a generator needs parameters before it can complete anything; load some")
         self._admit()
+        run = any(sequence and sequence.running for sequence in self._slots)
         self._feed()
-        if any(sequence and sequence.running for sequence in self._slots):
-            self._pack()
-            slots = max(number for number, sequence in enumerate(self._slots) if sequence) + 1
+        self._pack()
+        slots = max((number for number, sequence in enumerate(self._slots) if sequence), default=-1) + 1
+        if run:
             span = max(sequence.tokens for sequence in self._slots if sequence and sequence.running)
             for step in range(self._steps_at_once):
                 self._batch.step(slots, min(span + step, self._length), self.temperature)
             self.steps += self._steps_at_once
             self.row_steps += self._steps_at_once * slots
+        if slots:
             self._end(slots)
         return self._proving.due(idle=not self._running)
 
@@ -453,19 +474,18 @@ class Engine:
         self._batch.begin(slot, request.prompt, request.key, last, request.end_tokens)
 
     def _feed(self) -> None:
-        """Compute a block of known tokens.  The next step computes each sequence's newest token."""
+        """Compute a block of known tokens, and the first token after the last of them."""
         waiting = [(slot, sequence) for slot, sequence in enumerate(self._slots) if sequence and not sequence.running]
-        pending = [(slot, sequence) for slot, sequence in waiting if sequence.fed < sequence.tokens - 1]
-        if pending:
-            width = max(1, self.prefill_tokens // len(pending))
-            pieces = [Piece(slot, each.fed, min(each.fed + width, each.tokens - 1)) for slot, each in pending]
-            self._batch.feed(pieces)
-            for piece, (_, sequence) in zip(pieces, pending, strict=True):
-                sequence.fed = piece.stop
-        for slot, sequence in waiting:
-            if sequence.fed == sequence.tokens - 1:
-                sequence.running = True
-                self._batch.running[slot] = True
+        if not waiting:
+            return
+        width = max(1, self.prefill_tokens // len(waiting))
+        ends = [min(each.fed + width, each.tokens) for _, each in waiting]
+        pieces = [Piece(slot, each.fed, end, end == each.tokens) for (slot, each), end in zip(waiting, ends, strict=True)]
+        self._batch.feed(pieces, self.temperature)
+        for piece, (_, sequence) in zip(pieces, waiting, strict=True):
+            sequence.fed = piece.stop
+            sequence.running = piece.is_last
+            sequence.tokens += piece.is_last
 
     def _pack(self) -> None:
         """Move sequences to lower slots that are free. After `_admit`, a slot is free only if no request may take it."""

@@ -106,7 +106,7 @@ class Past(Protocol):
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the tokens' positions, (B, 1, T, width of a head)."""
+        """Cosines and sines of the tokens' positions (`rotations`), (B, 1, T, width of a head)."""
 
     @property
     def mask(self) -> Tensor:
@@ -120,7 +120,7 @@ class Past(Protocol):
 class Context:
     """Inputs of a layer's attention besides the hidden states: rotations, and the tokens' past or documents, if any.
 
-    cos, sin: fp32, (T, width of a head) or (B, 1, T, width of a head).
+    cos, sin: as in `rotations`, fp32, (T, width of a head) or (B, 1, T, width of a head).
     """
 
     cos: Tensor
@@ -138,8 +138,16 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the normed values."""
+        if not torch.is_grad_enabled():
+            return _normed(hidden.float(), self.weight.float(), self._eps)[0]
         normed: Tensor = _RmsNorm.apply(hidden.float(), self.weight.float(), self._eps)  # type: ignore[no-untyped-call]
         return normed
+
+
+def _normed(hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the normed values, and the inverse of each row's root mean square."""
+    inverse = hidden.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (hidden * inverse).mul_(weight), inverse
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -147,9 +155,9 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse = hidden.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        normed, inverse = _normed(hidden, weight, eps)
         ctx.save_for_backward(hidden, weight, inverse)
-        return (hidden * inverse).mul_(weight)
+        return normed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -363,12 +371,17 @@ def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask
 
 
 def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form."""
+    """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form.
+
+    The first half of the sines is negative, as it is multiplied.
+    """
     half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
     frequencies = _stretched(config, 1.0 / config.rope_base**half)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
     both = torch.cat([angles, angles], dim=-1)
-    return both.cos(), both.sin()
+    sines = both.sin()
+    sines[:, : config.head_width // 2].neg_()
+    return both.cos(), sines
 
 
 def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
@@ -401,12 +414,12 @@ class _Rotation(torch.autograd.Function):
 
 def _rotated(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     values = heads_bhtd.float()
-    half = values.shape[-1] // 2
-    signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-    return (values * cos).addcmul_(values.roll(half, -1), signed).to(heads_bhtd.dtype)
+    return (values * cos).addcmul_(values.roll(values.shape[-1] // 2, -1), sin).to(heads_bhtd.dtype)
 
 
 def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _rotated(heads_bhtd, cos, sin)
     rotated: Tensor = _Rotation.apply(heads_bhtd, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
