@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.page.document import document
-from peer.page.facts import Logged, gather
-from tests.peer.page.crowds import PEERS, SIGNED, chain, measured, peer_id, status, swarm_peer
+from peer.page.facts import gather
+from tests.peer.page.crowds import SIGNED, history, status
 
 WIDTHS = (390, 820, 1440)
 SCHEMES = ("light", "dark")
@@ -155,8 +155,7 @@ def main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder) / "index.html"
-        names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(PEERS)}
-        facts = gather(SIGNED, chain(Path(folder)), Logged(names, measured()), status(), NOW)
+        facts = gather(SIGNED, history(Path(folder)), status(), NOW)
         page.write_text(document(facts, "run.json"))
         for width in WIDTHS:
             for scheme in SCHEMES:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     from peer.formatting import many
     from peer.joining.run_source import chosen_run
-    from peer.page.chain import ChainReader
+    from peer.page.history import RunHistory
     from peer.paths import data_dir, run_dir
     from peer.tracking.points import Points
     from peer.tracking.trackers import open_tracker
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     signed = chosen_run(args.run_id, data)
     trackers = [(target, open_tracker(target, signed.run.hex(), signed.manifest.name)) for target in args.target]
     folder = run_dir(data, signed.run)
-    points = {target: Points(ChainReader(signed, folder), folder) for target, _ in trackers}
+    points = {target: Points(RunHistory(signed, folder), folder) for target, _ in trackers}
     written = {target: tracker.last() for target, tracker in trackers}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it closes the trackers like Ctrl-C
     try:

@@ -4,6 +4,6 @@ The page is one file without scripts and without requests to anybody, with a JSO
 facts are the run's manifest, the record chain and the event log on this disk, and the status of the running peer; the page
 leaves out what docs/guides/privacy.md does not allow.
 
-Read `facts.py` first, which decides what is told; then `chain.py`, which reads the records, `document.py`, which writes the
-page with the curves of `chart.py`, and `writer.py`, which writes the files.
+Read `facts.py` first, which decides what is told; then `history.py`, which reads the run's folder, `document.py`, which
+writes the page with the curves of `chart.py`, and `writer.py`, which writes the files.
 """

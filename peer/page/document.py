@@ -14,9 +14,9 @@ from html import escape
 from pathlib import Path
 
 from peer.formatting import amount, many, number, roughly, short
-from peer.page.chain import CurvePoint
 from peer.page.chart import Axis, Chart, Line, LinePoint
-from peer.page.facts import CreditedPeer, Curves, PageFacts, PeerFacts, RunFacts
+from peer.page.facts import CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary
+from peer.page.history import CurvePoint
 
 STYLE = Path(__file__).with_name("page.css")
 SHOWN_ROWS = 12
@@ -240,7 +240,7 @@ def _join(facts: PageFacts) -> str:
     return f'<section class="join"><h2>Join in</h2><ol>{steps}</ol></section>'
 
 
-def _about(run: RunFacts) -> str:
+def _about(run: RunSummary) -> str:
     home = (
         f'<a href="{escape(run.url)}" rel="noopener noreferrer nofollow"><bdi>{escape(run.url)}</bdi></a>' if run.url else ""
     )

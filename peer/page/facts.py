@@ -8,22 +8,16 @@ in the invitation, nor what a peer is doing, which would show its owner's habits
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from peer.addresses import names_only_local
-from peer.control.client import stamped_in
-from peer.control.event_log import LOG_NAMES
 from peer.control.ledger import ledger_of
-from peer.formatting import clean
 from peer.joining.purpose import purpose_lines
-from peer.page.chain import ChainReader, CurvePoint, Round, curve
-from protocol.events.events import EvalLoss, PeerJoined, Started
+from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve, plain
 from protocol.events.status import PeerStatus
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
@@ -38,23 +32,13 @@ MOST_SOURCES = 6
 """Sources with a curve each; more lines cannot be told apart."""
 MOST_PEERS = 500
 """Peers, and contributors, that are listed."""
-MOST_NAMES = 10_000
-"""Names that are remembered from the event log."""
-NAME_CHARACTERS = 40
 TEXT_CHARACTERS = 500
-MAX_LINE = 1 << 16
-"""Longest line of the event log that is read; the names and losses of one event fit in far less."""
 HERE = ("alive", "suspect")
 """States of peers that count as being here."""
 
 
-def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
-    """Return the first printable characters of a text of any length."""
-    return clean(text[: 4 * limit], limit).strip()
-
-
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class RunSummary:
     """The run.  model, data, rate: sentences.  done, total: in `unit`.  left_s: seconds to the end; None if unknown.
 
     description, licence, url: as the organiser wrote them, or empty; the address begins with https://.
@@ -136,7 +120,7 @@ class PageFacts:
     """
 
     at: str
-    run: RunFacts
+    run: RunSummary
     curves: Curves
     peers_here: int | None
     peers: list[PeerFacts]
@@ -150,44 +134,13 @@ class PageFacts:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Facts from the event log.
 
 
-@dataclass(frozen=True)
-class Logged:
-    """Names that peers gave themselves, and held-out losses by the rounds of their states, the latest of each."""
-
-    names: Mapping[str, str]
-    held_out: Mapping[int, EvalLoss]
-
-
-KINDS = (b'"PeerJoined"', b'"Started"', b'"EvalLoss"')
-"""Parts of the lines that are read; the other lines, which are most, are not parsed."""
-
-
-def logged(folder: Path) -> Logged:
-    """Return what the event log of the run in `folder` tells.  Blocking."""
-    names, held_out = dict[str, str](), dict[int, EvalLoss]()
-    for name in reversed(LOG_NAMES):
-        with suppress(OSError), (folder / name).open("rb") as file:
-            while line := file.readline(MAX_LINE):
-                stamped = stamped_in(line) if any(kind in line for kind in KINDS) else None
-                match stamped.event if stamped is not None else None:
-                    case PeerJoined(peer, known) | Started(peer, known) if peer in names or len(names) < MOST_NAMES:
-                        names[peer] = plain(known)
-                    case EvalLoss(rounds) as found if isfinite(found.loss):
-                        held_out[rounds] = found
-    return Logged(names, held_out)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-def gather(signed: SignedManifest, chain: ChainReader, known: Logged, status: PeerStatus | None, now: float) -> PageFacts:
+def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
     """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
     here = _here(status) if status is not None else []
-    names = {**known.names, **{each.peer: each.name for each in here}}
-    counted = ledger_of(chain.ledger.credits, len(chain.rounds), MOST_PEERS)
+    names = {**history.names, **{each.peer: each.name for each in here}}
+    counted = ledger_of(history.ledger.credits, len(history.rounds), MOST_PEERS)
     contributors = [
         CreditedPeer(
             each["peer"], names.get(each["peer"], ""), each["rounds"], each["tokens"], each["share"], each["accepted_tokens"]
@@ -196,8 +149,8 @@ def gather(signed: SignedManifest, chain: ChainReader, known: Logged, status: Pe
     ]
     return PageFacts(
         at=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
-        run=_run(signed, chain, status),
-        curves=_curves(chain.rounds, known.held_out),
+        run=_run(signed, history, status),
+        curves=_curves(history.rounds, history.held_out),
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
         contributor_count=len(contributors) + counted["untold"],
@@ -206,10 +159,10 @@ def gather(signed: SignedManifest, chain: ChainReader, known: Logged, status: Pe
     )
 
 
-def _run(signed: SignedManifest, chain: ChainReader, status: PeerStatus | None) -> RunFacts:
-    manifest, progress = signed.manifest, chain.progress
+def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None) -> RunSummary:
+    manifest, progress = signed.manifest, history.progress
     about, said = manifest.about or AboutSection(), dict(purpose_lines(manifest))
-    return RunFacts(
+    return RunSummary(
         id=signed.run.hex(),
         name=plain(manifest.name, 64),
         description=plain(about.description, TEXT_CHARACTERS),
@@ -230,11 +183,11 @@ def _run(signed: SignedManifest, chain: ChainReader, status: PeerStatus | None) 
     )
 
 
-def _curves(rounds: Sequence[Round], held_out: Mapping[int, EvalLoss]) -> Curves:
+def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:
     measured = [
-        HeldOutPoint(each.rounds, rounds[each.rounds - 1].tokens, each.loss, _by_source(each.losses))
-        for _, each in sorted(held_out.items())
-        if 1 <= each.rounds <= len(rounds)
+        HeldOutPoint(at, rounds[at - 1].tokens, each.loss, _by_source(each.losses))
+        for at, each in sorted(held_out.items())
+        if 1 <= at <= len(rounds)
     ]
     names = list(dict.fromkeys(name for each in rounds[-1:] for name in each.losses))[:MOST_SOURCES]
     return Curves(

@@ -13,9 +13,9 @@ import trio
 from peer.errors import PeerError
 from peer.files import remove_left_overs, write_atomically
 from peer.joining.run_source import stored_manifest
-from peer.page.chain import ChainReader
 from peer.page.document import document
-from peer.page.facts import gather, logged
+from peer.page.facts import gather
+from peer.page.history import RunHistory
 from peer.paths import run_dir
 from protocol.events.status import PeerStatus
 from protocol.run.manifest import SignedManifest
@@ -45,13 +45,13 @@ class PageWriter:
     """Writer of the page about one run.  data: the data directory.  folder: where the page lies.  Blocking."""
 
     def __init__(self, signed: SignedManifest, data: Path, folder: Path) -> None:
-        self._signed, self._run_folder, self._folder = signed, run_dir(data, signed.run), folder
-        self._chain = ChainReader(signed, self._run_folder)
+        self._signed, self._folder = signed, folder
+        self._history = RunHistory(signed, run_dir(data, signed.run))
 
     def write(self, status: PeerStatus | None) -> Written:
         """Write the page with the present facts.  status: of the running peer; None if none runs.  Raises OSError."""
-        self._chain.read()
-        facts = gather(self._signed, self._chain, logged(self._run_folder), status, time.time())
+        self._history.read()
+        facts = gather(self._signed, self._history, status, time.time())
         page = document(facts, FACTS).encode()
         told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 from peer.control.client import stamped_in
 from peer.control.event_log import LOG_NAMES
 from peer.formatting import clean
-from peer.page.chain import Round
+from peer.page.history import Round
 from protocol.events.events import EvalLoss
 
 LATE_ROUNDS = 2
@@ -33,7 +33,7 @@ class Point:
 
 
 class RoundsSoFar(Protocol):
-    """Rounds of a run (`peer.page.chain.ChainReader`)."""
+    """Rounds of a run (`peer.page.history.RunHistory`)."""
 
     rounds: list[Round]
 

@@ -1,4 +1,4 @@
-"""A run of 200 peers and 10 000 rounds, as the reader of its chain and the status of a peer tell it."""
+"""A run of 200 peers and 10 000 rounds, as its folder and the status of a peer tell it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from peer.page.chain import ChainReader, Round
+from peer.page.history import HeldOut, Round, RunHistory
 from protocol.chain.credit import Credit
 from protocol.chain.progress import RunProgress
-from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import demo_manifest, sign
@@ -44,14 +43,14 @@ def loss_at(round: int) -> float:
     return 2.1 + 7.0 * math.exp(-round / 90) + 2.2 * math.exp(-round / 2600) + 0.07 * wobble(round)
 
 
-def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader:
-    """Return a reader that has read `rounds` records of `peers` members."""
-    reader = ChainReader(SIGNED, folder)
+def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int = 50) -> RunHistory:
+    """Return a history of `rounds` records of `peers` members; the held-out loss is measured after every `every` rounds."""
+    found = RunHistory(SIGNED, folder)
     members = [
         max(2, min(peers, round(peers * (0.9 - 0.75 * math.exp(-at / 3000) + 0.05 * math.sin(at / 160)) + 4 * wobble(at))))
         for at in range(rounds)
     ]
-    reader.rounds = [
+    found.rounds = [
         Round(
             at + 1,
             (at + 1) * 1_900_000,
@@ -62,16 +61,14 @@ def chain(folder: Path, rounds: int = ROUNDS, peers: int = PEERS) -> ChainReader
         )
         for at in range(rounds)
     ]
-    reader.ledger.credits = {
+    found.ledger.credits = {
         peer_id(number): Credit(rounds - 30 * number, 1_900_000 * rounds // (number + 3)) for number in range(peers)
     }
     goal = Goal(Unit.TOKENS, 25_000_000_000, 0.2)
-    reader.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
-    return reader
-
-
-def measured(rounds: int = ROUNDS, every: int = 50) -> dict[int, EvalLoss]:
-    return {at: EvalLoss(at, loss_at(at) + 0.16 + 0.02 * wobble(at), peer_id(1)) for at in range(every, rounds + 1, every)}
+    found.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
+    found.names = {peer_id(number): swarm_peer(number).name for number in range(peers)}
+    found.held_out = {at: HeldOut(loss_at(at) + 0.16 + 0.02 * wobble(at), {}) for at in range(every, rounds + 1, every)}
+    return found
 
 
 def swarm_peer(number: int) -> SwarmPeer:

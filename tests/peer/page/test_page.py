@@ -15,9 +15,9 @@ import pytest
 
 from peer.page import facts as page_facts
 from peer.page.document import document
-from peer.page.facts import Logged, PageFacts, gather, logged, own_invitation, plain
+from peer.page.facts import PageFacts, gather, own_invitation
+from peer.page.history import HeldOut, plain
 from peer.page.writer import PageWriter, Written
-from protocol.events.events import EvalLoss
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.sections import AboutSection
 from protocol.wire.identity import PeerId
@@ -26,8 +26,7 @@ from tests.peer.page.crowds import (
     PEERS,
     ROUNDS,
     SIGNED,
-    chain,
-    measured,
+    history,
     peer_id,
     status,
     swarm_peer,
@@ -35,12 +34,10 @@ from tests.peer.page.crowds import (
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
 
 NOW = 1_796_000_000.0
-NOBODY = Logged({}, {})
 
 
 def told(folder: Path, rounds: int = 40, peers: int = 4, **changes: Any) -> PageFacts:
-    names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(peers)}
-    return gather(SIGNED, chain(folder, rounds, peers), Logged(names, measured(rounds, 10)), status(peers, **changes), NOW)
+    return gather(SIGNED, history(folder, rounds, peers, 10), status(peers, **changes), NOW)
 
 
 class Reader(HTMLParser):
@@ -101,14 +98,14 @@ def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
 
 
 def test_without_a_running_peer_the_page_tells_what_is_on_disk(tmp_path: Path) -> None:
-    facts = gather(SIGNED, chain(tmp_path, 40, 4), NOBODY, None, NOW)
+    facts = gather(SIGNED, history(tmp_path, 40, 4), None, NOW)
     page = Reader(document(facts, "run.json"))
     assert (facts.peers_here, facts.peers, facts.invitation) == (None, [], "")
     assert "Here now" not in page.text and "Ask the organiser for an invitation" in page.text and "Contributors" in page.text
 
 
 def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_path: Path) -> None:
-    facts = gather(SIGNED, chain(tmp_path, 0, 0), NOBODY, status(2), NOW)
+    facts = gather(SIGNED, history(tmp_path, 0, 0), status(2), NOW)
     assert "The first round is not complete yet" in document(facts, "run.json")
 
 
@@ -157,28 +154,20 @@ TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u20
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
-    known = chain(tmp_path, 40, 4)
+    known = history(tmp_path, 40, 4)
     known.rounds = [replace(each, losses={name: 1.0, "web": 2.0}) for each in known.rounds]
     about = AboutSection.model_construct(description=name, licence=name, url=name)
     manifest = SIGNED.manifest.model_copy(update={"name": name, "about": about})
     swarm = [replace(swarm_peer(number), name=name, role=name) for number in (1, 2)]
-    log = Logged({peer_id(3): plain(name)}, {40: EvalLoss(40, 2.0, name, {name: 2.0, "web": 1.0})})
-    facts = gather(replace(SIGNED, manifest=manifest), known, log, status(4, name=name, swarm=swarm), NOW)
+    known.names = {peer_id(3): plain(name)}
+    known.held_out = {40: HeldOut(2.0, {name: 2.0, "web": 1.0})}
+    facts = gather(replace(SIGNED, manifest=manifest), known, status(4, name=name, swarm=swarm), NOW)
     page, calm = document(facts, "run.json"), document(told(tmp_path / "calm"), "run.json")
     assert {tag for tag, _ in Reader(page).elements} <= {tag for tag, _ in Reader(calm).elements}
     for _, attributes in Reader(page).elements:
         assert not any(attribute.startswith("on") or attribute in ("src", "style") for attribute in attributes)
     assert not TURNING.search(page) and len(page.encode()) < 200_000
     assert not TURNING.search(json.dumps(facts.to_fields(), ensure_ascii=False))
-
-
-def test_a_name_of_an_event_log_is_bounded(tmp_path: Path) -> None:
-    def line(name: str) -> str:
-        return json.dumps({"at": 1.0, "mono": 1.0, "event": "PeerJoined", "peer": peer_id(1), "name": name}) + "\n"
-
-    (tmp_path / "events.jsonl").write_text(line("\u202eada\x1b" + "a" * 500) + line("B" * (1 << 20)) + "no line\n")
-    names = logged(tmp_path).names
-    assert names == {peer_id(1): "ada" + "a" * 37}
 
 
 def test_the_policy_allows_the_style_sheet_of_the_page_and_nothing_else(tmp_path: Path) -> None:
@@ -206,10 +195,10 @@ def test_a_page_leads_to_the_program_to_the_home_page_of_the_run_and_to_its_json
 
 
 def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
-    known = chain(tmp_path, 40, 4)
+    known = history(tmp_path, 40, 4)
     known.rounds[5] = replace(known.rounds[5], loss=float("nan"))
     swarm = [replace(swarm_peer(1), tokens_per_s=float("inf"))]
-    facts = gather(SIGNED, known, NOBODY, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
+    facts = gather(SIGNED, known, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
     json.dumps(facts.to_fields(), allow_nan=False)
     assert not re.search(r"\b(nan|inf)\b", Reader(document(facts, "run.json")).text)
 
@@ -218,8 +207,7 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
 
 
 def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_path: Path) -> None:
-    names: dict[str, str] = {peer_id(number): swarm_peer(number).name for number in range(PEERS)}
-    facts = gather(SIGNED, chain(tmp_path), Logged(names, measured()), status(), NOW)
+    facts = gather(SIGNED, history(tmp_path), status(), NOW)
     page, fields = document(facts, "run.json"), json.dumps(facts.to_fields(), indent=1)
     assert facts.run.rounds == ROUNDS and len(facts.peers) == len(facts.contributors) == PEERS
     assert len(facts.curves.loss) <= page_facts.MOST_POINTS and facts.curves.loss[-1].rounds == ROUNDS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peer.control.client import Stamped
 from peer.control.event_log import to_line
-from peer.page.chain import Round
+from peer.page.history import Round
 from peer.tracking.points import LATE_ROUNDS, Points
 from protocol.events.events import EvalLoss
 

@@ -1,6 +1,7 @@
-"""Curves and credits of a run, from the records in its folder.
+"""History of a run as its folder tells it: the rounds and credits in the records, names and held-out losses in the log.
 
-A reader remembers what it has counted, also for the next process, so that each record is read once.
+What was counted is remembered, also for the next process: records of a large run take a minute to count, and the event log
+drops its oldest lines.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from pathlib import Path
+from typing import Any
 
+from peer.control.client import stamped_in
+from peer.control.event_log import LOG_NAMES
 from peer.files import write_atomically
+from peer.formatting import clean
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
+from protocol.events.events import EvalLoss, PeerJoined, Started
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
@@ -39,6 +45,26 @@ class Round:
     reward: float | None
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out loss of a state, as a peer measured it.  losses: by source."""
+
+    loss: float
+    losses: Mapping[str, float]
+
+
+KINDS = (b'"PeerJoined"', b'"Started"', b'"EvalLoss"')
+"""Parts of the lines of the log that are read; the other lines, which are most, are not parsed."""
+MAX_LINE = 1 << 16
+"""Longest line of the log that is read; the names and losses of one event fit in far less."""
+NAME_CHARACTERS = 40
+
+
+def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
+    """Return the first printable characters of a text of any length."""
+    return clean(text[: 4 * limit], limit).strip()
+
+
 TALLY_NAME = "tally.json"
 TALLY_FORM = 1
 """Number of the file's form; a file of another form is not read."""
@@ -47,16 +73,20 @@ SAVE_EVERY = 100
 """Records after which the file is written again; later records are counted again by the next process."""
 
 
-class ChainReader:
-    """Rounds and credits of the run in `folder`, up to the newest record that `read` has seen.  Blocking.
+class RunHistory:
+    """History of the run in `folder`, up to the newest record and line of the log that `read` has seen.  Blocking.
 
-    The records of a large run take a minute to count, so a file in the folder keeps what was counted.  A damaged file is not
-    used, nor one about records that the peer has replaced.  Nothing else in the folder changes, so the peer may run.
+    names: of peers in the records, by peer ID, as they last called themselves.  held_out: by the rounds of the states.
+    A file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
+    peer may run.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._signed = signed
         self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / TALLY_NAME
+        self._folder = folder
+        self.names: dict[str, str] = {}
+        self.held_out: dict[int, HeldOut] = {}
         self._start()
         self._load()
 
@@ -68,13 +98,14 @@ class ChainReader:
         self._saved = 0
 
     def read(self) -> None:
-        """Count the records that were added; begin again if the peer has replaced records that were counted."""
+        """Count the records that were added, all again if the peer has replaced counted ones; then read the log."""
         if self.rounds:
             last = self._records.at(len(self.rounds) - 1)
             if last is None or record_hash(last.record) != self._tip:
                 self._start()
         while (commit := self._records.at(len(self.rounds))) is not None and commit.record.previous == self._tip:
             self._count(commit)
+        self._read_log()
         if len(self.rounds) >= self._saved + SAVE_EVERY:
             self._save()
 
@@ -88,6 +119,17 @@ class ChainReader:
         )
         self._tip = record_hash(record)
 
+    def _read_log(self) -> None:
+        for name in reversed(LOG_NAMES):
+            with suppress(OSError), (self._folder / name).open("rb") as file:
+                while line := file.readline(MAX_LINE):
+                    stamped = stamped_in(line) if any(kind in line for kind in KINDS) else None
+                    match stamped.event if stamped is not None else None:
+                        case PeerJoined(peer, known) | Started(peer, known) if peer in self.ledger.credits:
+                            self.names[peer] = plain(known)
+                        case EvalLoss(rounds, loss) as found if isfinite(loss) and 1 <= rounds <= len(self.rounds):
+                            self.held_out[rounds] = HeldOut(loss, found.losses)
+
     def _save(self) -> None:
         progress = self.progress
         fields = {
@@ -97,6 +139,8 @@ class ChainReader:
             "progress": [progress.added, progress.begun, progress.first],
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
             "ledger": self.ledger.to_fields(),
+            "names": self.names,
+            "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
         }
         with suppress(OSError):  # what is not kept is counted again
             write_atomically(self._path, json.dumps(fields, separators=(",", ":")).encode())
@@ -114,7 +158,7 @@ class ChainReader:
                     int(tokens),
                     int(members),
                     float(loss),
-                    {str(name): float(value) for name, value in losses.items()},
+                    _losses(losses),
                     None if reward is None else float(reward),
                 )
                 for number, (tokens, members, loss, losses, reward) in enumerate(fields["rounds"], 1)
@@ -122,10 +166,17 @@ class ChainReader:
             added, begun, first = map(int, fields["progress"])
             goal = replace(self._signed.manifest.goal, total=int(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
+            names = {str(peer): plain(str(name)) for peer, name in fields["names"].items()}
+            held_out = {int(at): HeldOut(float(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
+        self.names, self.held_out = names, held_out
+
+
+def _losses(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {str(source): float(loss) for source, loss in fields.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------------------

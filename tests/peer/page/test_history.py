@@ -1,0 +1,145 @@
+"""The history counts each record once, and again if the peer has replaced it; curves keep their ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.page import history as page_history
+from peer.page.history import TALLY_NAME, HeldOut, Round, RunHistory, curve
+from protocol.chain.credit import ledger
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
+
+ANN, BOB = FIVE[:2]
+IDS = [str(each.peer_id) for each in FIVE[:3]]
+RUN = a_run(ANN)
+
+
+def test_records_are_counted_once_and_the_credits_are_those_of_the_ledger(tmp_path: Path) -> None:
+    replica, history = a_replica(RUN, tmp_path), RunHistory(RUN, tmp_path)
+    history.read()
+    assert history.rounds == []
+    for length in (3, 5):
+        grow(replica, length - replica.history.length, [ANN, BOB])
+        history.read()
+        history.read()
+        commits = [replica.history.commit_at(round) for round in range(length)]
+        assert [each.rounds for each in history.rounds] == list(range(1, length + 1))
+        assert [each.loss for each in history.rounds] == [commit.record.loss for commit in commits]
+        assert history.ledger.credits == ledger(commits)
+        assert history.rounds[-1].tokens == sum(each.tokens for each in history.ledger.credits.values())
+    replica.state.close()
+
+
+def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
+    replica, history = a_replica(RUN, tmp_path), RunHistory(RUN, tmp_path)
+    grow(replica, 3, [ANN])
+    history.read()
+    replica.state.close()
+    replica.store.records.truncate(1)
+    again = a_replica(RUN, tmp_path)
+    grow(again, 1, [ANN, BOB], salt=7)
+    again.state.close()
+    history.read()
+    assert len(history.rounds) == 2
+    assert history.ledger.credits == ledger([again.history.commit_at(round) for round in range(2)])
+
+
+def counted(history: RunHistory) -> tuple[object, ...]:
+    history.read()
+    return history.rounds, history.ledger.to_fields(), history.progress, history.names, history.held_out
+
+
+def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 3)
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 4, [ANN, BOB])
+    RunHistory(RUN, tmp_path).read()
+    grow(replica, 1, [ANN, BOB])
+    again = RunHistory(RUN, tmp_path)
+    assert len(again.rounds) == 4
+    found = counted(again)
+    (tmp_path / TALLY_NAME).unlink()
+    assert found == counted(RunHistory(RUN, tmp_path))
+    replica.state.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"form":2}',
+        b'{"form":1}',
+        b'{"form":1,"rounds":[]}',
+        b'{"form":1,"rounds":[[1,2,3.0,null,null]]}',
+        b'{"form":1,"rounds":[[1,2,3.0,{},null]],"progress":[1,2],"total":1,"ledger":{},"tip":""}',
+        b'{"form":1,"rounds":[[1,2,3.0,{},null]],"progress":[1,2,3],"total":1,"ledger":{"credits":{},"young":[]},"tip":"ab"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 2, [ANN, BOB])
+    replica.state.close()
+    found = counted(RunHistory(RUN, tmp_path))
+    (tmp_path / TALLY_NAME).write_bytes(damage)
+    assert found == counted(RunHistory(RUN, tmp_path)) and len(RunHistory(RUN, tmp_path).rounds) < 2
+
+
+def line(event: str, **fields: object) -> str:
+    return json.dumps({"at": 1.0, "mono": 1.0, "event": event, **fields}) + "\n"
+
+
+def test_names_and_held_out_losses_outlive_the_lines_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+    replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
+    grow(replica, 2, [ANN, BOB])
+    joined = [line("PeerJoined", peer=peer, name=name) for peer, name in zip(IDS, ["ann", "bob", "cat"], strict=True)]
+    log.write_text("".join(joined) + line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}, members=1))
+    RunHistory(RUN, tmp_path).read()
+    log.write_text(
+        line("PeerJoined", peer=IDS[1], name="rob")
+        + line("EvalLoss", rounds=2, loss=2.0, by=IDS[0])
+        + line("EvalLoss", rounds=3, loss=1.0, by=IDS[0])
+        + line("EvalLoss", rounds=2, loss=None, by=IDS[0])
+    )
+    history = RunHistory(RUN, tmp_path)
+    history.read()
+    assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "cat is in no record"
+    assert history.held_out == {1: HeldOut(3.0, {"web": 2.0}), 2: HeldOut(2.0, {})}, "round 3 is not on disk"
+    replica.state.close()
+
+
+def test_a_name_in_the_log_is_bounded(tmp_path: Path) -> None:
+    replica, history = a_replica(RUN, tmp_path), RunHistory(RUN, tmp_path)
+    grow(replica, 1, [ANN])
+    replica.state.close()
+    names = ["\u202eada\x1b" + "a" * 500, "B" * (1 << 20)]
+    lines = [line("PeerJoined", peer=IDS[0], name=name) for name in names]
+    (tmp_path / "events.jsonl").write_text("".join(lines) + "no line\n")
+    history.read()
+    assert history.names == {IDS[0]: "ada" + "a" * 37}
+
+
+def rounds_of(*losses: float) -> list[Round]:
+    return [Round(number, 100 * number, 2, loss, {}, None) for number, loss in enumerate(losses, 1)]
+
+
+def test_a_curve_has_the_mean_and_the_extremes_of_some_rounds_and_ends_with_the_last() -> None:
+    points = curve(rounds_of(4.0, 2.0, 3.0, 1.0, 5.0), lambda each: each.loss, 3)
+    assert [(each.rounds, each.tokens, each.value, each.low, each.high) for each in points] == [
+        (2, 200, 3.0, 2.0, 4.0),
+        (4, 400, 2.0, 1.0, 3.0),
+        (5, 500, 5.0, 5.0, 5.0),
+    ]
+
+
+def test_rounds_without_a_finite_value_are_left_out() -> None:
+    points = curve(rounds_of(float("nan"), float("inf"), 3.0), lambda each: each.loss, 3)
+    assert [each.rounds for each in points] == [3]
+    assert curve(rounds_of(1.0), lambda each: each.reward, 3) == []
