@@ -42,6 +42,7 @@ SYNONYMS = {
         "eval": "evaluate evaluation perplexity",
         "export": "save download",
         "ledger": "credits contributions",
+        "page": "html web website publish dashboard",
         "track": "tensorboard wandb mlflow log-metrics",
         "id": "whoami identity",
         "run create": "create init new",

@@ -221,9 +221,12 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
     _sync_folder(path.parent)
 
 
-def remove_left_overs(folder: Path) -> None:
-    """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and is kept."""
-    for path in folder.glob(f".*{SUFFIX}"):
+def remove_left_overs(folder: Path, name: str = "") -> None:
+    """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and is kept.
+
+    name: of the file that they wrote; empty for every file.
+    """
+    for path in folder.glob(f".{name}*{SUFFIX}"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from peer.formatting import amount, many, number, roughly, short
 from peer.page.chart import Axis, Chart, Line, LinePoint
-from peer.page.facts import CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary
+from peer.page.facts import MOST_SOURCES, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary
 from peer.page.history import CurvePoint
 
 STYLE = Path(__file__).with_name("page.css")
@@ -115,8 +115,16 @@ def _curves(curves: Curves) -> str:
         figures.append(
             _figure("Reward of the rollouts", "mean, 0 to 1", lambda of: [_line("reward", "c3", curves.reward, of)], REWARD)
         )
+    measured = [name for each in curves.held_out for name in each.losses]
+    sources = list(dict.fromkeys([*curves.sources, *measured]))[:MOST_SOURCES]
+    if len(set(measured)) > 1:
+        figures.append(
+            _figure("Held-out loss by source", "nats a token", lambda of: _measured_lines(curves, sources, of), LOSS)
+        )
     if len(curves.sources) > 1:
-        figures.append(_figure("Training loss by source", "nats a token", lambda of: _source_lines(curves, of), LOSS))
+        figures.append(
+            _figure("Training loss by source", "nats a token", lambda of: _source_lines(curves, sources, of), LOSS)
+        )
     figures.append(_figure("Members of a round", "peers", lambda of: [_line("members", "c4", curves.members, of)], MEMBERS))
     return (
         '<section class="curves"><h2>Curves</h2>'
@@ -140,8 +148,16 @@ def _loss_lines(curves: Curves, of: str) -> list[Line]:
     return [_line("training", "c1", curves.loss, of), Line("held out", "c2", measured)]
 
 
-def _source_lines(curves: Curves, of: str) -> list[Line]:
-    return [_line(name, f"c{place}", points, of) for place, (name, points) in enumerate(curves.sources.items(), 1)]
+def _measured_lines(curves: Curves, sources: Sequence[str], of: str) -> list[Line]:
+    lines = []
+    for place, name in enumerate(sources, 1):
+        points = [(getattr(each, of), each.losses[name]) for each in curves.held_out if name in each.losses]
+        lines.append(Line(name, f"c{place}", [LinePoint(x, loss, loss, loss) for x, loss in points]))
+    return lines
+
+
+def _source_lines(curves: Curves, sources: Sequence[str], of: str) -> list[Line]:
+    return [_line(name, f"c{place}", curves.sources.get(name, []), of) for place, name in enumerate(sources, 1)]
 
 
 def _line(name: str, style: str, points: Sequence[CurvePoint], of: str) -> Line:
@@ -207,7 +223,7 @@ def _table(style: str, title: str, told: str, heads: Sequence[str], rows: Sequen
         lines = "".join(
             f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in part
         )
-        return f"<table><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table>"
+        return f'<table aria-label="{title}"><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table>'
 
     rest = ""
     if len(rows) > SHOWN_ROWS:
@@ -221,23 +237,30 @@ def _table(style: str, title: str, told: str, heads: Sequence[str], rows: Sequen
 
 
 def _join(facts: PageFacts) -> str:
-    install = f'<a href="{INSTALL}" rel="noopener noreferrer">Install Manyhands</a>'
-    if facts.run.ended:
-        return ""
-    if facts.invitation:
-        steps = (
-            f"<li>{install} on a computer with Linux; a GPU helps, but is not needed.</li>"
-            "<li>Type this command, which has the invitation:"
-            f"<code class=invitation>peer join {escape(facts.invitation)}</code></li>"
-            "<li>Your computer finds the others, fetches the model and trains. You can pause or leave at any moment.</li>"
-        )
+    """Return how to take part; once the run has ended, how to get the model."""
+    ended, invitation = facts.run.ended, escape(facts.invitation)
+    steps = [
+        f'<a href="{INSTALL}" rel="noopener noreferrer">Install Manyhands</a> on a computer with Linux; a GPU helps, but is '
+        "not needed."
+    ]
+    if invitation:
+        until = " --until-end" if ended else ""
+        command = f"<code class=invitation>peer join {invitation}{until}</code>"
+        steps.append(f"Type this command, which has the invitation:{command}")
     else:
-        steps = (
-            f"<li>{install} on a computer with Linux; a GPU helps, but is not needed.</li>"
-            "<li>Ask the organiser for an invitation; <code>peer id</code> prints the ID that the organiser may want.</li>"
-            "<li>Type <code>peer join</code> and the invitation.</li>"
+        steps += [
+            "Ask the organiser for an invitation; <code>peer id</code> prints the ID that the organiser may want.",
+            f"Type <code>peer join</code> and the invitation{', and <code>--until-end</code>' if ended else ''}.",
+        ]
+    if ended:
+        steps.append(
+            "Your computer fetches the final weights from the others. Then <code>peer export FOLDER</code> writes the model as "
+            "a Hugging Face folder."
         )
-    return f'<section class="join"><h2>Join in</h2><ol>{steps}</ol></section>'
+    elif invitation:
+        steps.append("Your computer finds the others, fetches the model and trains. You can pause or leave at any moment.")
+    told = "".join(f"<li>{step}</li>" for step in steps)
+    return f'<section class="join"><h2>{"Get the model" if ended else "Join in"}</h2><ol>{told}</ol></section>'
 
 
 def _about(run: RunSummary) -> str:

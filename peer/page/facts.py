@@ -189,7 +189,7 @@ def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:
         for at, each in sorted(held_out.items())
         if 1 <= at <= len(rounds)
     ]
-    names = list(dict.fromkeys(name for each in rounds[-1:] for name in each.losses))[:MOST_SOURCES]
+    names = list(dict.fromkeys(name for each in rounds for name in each.losses))[:MOST_SOURCES]
     return Curves(
         loss=curve(rounds, lambda each: each.loss, MOST_POINTS),
         held_out=_thinned(measured),

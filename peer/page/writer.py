@@ -55,9 +55,9 @@ class PageWriter:
         page = document(facts, FACTS).encode()
         told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
         self._folder.mkdir(parents=True, exist_ok=True)
-        remove_left_overs(self._folder)
-        write_atomically(self._folder / FACTS, told, mode=READABLE)
-        write_atomically(self._folder / PAGE, page, mode=READABLE)
+        for name, content in ((FACTS, told), (PAGE, page)):
+            remove_left_overs(self._folder, name)
+            write_atomically(self._folder / name, content, mode=READABLE)
         return Written(self._folder / PAGE, facts.run.name, facts.run.rounds, len(page) + len(told))
 
 

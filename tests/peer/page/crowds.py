@@ -43,6 +43,11 @@ def loss_at(round: int) -> float:
     return 2.1 + 7.0 * math.exp(-round / 90) + 2.2 * math.exp(-round / 2600) + 0.07 * wobble(round)
 
 
+def held_out_at(round: int) -> HeldOut:
+    loss = loss_at(round) + 0.16 + 0.02 * wobble(round)
+    return HeldOut(loss, {"guides": loss + 0.2, "code": loss - 0.6})
+
+
 def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int = 50) -> RunHistory:
     """Return a history of `rounds` records of `peers` members; the held-out loss is measured after every `every` rounds."""
     found = RunHistory(SIGNED, folder)
@@ -67,7 +72,7 @@ def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int =
     goal = Goal(Unit.TOKENS, 25_000_000_000, 0.2)
     found.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
     found.names = {peer_id(number): swarm_peer(number).name for number in range(peers)}
-    found.held_out = {at: HeldOut(loss_at(at) + 0.16 + 0.02 * wobble(at), {}) for at in range(every, rounds + 1, every)}
+    found.held_out = {at: held_out_at(at) for at in range(every, rounds + 1, every)}
     return found
 
 

@@ -109,6 +109,13 @@ def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_pa
     assert "The first round is not complete yet" in document(facts, "run.json")
 
 
+def test_once_the_run_has_ended_the_page_says_how_to_get_the_model(tmp_path: Path) -> None:
+    facts = told(tmp_path, run_ended=True)
+    page = Reader(document(facts, "run.json"))
+    assert facts.run.ended and "the run has ended" in page.text and "Join in" not in page.text
+    assert f"peer join {facts.invitation} --until-end" in page.text and "peer export FOLDER" in page.text
+
+
 # -- the invitation -------------------------------------------------------------------------------------------------------
 
 
@@ -248,8 +255,9 @@ def test_the_files_can_be_read_by_a_web_server_and_replace_the_earlier_ones(data
         assert path.stat().st_mode & 0o777 == 0o644
     (folder / "index.html").write_text("old")
     (folder / ".index.html.killed.new").write_text("half")
+    (folder / ".theirs.new").write_text("a file of somebody else")
     written(data, folder)
     assert (folder / "index.html").read_text().startswith("<!doctype html>")
-    assert sorted(path.name for path in folder.iterdir()) == ["index.html", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [".theirs.new", "index.html", "run.json"]
     fields = json.loads((folder / "run.json").read_text())
     assert fields["run"]["rounds"] == 5 and [point["rounds"] for point in fields["curves"]["loss"]] == [1, 2, 3, 4, 5]
