@@ -1,7 +1,8 @@
 """The page about a run in a real browser: `python -m tests.browser [FOLDER]` opens it from disk in headless Chromium.
 
 At widths of 390, 820 and 1440 pixels, light and dark, it asserts that the page loads nothing else, that the console stays
-empty, that nothing is wider than the window, and that whoever hears the page hears every chart and table.  FOLDER keeps the
+empty, that nothing is wider than the window, and that whoever hears the page hears every chart and table;
+and the same of pages with hostile texts on a phone.  FOLDER keeps the
 screenshots, and the two pictures of docs/guides/organiser.md, which are kept in docs/pictures.  Without Chromium it says so
 and fails; the tests of `make test` need no browser.
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 from peer.page.document import document
 from peer.page.facts import gather
-from tests.peer.page.crowds import SIGNED, history, status
+from tests.peer.page.crowds import HOSTILE, SIGNED, history, hostile, status
 
 WIDTHS = (390, 820, 1440)
 SCHEMES = ("light", "dark")
@@ -165,6 +166,11 @@ def main() -> None:
                     (kept / f"page-{width}-{scheme}.png").write_bytes(shown)
         check_names(heard(browser))
         print("every chart, table and control has a name")
+        for number, (name, text) in enumerate(HOSTILE.items()):
+            strange = Path(folder) / f"{number}.html"
+            strange.write_text(document(gather(*hostile(Path(folder), text), NOW), "run.json"))
+            look(browser, strange, WIDTHS[0], SCHEMES[0])
+            print(f"with a hostile text ({name}) the same")
         for name, (width, scheme) in PICTURES.items():
             if kept is not None:
                 show(browser, page, width, scheme)

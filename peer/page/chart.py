@@ -150,9 +150,11 @@ class Chart:
             lower = [self._at(point.x, point.low) for point in reversed(line.points)]
             band = f'<polygon class="band {line.style}" points="{" ".join(upper + lower)}"/>'
         path = [self._at(point.x, point.y) for point in line.points]
+        dot = ""
         if len(path) == 1:
-            path *= 2  # a line of no length, whose round ends are a dot
-        return band + f'<polyline class="line {line.style}" points="{" ".join(path)}" vector-effect="non-scaling-stroke"/>'
+            path, dot = path * 2, " dot"  # a line of no length, with round ends
+        points = " ".join(path)
+        return band + f'<polyline class="line {line.style}{dot}" points="{points}" vector-effect="non-scaling-stroke"/>'
 
     def _readouts(self) -> str:
         """Return an area for each place along the chart, which shows the values there while the pointer is on it."""

@@ -254,8 +254,8 @@ def _join(facts: PageFacts) -> str:
         ]
     if ended:
         steps.append(
-            "Your computer fetches the final weights from the others. Then <code>peer export FOLDER</code> writes the model as "
-            "a Hugging Face folder."
+            "Your computer fetches the final weights from the others. Then <code>peer export FOLDER</code> writes the model "
+            "as a Hugging Face folder."
         )
     elif invitation:
         steps.append("Your computer finds the others, fetches the model and trains. You can pause or leave at any moment.")

@@ -7,6 +7,7 @@ drops its oldest lines.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,11 +59,18 @@ KINDS = (b'"PeerJoined"', b'"Started"', b'"EvalLoss"')
 MAX_LINE = 1 << 16
 """Longest line of the log that is read; the names and losses of one event fit in far less."""
 NAME_CHARACTERS = 40
+MOST_MARKS = 3
+"""Combining marks on one character; no language has more, and a pile of them covers what stands above."""
 
 
 def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
-    """Return the first printable characters of a text of any length."""
-    return clean(text[: 4 * limit], limit).strip()
+    """Return the first printable characters of a text of any length, each with a few combining marks at most."""
+    kept, marks = [], 0
+    for character in clean(text[: 4 * limit], 4 * limit):
+        marks = marks + 1 if unicodedata.category(character).startswith("M") else 0
+        if marks <= MOST_MARKS:
+            kept.append(character)
+    return "".join(kept)[:limit].strip()
 
 
 TALLY_NAME = "tally.json"

@@ -7,12 +7,12 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from peer.page.history import HeldOut, Round, RunHistory
+from peer.page.history import HeldOut, Round, RunHistory, plain
 from protocol.chain.credit import Credit
 from protocol.chain.progress import RunProgress
 from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.run.invitation import make_invitation
-from protocol.run.manifest import demo_manifest, sign
+from protocol.run.manifest import SignedManifest, demo_manifest, sign
 from protocol.run.sections import AboutSection, Goal, Unit
 from protocol.wire.identity import Identity, PeerId
 
@@ -119,3 +119,33 @@ def status(peers: int = PEERS, **changes: object) -> PeerStatus:
         ),
     )
     return replace(found, **changes)  # type: ignore[arg-type]
+
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "attribute": '"><img src=x onerror=alert(1)>',
+    "single quotes": "' onmouseover='alert(1)",
+    "end of style": "</style><script>alert(1)</script>",
+    "comment": "--><!-- <b>",
+    "entities": "&#x202e;&lt;script&gt;",
+    "terminal escapes": "\x1b[2J\x1b]0;title\x07\r\n\0",
+    "turned text": "\u202egnirts\u202c \u2066\u2069\u200f\u061c",
+    "invisible": "\u200b\u2060\ufeff\u00ad",
+    "lone surrogates": "\ud800name\udfff",
+    "a megabyte": "A" * (1 << 20),
+    "a megabyte of marks": "\u202e" * (1 << 20),
+    "combining marks": "a" + "\u0300" * 5000,
+    "right to left": "\u0645\u0631\u062d\u0628\u0627",
+}
+
+
+def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerStatus]:
+    """Return a run in which everybody who may choose a text has chosen this one."""
+    known = history(folder, 40, 4, 10)
+    known.rounds = [replace(each, losses={text: 1.0, "guides": 2.0}) for each in known.rounds]
+    known.names = {peer_id(3): plain(text)}
+    known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
+    about = AboutSection.model_construct(description=text, licence=text, url=text)
+    manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
+    swarm = [replace(swarm_peer(number), name=text, role=text) for number in (1, 2)]
+    return replace(SIGNED, manifest=manifest), known, status(4, name=text, swarm=swarm)
