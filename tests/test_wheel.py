@@ -34,6 +34,10 @@ def test_the_wheel_has_our_packages_whole_and_nothing_else(wheel: ZipFile) -> No
     assert {name for name in names if name.endswith(".py")} == sources
 
 
+def test_the_wheel_has_the_files_that_code_reads(wheel: ZipFile) -> None:
+    assert {"peer/corpora/builtin.jsonl.gz", "peer/demo/learning.toml", "peer/page/page.css"} <= set(wheel.namelist())
+
+
 def test_every_package_says_that_it_is_typed(wheel: ZipFile) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel.namelist())
 
