@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command, become_interface
+from peer.commands import add_command, become_interface, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
+
+
+WEB_PORT = 8321
 
 
 def register(subparsers: Subparsers) -> None:
@@ -38,6 +41,15 @@ def _register_watch(subparsers: Subparsers) -> None:
         help="address of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: "
         "the peer here",
     )
+    parser.add_argument(
+        "--web",
+        metavar="PORT",
+        nargs="?",
+        type=whole_number(1024, 65_535),
+        const=WEB_PORT,
+        help=f"show it in a browser on this computer instead, at this port of 127.0.0.1 (default: {WEB_PORT}); needs the "
+        "extra `web`",
+    )
 
 
 def run_watch(args: argparse.Namespace) -> int:
@@ -45,22 +57,38 @@ def run_watch(args: argparse.Namespace) -> int:
     from peer.console.streams import draws
     from peer.paths import data_dir
 
+    folder = data_dir(args.data_dir)
+    if args.web is not None:
+        return _watch_in_a_browser(args.address, folder, args.web)
     if not (sys.stdin.isatty() and draws(sys.stdout)):
         raise PeerError(
             "this terminal cannot show the interface; use `peer status`, or `peer status --json`", ExitCode.USAGE
         )
-    folder = data_dir(args.data_dir)
     return _watch_here(folder) if args.address is None else _watch_there(args.address, folder)
 
 
 def _watch_here(folder: Path) -> int:
+    _check_that_a_peer_runs(folder)
+    become_interface(str(folder))
+
+
+def _check_that_a_peer_runs(folder: Path) -> None:
     from peer.control.client import ControlClient, ControlError
 
     try:
         ControlClient(folder).status()
     except ControlError as error:
         raise PeerError(f"{error}; start it with `peer join`", ExitCode.NOT_RUNNING) from error
-    become_interface(str(folder))
+
+
+def _watch_in_a_browser(address: str | None, folder: Path, port: int) -> int:
+    from peer.console.web_view import serve
+
+    if address is not None:
+        raise PeerError("--web shows the peer here; run `peer watch ADDRESS` in a terminal", ExitCode.USAGE)
+    _check_that_a_peer_runs(folder)
+    serve(str(folder), port, lambda address: print(f"{address}\nCtrl-C closes the view; the peer goes on.", flush=True))
+    return ExitCode.OK
 
 
 def _watch_there(address: str, folder: Path) -> int:
