@@ -22,6 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from peer.control.client import ControlError, Stamped
+from peer.control.curves import RunCurves
 from peer.formatting import clean, duration
 from peer.sentences import sentence
 from protocol.events.events import Left
@@ -73,7 +74,7 @@ class PeerApp(App[None]):
     #panels { height: 1fr; layout: vertical; }
     #panels Panel { height: 1fr; }
     #tabs { height: 1; padding: 0 1; }
-    .together #panels { layout: grid; grid-size: 2 4; grid-columns: 1fr 1fr; grid-rows: 1.4fr 1fr 1fr 1fr; }
+    .together #panels { layout: grid; grid-size: 2 4; grid-columns: 1fr 1fr; grid-rows: 1.6fr 1fr 1fr 1fr; }
     .together #training { column-span: 2; }
     .together.with-rollouts #training { column-span: 1; }
     .together #tabs { display: none; }
@@ -92,6 +93,8 @@ class PeerApp(App[None]):
         Binding("pagedown", "scroll(10)"),
         Binding("pageup", "scroll(-10)"),
         Binding("home", "scroll(-100000)"),
+        Binding("z", "zoom", "zoom of the curves"),
+        Binding("u", "unit", "curves by tokens or time"),
         Binding("s", "order", "order"),
         Binding("l", "filter", "log"),
         Binding("p", "pause", "pause"),
@@ -152,6 +155,8 @@ class PeerApp(App[None]):
                     self._stopped = reason
                 case PeerStatus():
                     self.picture.update(each)
+                case RunCurves():
+                    self.picture.curves = each
                 case Stamped(event=event):
                     self.picture.apply(each)
                     if isinstance(event, Left):
@@ -251,6 +256,18 @@ class PeerApp(App[None]):
         panel = self._panel("2")
         panel.look.order = (panel.look.order + 1) % len(swarm.ORDERS)
         panel.border_subtitle = f"by {swarm.ORDERS[panel.look.order][0]}"
+        panel.show()
+
+    def action_zoom(self) -> None:
+        """Switch to the next part of the run that the curves show."""
+        panel = self._panel("1")
+        panel.look.zoom = (panel.look.zoom + 1) % len(training.ZOOMS)
+        panel.show()
+
+    def action_unit(self) -> None:
+        """Switch the curves between tokens and time."""
+        panel = self._panel("1")
+        panel.look.unit = (panel.look.unit + 1) % len(training.UNITS)
         panel.show()
 
     def action_filter(self) -> None:

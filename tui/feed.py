@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
+from peer.control.curves import RunCurves
 from protocol.events.status import PeerStatus
 
 STATUS_S = 1.0
@@ -34,7 +35,8 @@ class Stopped:
     reason: str
 
 
-Told = PeerFound | Stopped | PeerStatus | Stamped
+Told = PeerFound | Stopped | PeerStatus | Stamped | RunCurves
+"""Messages of a feed; curves are those that the peer's log has, which go back further than its recent events."""
 
 
 class FeedSource(Protocol):
@@ -91,7 +93,7 @@ class Feed:
             try:
                 with self._client.events() as stream:
                     self._stream = stream
-                    self._waiting.extend([PeerFound(), stream.status])
+                    self._waiting.extend([PeerFound(), stream.status, *self._curves()])
                     self._running.set()
                     self._is_starting = False
                     for stamped in chain([each for each in stream.recent if each.at > self._newest], stream):
@@ -105,6 +107,13 @@ class Feed:
             self._running.clear()
             self._waiting.append(Stopped(reason))
             self._closed.wait(RETRY_S)
+
+    def _curves(self) -> list[RunCurves]:
+        """Return the run's curves so far; nothing from a peer that does not tell them."""
+        try:
+            return [RunCurves.from_fields(self._client.request("curves"))]
+        except (ControlError, OSError, ValueError):
+            return []
 
     def _look(self) -> None:
         """Read the peer's status once a second while it runs."""

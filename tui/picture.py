@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 
 from peer.control.client import Stamped
+from peer.control.curves import RunCurves
 from peer.formatting import naming
 from peer.sentences import level, sentence
 from protocol.events import events as ev
@@ -80,8 +81,8 @@ class Picture:
     status: PeerStatus | None = None
     names: dict[str, str] = field(default_factory=dict)
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
-    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """Pairs of a round and the loss of all its members."""
+    curves: RunCurves = field(default_factory=RunCurves)
+    """Losses of the run since the view or the peer knows them."""
     evals: deque[ev.EvalLoss] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Held-out losses, the last one of each state."""
     ready: ev.ReadySent | None = None
@@ -149,6 +150,7 @@ class Picture:
                 self.names[peer] = name
             case _:
                 self._apply_of_a_round(stamped)
+        self.curves.apply(stamped)
         self.rollouts.apply(event, stamped.at)
         self._take_line(stamped)
 
@@ -159,7 +161,7 @@ class Picture:
             value = getattr(self, each.name)
             if isinstance(value, deque | dict):
                 setattr(other, each.name, value.copy())
-        other.rollouts = self.rollouts.copy()
+        other.rollouts, other.curves = self.rollouts.copy(), self.curves.copy()
         other.rounds = deque((replace(each, seconds=dict(each.seconds)) for each in self.rounds), maxlen=KEPT_ROUNDS)
         return other
 
@@ -182,9 +184,8 @@ class Picture:
                     self.rounds.append(RoundPicture(number, stamped.mono))
             case ev.ExchangeProgress(_, done, total, waiting):
                 self.chunks = (done, total, tuple(waiting))
-            case ev.RoundCommitted(number, _, members, _, loss, mine):
+            case ev.RoundCommitted(number, _, members, mine=mine):
                 self._close_part(stamped.mono)
-                self.losses.append((number, loss))
                 self.committed += 1
                 self.counted += mine
                 self.streak = self.streak + 1 if mine else 0

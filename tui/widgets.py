@@ -29,6 +29,7 @@ KEYS = """\
 1 to 8    show one panel (7: run, 8: rollouts); the same key or 0: all
 Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
+z         zoom of the curves        u  curves by tokens or by time
 s         sort the swarm            l  filter the log
 p         pause; p again resumes    P  pause for an hour
 c         controls: settings that take effect at once

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import trio
 
 from peer.control.client import ControlError
+from peer.control.curves import RunCurves
 from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
@@ -72,6 +73,10 @@ class Peer(Protocol):
 
     async def measure_lines(self) -> ProbedLines:
         """Measure the lines to some peers."""
+        ...
+
+    async def curves(self) -> RunCurves:
+        """Return the curves that the event log has."""
         ...
 
     async def weights(self) -> dict[str, Any]:
@@ -225,6 +230,7 @@ class Controls:
         return {
             "status": self._status,
             "ledger": self._ledger,
+            "curves": self._curves,
             "contacts": self._contacts,
             "lines": self._lines,
             "leave": self._leave,
@@ -256,6 +262,9 @@ class Controls:
             raise ControlError(str(error)) from error
         peers = [{"name": name, **asdict(sampled), "down_bytes_per_s": sampled.bytes_per_s} for name, sampled in lines.peers]
         return {"run": self._peer.status().run, "peers": peers, "up_bytes_per_s": lines.up_bytes_per_s}
+
+    async def _curves(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return (await self._peer.curves()).to_fields()
 
     async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
         store = self._peer.store

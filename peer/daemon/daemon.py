@@ -22,7 +22,8 @@ import trio
 from peer.console.display import Output, Style, show
 from peer.console.streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
-from peer.control.event_log import EventLog, log_file
+from peer.control.curves import RunCurves, logged_curves
+from peer.control.event_log import LOG_NAMES, EventLog, log_file
 from peer.control.metrics import serve_metrics
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
@@ -299,6 +300,11 @@ class Daemon:
         """Return the extensions of the run."""
         return self._node().extensions
 
+    async def curves(self) -> RunCurves:
+        """Return the curves that the run's event log has."""
+        folder = run_dir(self._settings.data_dir, self._lives.part.choice.run)
+        return await trio.to_thread.run_sync(logged_curves, [folder / name for name in reversed(LOG_NAMES)])
+
     async def weights(self) -> dict[str, Any]:
         """Return the object of `peer weights --json`."""
         return await self._node().weights()
@@ -320,7 +326,7 @@ class Daemon:
             invite_command=lives.part.invite_command(),
             reachable=reachable,
             reachability=reachability,
-            run_facts=lives.part.run_facts(),
+            run_definition=lives.part.run_definition(),
         )
 
     @property

@@ -32,7 +32,7 @@ from peer.errors import ExitCode, PeerError
 from peer.files import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
-from peer.joining.purpose import about_sentence, purpose_sentence, run_facts, unusual_data
+from peer.joining.purpose import about_sentence, purpose_sentence, run_definition, unusual_data
 from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
@@ -52,7 +52,7 @@ from protocol.chain.store import Store
 from protocol.corpora.shards import SHARDS
 from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
 from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
-from protocol.events.status import NodeStatus, RunFacts, WhyIdle
+from protocol.events.status import NodeStatus, RunDefinition, WhyIdle
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
@@ -245,10 +245,10 @@ class Participation:
         addresses, anchor = self.contacts.known().for_invitation(), anchor_of(self.status())
         return make_invitation(self.choice.run, self.choice.organiser, addresses, anchor=anchor)
 
-    def run_facts(self) -> RunFacts | None:
+    def run_definition(self) -> RunDefinition | None:
         """Return the run's facts for people; None until its manifest is known."""
         signed = self.choice.signed
-        return run_facts(signed.manifest) if signed is not None else None
+        return run_definition(signed.manifest) if signed is not None else None
 
     def invite_command(self) -> str:
         """Return the command that makes an invitation with a token; empty unless we organise a run that admits by token."""

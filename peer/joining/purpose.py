@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
-from protocol.events.status import RunFacts, RunMixture
+from protocol.events.status import RunDefinition, RunMixture
 from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import AboutSection, Unit
@@ -36,12 +36,12 @@ def assumed_speed(manifest: RunManifest) -> Speed:
     return Speed(rate, "assumed for one member with 1 TFLOP/s")
 
 
-def run_facts(manifest: RunManifest) -> RunFacts:
+def run_definition(manifest: RunManifest) -> RunDefinition:
     """Return the facts that the status and the interface show."""
     about, data, model = manifest.about or AboutSection(), manifest.data, manifest.model
     mixtures = [(0, [source.weight for source in data.sources])] if data.sources else []
     mixtures += [(phase.from_tokens, phase.weights) for phase in data.phases]
-    return RunFacts(
+    return RunDefinition(
         description=about.description,
         url=about.url,
         licence=about.licence,

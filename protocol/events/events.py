@@ -580,7 +580,8 @@ class RoundCommitted(Event):
 
     tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.  losses: of all members on each source of
     the run's data, by its name; empty without several sources.  fragment: the fragment of the parameters that the round has
-    exchanged, counted from 0.  fragments: number of fragments; 1 if rounds exchange all parameters.
+    exchanged, counted from 0.  fragments: number of fragments; 1 if rounds exchange all parameters.  run_tokens: tokens of
+    all members up to the end of this round, as the run counts them.
     """
 
     round: int
@@ -592,6 +593,7 @@ class RoundCommitted(Event):
     losses: dict[str, float] = field(default_factory=dict)
     fragment: int = 0
     fragments: int = 1
+    run_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class RunMixture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class RunDefinition:
     """The run as its organiser signed it, for people.
 
     description, url, licence: the organiser's words, which nobody checks; empty if there are none.
@@ -359,7 +359,7 @@ class PeerStatus(NodeStatus):
     of the guest's ID; else empty.
     reachable: reachable, unreachable or unknown, according to peers that were asked to dial back.
     reachability: the same for each address at which they see this peer or which it announces.
-    run_facts: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
+    run_definition: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
     """
 
     pid: int
@@ -369,7 +369,7 @@ class PeerStatus(NodeStatus):
     invite_command: str = ""
     reachable: str = "unknown"
     reachability: dict[str, str] = field(default_factory=dict)
-    run_facts: RunFacts | None = None
+    run_definition: RunDefinition | None = None
 
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
@@ -388,17 +388,17 @@ class PeerStatus(NodeStatus):
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
             told = given.get("rollouts")
             rollouts = RolloutStatus(**_known(RolloutStatus, told)) if told is not None else None
-            facts = _run_facts(given.get("run_facts"))
-            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, "run_facts": facts})
+            facts = _run_definition(given.get("run_definition"))
+            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, "run_definition": facts})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no status of a peer: {error}") from error
 
 
-def _run_facts(given: Any) -> RunFacts | None:
+def _run_definition(given: Any) -> RunDefinition | None:
     if given is None:
         return None
     mixtures = [RunMixture(**_known(RunMixture, each)) for each in given.get("mixtures", ())]
-    return RunFacts(**{**_known(RunFacts, given), "mixtures": mixtures})
+    return RunDefinition(**{**_known(RunDefinition, given), "mixtures": mixtures})
 
 
 def _known(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

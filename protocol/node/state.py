@@ -450,6 +450,7 @@ class StateKeeper:
                     self._replica.named_losses(record),
                     record.fragment,
                     self._replica.manifest.fragments,
+                    history.roster.progress.tokens,
                 )
             )
             await self._catch_up.tell_rollouts(record.round)

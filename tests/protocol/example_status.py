@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protocol.events.status import PeerStatus, RunFacts, RunMixture, SwarmPeer
+from protocol.events.status import PeerStatus, RunDefinition, RunMixture, SwarmPeer
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
@@ -21,7 +21,7 @@ NEIGHBOUR = SwarmPeer(
     heard_s=1.0,
     version="0.1",
 )
-FACTS = RunFacts(
+FACTS = RunDefinition(
     description="A model of field notes on bees, for beekeepers' phones.",
     url="https://bees.example",
     licence="Apache-2.0",

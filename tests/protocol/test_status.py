@@ -44,7 +44,7 @@ def test_a_reason_that_only_a_newer_peer_has_is_taken_without_a_remedy() -> None
 
 
 def test_a_status_survives_the_socket_and_json() -> None:
-    shown = status(loss=None, round_left_s=1.5, invitation="mh1x", run_facts=FACTS)
+    shown = status(loss=None, round_left_s=1.5, invitation="mh1x", run_definition=FACTS)
     assert PeerStatus.from_fields(json.loads(json.dumps(shown.to_fields()))) == shown
     assert list(shown.to_fields()) == [each.name for each in fields(PeerStatus)]
     assert list(shown.to_fields()["swarm"][0]) == [each.name for each in fields(SwarmPeer)]
@@ -72,10 +72,10 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
         {**TRAINING.to_fields(), "swarm": [{"peer": "x"}]},
         {**TRAINING.to_fields(), "swarm": 3},
         {**TRAINING.to_fields(), "rollouts": 3},
-        {**TRAINING.to_fields(), "run_facts": 3},
-        {**TRAINING.to_fields(), "run_facts": {"family": "Llama"}},
-        {**TRAINING.to_fields(), "run_facts": {**asdict(FACTS), "mixtures": 3}},
-        {**TRAINING.to_fields(), "run_facts": {**asdict(FACTS), "mixtures": [{}]}},
+        {**TRAINING.to_fields(), "run_definition": 3},
+        {**TRAINING.to_fields(), "run_definition": {"family": "Llama"}},
+        {**TRAINING.to_fields(), "run_definition": {**asdict(FACTS), "mixtures": 3}},
+        {**TRAINING.to_fields(), "run_definition": {**asdict(FACTS), "mixtures": [{}]}},
     ],
 )
 def test_what_is_no_status_is_a_value_error(given: object) -> None:
@@ -151,7 +151,7 @@ EARLY: dict[str, Any] = {
     "invite_command": "",
     "reachable": "unknown",
     "reachability": {},
-    "run_facts": None,
+    "run_definition": None,
 }
 """The status of a peer whose node does not run yet."""
 

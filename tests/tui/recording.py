@@ -1,6 +1,6 @@
 """What a peer told a viewer, kept in a file.  `python -m tests.tui.recording FOLDER SECONDS FILE` makes one.
 
-A line is a map with one key: "status", "event" or "stopped".
+A line is a map with one key: "found", "status", "curves", "event" or "stopped".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from peer.control.client import ControlError, Stamped
+from peer.control.curves import RunCurves
 from protocol.events.status import PeerStatus
 from tui.feed import Feed, PeerFound, Stopped, Told
 
@@ -28,6 +29,8 @@ def read(path: Path) -> list[Told]:
                 told.append(PeerStatus.from_fields(fields))
             case {"event": fields}:
                 told.append(Stamped.from_fields(fields))
+            case {"curves": fields}:
+                told.append(RunCurves.from_fields(fields))
             case {"stopped": reason}:
                 told.append(Stopped(reason))
     return told
@@ -71,6 +74,8 @@ def line_of(told: Told) -> str:
             return json.dumps({"stopped": reason})
         case PeerStatus():
             return json.dumps({"status": told.to_fields()})
+        case RunCurves():
+            return json.dumps({"curves": told.to_fields()})
         case Stamped():
             return json.dumps({"event": told.to_fields()})
 

@@ -216,8 +216,23 @@ async def test_the_help_names_every_key_and_closes() -> None:
         assert isinstance(view.screen, Help)
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
-    for key in ("1 to 8", "Tab ", "i ", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
+    for key in ("1 to 8", "Tab ", "i ", "z ", "u ", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
         assert key in KEYS + OF_A_VIEW + OF_OWN
+
+
+@with_textual
+async def test_z_and_u_change_what_the_curves_show() -> None:
+    rounds = (ev.RoundCommitted(number, "aa", [OTHER], 100, 3.0 - number, True) for number in range(3))
+    view, _ = view_of(*(Stamped(float(number), float(number), each) for number, each in enumerate(rounds)))
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        panel = next(panel for panel in view.query(Panel) if panel.id == "training")
+        captions = [panel.text.splitlines()[2]]
+        for key in "zzzuu":
+            await pilot.press(key)
+            captions.append(panel.text.splitlines()[2])
+        shown = ["the whole run", "the last day", "the last hour", "the whole run", "by time", "by tokens read"]
+        assert all(text in caption for text, caption in zip(shown, captions, strict=True))
 
 
 @with_textual

@@ -34,7 +34,7 @@ def evil() -> Picture:
             run_name=EVIL,
             version=EVIL,
             addresses=[EVIL],
-            run_facts=replace(facts, mixtures=mixtures),
+            run_definition=replace(facts, mixtures=mixtures),
             rate_phase=EVIL,
             learning_rate=float("nan"),
             invitation=EVIL,
@@ -184,16 +184,18 @@ def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
     assert "the curve starts with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
     picture.apply(Stamped(1.0, 1.0, ev.EvalLoss(6, 2.25, OTHER)))
     drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
-    assert drawn[2].startswith("  2.500 ") and drawn[-1].startswith("  2.250 ")
-    picture.update(status(role="trainer"))
-    assert "the curve starts with the second round" in training.draw(picture, 58, 9, Look())[-1].plain
+    assert drawn[2].startswith("nats a token by time, the whole run"), "it knows no tokens"
+    assert drawn[3].startswith("    2.5 ┤⠉") and drawn[-1].split() == ["00:00:00", "00:00:01"]
+    trainer = Picture()
+    trainer.update(status())
+    assert "the curve starts with the second round" in training.draw(trainer, 58, 9, Look())[-1].plain
 
 
 def test_each_of_several_sources_has_a_line_for_its_loss() -> None:
     picture = Picture()
     picture.update(status(losses={"code": 1.25, "web": 3.5}))
     drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
-    assert drawn[2:4] == ["  code: loss 1.250", "  web: loss 3.500"]
+    assert drawn[2] == "by source: code 1.250, web 3.500"
     picture.update(status(losses={"code": 1.25}))
     assert not any("code" in row.plain for row in training.draw(picture, 58, 9, Look())), "the first line says it"
 
@@ -217,7 +219,7 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
 
 def of_run(**changes: object) -> Picture:
     picture = Picture()
-    picture.update(status(goal_unit="tokens", goal_total=10**9, goal_done=25 * 10**7, run_facts=FACTS, **changes))
+    picture.update(status(goal_unit="tokens", goal_total=10**9, goal_done=25 * 10**7, run_definition=FACTS, **changes))
     return picture
 
 
@@ -259,3 +261,50 @@ def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
     ]
     told = [row.plain.rstrip() for row in run.draw(of_run(invite_command="peer run invite"), 78, 20, Look())]
     assert "invitation  the run admits by token; i copies the command that makes one" in told
+
+
+def hours_of_training() -> Picture:
+    """A day and a half of rounds of ten minutes, with held-out losses of two sources each hour."""
+    picture = Picture()
+    picture.update(status())
+    for number in range(220):
+        at = number * 600.0
+        committed = ev.RoundCommitted(number, "aa", [OTHER], 1, 4.0 - number / 100, True, run_tokens=1000 * (number + 1))
+        picture.apply(Stamped(at, at, committed))
+        if number % 6 == 5:
+            losses = {"code": 3.0 - number / 200, EVIL: 4.0 - number / 200}
+            picture.apply(Stamped(at + 1, at + 1, ev.EvalLoss(number + 1, 3.5 - number / 200, OTHER, losses)))
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("zoom", "unit", "caption", "ticks"),
+    [
+        (0, 0, "nats a token by tokens read, the whole run; sources: held out", ["50.0 k", "100.0 k", "150.0 k", "200.0 k"]),
+        (0, 1, "nats a token by time, the whole run; sources: held out", ["00:00", "08:00", "16:00", "00:00", "08:00"]),
+        (
+            1,
+            1,
+            "nats a token by time, the last day; sources: held out",
+            ["16:00", "20:00", "00:00", "04:00", "08:00", "12:00"],
+        ),
+        (
+            2,
+            1,
+            "nats a token by time, the last hour; sources: held out",
+            ["11:30", "11:40", "11:50", "12:00", "12:10", "12:20", "12:30"],
+        ),
+        (
+            2,
+            0,
+            "nats a token by tokens read, the last hour; sources: held out",
+            [f"{thousands}.0 k" for thousands in range(214, 221)],
+        ),
+    ],
+)
+def test_curves_have_units_a_legend_and_a_zoom(zoom: int, unit: int, caption: str, ticks: list[str]) -> None:
+    rows = [row.plain.rstrip() for row in training.draw(hours_of_training(), 98, 20, Look(zoom=zoom, unit=unit))]
+    assert rows[2].startswith(caption) and rows[2].endswith(f"z zoom  u {'time' if unit == 0 else 'tokens'}")
+    assert rows[-1].replace(" k", "_k").split() == [tick.replace(" ", "_") for tick in ticks]
+    ends = [row for row in rows if row.endswith(("training", "held out", "code")) or row.endswith("[31mred[bol")]
+    assert len(ends) == 4, "each line has its name at its end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.control.client import Stamped
+from peer.control.curves import MOST_POINTS
 from protocol.events import events as ev
 from tests.protocol.example_status import ME, OTHER, status
 from tests.tui.recording import read
@@ -78,7 +79,7 @@ def test_months_of_watching_take_a_bounded_memory() -> None:
     for number in range(KEPT_LINES + 10):
         picture.apply(Stamped(number, number, ev.RoundCommitted(number, "aa" * 32, [ME], 1, 2.0, True)))
     assert len(picture.lines) == KEPT_LINES
-    assert len(picture.rounds) == len(picture.losses) == KEPT_ROUNDS
+    assert len(picture.rounds) == KEPT_ROUNDS and len(picture.curves.training.points) <= MOST_POINTS
     assert picture.counted == picture.committed == picture.streak == KEPT_LINES + 10
 
 
@@ -106,5 +107,5 @@ def test_a_recorded_life_is_folded_whole() -> None:
     for told in read(NEWCOMER):
         if isinstance(told, Stamped):
             picture.apply(told)
-    assert picture.counted == 3 and len(picture.losses) == 3
+    assert picture.counted == 3 and len(picture.curves.training.points) == 3
     assert [each.mine for each in picture.rounds if each.mine is not None] == [True, True, True]

@@ -48,7 +48,13 @@ def made(path: Path, rounds: int) -> Path:
 def shown(player: Player) -> tuple[object, ...]:
     """What a viewer would see."""
     picture = player.picture
-    return player.position, picture.status, list(picture.losses), [line.text for line in picture.lines], list(picture.rounds)
+    return (
+        player.position,
+        picture.status,
+        picture.curves.training.points.copy(),
+        [line.text for line in picture.lines],
+        list(picture.rounds),
+    )
 
 
 def test_the_status_is_what_the_events_tell(log: Path) -> None:
@@ -105,10 +111,10 @@ def test_marks_are_reached_one_after_the_other_both_ways(tmp_path: Path) -> None
     player.seek(player.begins)
     for _ in range(4):
         player.next_mark(True)
-        rounds.append((len(player.picture.losses), len(player.picture.alarms)))
+        rounds.append((len(player.picture.curves.training.points), len(player.picture.alarms)))
     assert rounds == [(1, 0), (2, 0), (3, 0), (3, 1)]
     player.next_mark(False)
-    assert (len(player.picture.losses), len(player.picture.alarms)) == (3, 0)
+    assert (len(player.picture.curves.training.points), len(player.picture.alarms)) == (3, 0)
     assert "!" in draw_scrubber(player, 100, False).plain and draw_scrubber(player, 100, False).plain.count("|") == 2
 
 
@@ -178,9 +184,9 @@ async def test_every_key_moves_as_it_says(log: Path) -> None:
         await pilot.press("home")
         assert player.time == player.begins
         await pilot.press("shift+right", "home", "n")
-        assert len(view.picture.losses) == 1
+        assert len(view.picture.curves.training.points) == 1
         await pilot.press("n", "N")
-        assert len(view.picture.losses) == 1
+        assert len(view.picture.curves.training.points) == 1
         speed = player.speed
         await pilot.press("plus")
         assert player.speed > speed

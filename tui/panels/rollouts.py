@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
 from peer.formatting import amount, clean, fit, many, naming, number, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
-from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, curve, line
+from tui.panels.chart import Curve, amounts, chart
+from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture
 
 TITLE = "Rollouts"
@@ -27,10 +29,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     counts = _counts(picture)
     lines = [line((fit(_head(picture), width), STRONG)), _shares(counts, width, look)]
     lines += _aside(picture, width)
-    rewards = [reward for _, reward in picture.rollouts.rewards]
+    rewards = [(float(round), reward) for round, reward in picture.rollouts.rewards if math.isfinite(reward)]
     if height >= CURVE_FROM and len(rewards) > 1:
-        drawn = curve(rewards, width, max(3, (height - len(lines)) * 2 // 5), unicode=look.unicode)
-        lines += [line((row, GOOD)) for row in drawn]
+        room = max(3, (height - len(lines)) * 2 // 5)
+        lines += chart([Curve("reward", GOOD, rewards)], width, room, amounts, unicode=look.unicode)
     elif height >= CURVE_FROM:
         lines.append(line((fit("the reward curve starts with the second version", width), FAINT)))
     return [*lines, *_batches(picture, width, height - len(lines), look)]

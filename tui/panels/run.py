@@ -7,7 +7,7 @@ from textwrap import wrap
 from rich.text import Text
 
 from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short
-from protocol.events.status import PeerStatus, RunFacts, RunMixture
+from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, line
 from tui.picture import Picture
 
@@ -25,7 +25,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    facts = status.run_facts
+    facts = status.run_definition
     head = clean(status.run_name, 64) or "a run whose manifest is being fetched"
     organiser = f"   organised by {short(status.organiser)}" if status.organiser else ""
     rows = [_row(label, text, width) for label, text in _facts(status, facts)]
@@ -40,7 +40,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     return [lines[place] for place in look.window(len(lines), height)]
 
 
-def _facts(status: PeerStatus, facts: RunFacts | None) -> list[tuple[str, str]]:
+def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, str]]:
     read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
     rows = [("goal", goal_amount(status) + read if status.goal_total else "-")]
     if facts is not None:
@@ -57,13 +57,13 @@ def _facts(status: PeerStatus, facts: RunFacts | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _rate(status: PeerStatus, facts: RunFacts) -> str:
+def _rate(status: PeerStatus, facts: RunDefinition) -> str:
     if status.learning_rate is None:
         return f"{facts.peak_rate:g} at its peak"
     return f"{status.learning_rate:.3g}, {clean(status.rate_phase, 20)} (peak {facts.peak_rate:g})"
 
 
-def _data(facts: RunFacts) -> str:
+def _data(facts: RunDefinition) -> str:
     rows = ROWS.get(facts.rows, clean(facts.rows, 20))
     if facts.is_local:
         text = f"{rows} of each member's own, which nobody can audit"
@@ -81,7 +81,7 @@ def _invitation(status: PeerStatus) -> str:
         return f"i copies it: {clean(status.invitation, 12)}…{clean(status.invitation[-6:])}"
     if status.invite_command:
         return "the run admits by token; i copies the command that makes one"
-    return "from the organiser" if status.run_facts is not None else "-"
+    return "from the organiser" if status.run_definition is not None else "-"
 
 
 def _progress(status: PeerStatus, width: int, look: Look) -> Text:
@@ -92,7 +92,7 @@ def _progress(status: PeerStatus, width: int, look: Look) -> Text:
     return line(" " * min(LABEL, width), (cells, GOOD), fit(f"  {told}", max(0, width - LABEL - room)))
 
 
-def _sources(facts: RunFacts, tokens: int, width: int, look: Look) -> list[Text]:
+def _sources(facts: RunDefinition, tokens: int, width: int, look: Look) -> list[Text]:
     """Draw a line for each source: its share now as a number and a bar, and its share in later mixtures if they fit."""
     begun = [mixture for mixture in facts.mixtures if mixture.from_tokens <= tokens]
     if not begun:

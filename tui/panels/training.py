@@ -2,45 +2,80 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from textwrap import wrap
+
 from rich.text import Text
 
-from peer.formatting import amount, fit, many, naming, number
+from peer.control.curves import Point
+from peer.formatting import amount, clean, fit, many, naming, number, spread
 from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.drawing import FAINT, GOOD, Look, curve, line
+from tui.panels.chart import Curve, Ticks, amounts, chart, clock_times
+from tui.panels.drawing import FAINT, GOOD, Look, line
 from tui.picture import Picture
 
 TITLE = "Training"
 
 
+DAY = 86_400
+ZOOMS = (("the whole run", math.inf), ("the last day", DAY), ("the last hour", 3600))
+"""Parts of the run that the curves show, in seconds before the newest value."""
+UNITS: tuple[tuple[str, Callable[[Point], float], Ticks], ...] = (
+    ("tokens read", lambda point: point.tokens, amounts),
+    ("time", lambda point: point.at, clock_times),
+)
+SOURCES_FROM = 10
+"""Smallest height, in lines, at which several sources have curves of their own."""
+HELD_OUT = "cyan"
+OF_SOURCES = ("magenta", "blue", "yellow", "red")
+"""Styles of the sources' curves, in turns."""
+
+
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw lines of numbers, of the held-out loss, of preferences and of each of several sources, and the curve below."""
+    """Draw lines of numbers, of the held-out loss, of preferences and of several sources, and the curves below."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
-    losses = [loss for _, loss in picture.losses]
-    newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
+    training = picture.curves.training.points
+    newest = number(training[-1].value if training else status.loss if status is not None else None)
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
-    lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
+    lines = [line(fit(head, width)), line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT))]
     if picture.ready is not None and (pairs := preferences_of(picture.ready)):
         lines.append(line(fit(pairs, width)))
     if status is not None and len(status.losses) > 1:
-        lines += [line(fit(_of_source(source, loss, status), width)) for source, loss in status.losses.items()]
-        lines = lines[: max(2, height)]
-    if len(losses) < 2 and status is not None and status.role != "trainer":
-        losses = [each.loss for each in picture.evals]  # a peer that only follows commits no rounds
-    if len(losses) < 2:
+        told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
+        lines += [line(each) for each in wrap(told, max(1, width))[: max(1, height // 6)]]
+    return [*lines, *_curves(picture, width, height - len(lines), look)]
+
+
+def _curves(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """Draw what the curves show in a line, and the curves below."""
+    known, status = picture.curves, picture.status
+    series = [("training", GOOD, known.training), ("held out", HELD_OUT, known.held_out)]
+    several = known.by_source if len(known.by_source) > 1 and height >= SOURCES_FROM else {}
+    for place, (name, each) in enumerate(several.items()):
+        series.insert(place, (clean(name, 20), OF_SOURCES[place % len(OF_SOURCES)], each))
+    if not any(len(each.points) > 1 for _, _, each in series):
         which = "round" if status is None or status.role == "trainer" else "held-out loss"
-        return [*lines, line((fit(f"the curve starts with the second {which}", width), FAINT))]
-    drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
-    return [*lines, *(line((row, GOOD)) for row in drawn)]
+        return [line((fit(f"the curve starts with the second {which}", width), FAINT))]
+    part, seconds = ZOOMS[look.zoom % len(ZOOMS)]
+    since = max(each.points[-1].at for _, _, each in series if each.points) - seconds
+    has_tokens = any(point.tokens for _, _, each in series for point in each.points[-1:])
+    unit, place_of, ticks = UNITS[look.unit % len(UNITS) if has_tokens else 1]
+    points = [[(place_of(point), point.value) for point in each.points if point.at >= since] for _, _, each in series]
+    drawn = [Curve(name, style, some) for (name, style, _), some in zip(series, points, strict=True)]
+    told = f"nats a token by {unit}, {part}" + ("; sources: held out" if several else "")
+    caption = line((fit(spread(told, f"z zoom  u {'time' if unit != 'time' else 'tokens'}", width), width), FAINT))
+    return [caption, *chart(drawn, width, height - 1, ticks, unicode=look.unicode)]
 
 
 def _of_source(source: str, loss: float, status: PeerStatus) -> str:
     """Describe the losses of a source."""
     measured = status.eval_losses.get(source)
-    return f"  {source}: loss {number(loss)}" + (f", held out {number(measured)}" if measured is not None else "")
+    return f"{clean(source, 40)} {number(loss)}" + (f" (held out {number(measured)})" if measured is not None else "")
 
 
 def _counts(known: SwarmPeer, status: PeerStatus) -> bool:

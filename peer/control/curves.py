@@ -1,0 +1,161 @@
+"""Curves of a run over time and tokens: folded from events, bounded, and read back from the event log of earlier days.
+
+Light, because the terminal interface holds them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from peer.control.client import Stamped, stamped_in
+from protocol.events import events as ev
+
+MAX_LINE_BYTES = 1 << 18
+DRAWN = (b'"RoundCommitted"', b'"EvalLoss"')
+"""Names of the events that curves are made of, as lines of the log have them."""
+MOST_POINTS = 2000
+MOST_SOURCES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value after `rounds` rounds, or the mean of `weight` values up to there.
+
+    at: seconds since 1970.  tokens: read by all members until then.
+    """
+
+    at: float
+    rounds: int
+    tokens: int
+    value: float
+    weight: int = 1
+
+
+class Series:
+    """Points of one curve, ascending by rounds.  If there are too many, those in the older half become means of several."""
+
+    def __init__(self, points: Iterable[Point] = ()) -> None:
+        self.points = list(points)
+
+    def to_lists(self) -> list[list[float]]:
+        """Return each point as a list of its fields."""
+        return [list(astuple(point)) for point in self.points]
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[float]]) -> Self:
+        """Return the series of such lists.  Raises TypeError, ValueError."""
+        found = cls()
+        for at, rounds, tokens, value, weight in lists[-MOST_POINTS:]:
+            found.add(Point(float(at), int(rounds), int(tokens), float(value), max(1, int(weight))))
+        return found
+
+    def add(self, point: Point) -> None:
+        """Add a point; it replaces all points of the same or later rounds.  A value that is no number is left out."""
+        if not math.isfinite(point.value):
+            return
+        while self.points and self.points[-1].rounds >= point.rounds:
+            self.points.pop()
+        self.points.append(point)
+        if len(self.points) > MOST_POINTS:
+            half = self.points[: MOST_POINTS // 2]
+            weight = max(each.weight for each in half)
+            while len(means := _means(half, weight)) > MOST_POINTS * 3 // 8:
+                weight *= 2
+            self.points[: MOST_POINTS // 2] = means
+
+
+def _means(points: Sequence[Point], weight: int) -> list[Point]:
+    """Return the means of neighbours that have at most this weight together."""
+    means: list[Point] = []
+    for point in points:
+        if means and means[-1].weight + point.weight <= weight:
+            before = means[-1]
+            total = before.weight + point.weight
+            value = (before.value * before.weight + point.value * point.weight) / total
+            means[-1] = Point(point.at, point.rounds, point.tokens, value, total)
+        else:
+            means.append(point)
+    return means
+
+
+@dataclass
+class RunCurves:
+    """Losses of a run.  training: of each round's members.  held_out: of the states.  by_source: the latter, by source."""
+
+    training: Series = field(default_factory=Series)
+    held_out: Series = field(default_factory=Series)
+    by_source: dict[str, Series] = field(default_factory=dict)
+
+    def apply(self, stamped: Stamped) -> None:
+        """Fold an event into the curves."""
+        match stamped.event:
+            case ev.RoundCommitted(number, _, _, tokens, loss, run_tokens=total):
+                self._commit(stamped.at, number + 1, total, tokens, loss)
+            case ev.EvalLoss(rounds, loss, _, losses):
+                self._measure(stamped.at, rounds, loss, losses)
+
+    def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
+        """Add the training loss after `rounds` rounds.
+
+        tokens: of the run so far; 0 in the events of older peers, of which only the round's own tokens, `added`, are known.
+        """
+        before = self.training.points[-1].tokens if self.training.points else 0
+        self.training.add(Point(at, rounds, tokens or before + added, loss))
+
+    def _measure(self, at: float, rounds: int, loss: float, losses: Mapping[str, float]) -> None:
+        """Add the held-out losses of the state after `rounds` rounds, unless those of a later state are known."""
+        if self.held_out.points and rounds < self.held_out.points[-1].rounds:
+            return
+        tokens = self._tokens_after(rounds)
+        self.held_out.add(Point(at, rounds, tokens, loss))
+        for name, each in losses.items():
+            if name in self.by_source or len(self.by_source) < MOST_SOURCES:
+                self.by_source.setdefault(name, Series()).add(Point(at, rounds, tokens, each))
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the map on the control socket: each point is a list."""
+        return {
+            "training": self.training.to_lists(),
+            "held_out": self.held_out.to_lists(),
+            "by_source": {name: series.to_lists() for name, series in self.by_source.items()},
+        }
+
+    @classmethod
+    def from_fields(cls, given: Any) -> Self:
+        """Return the curves in such a map.  Raises ValueError."""
+        try:
+            sources = {
+                str(name): Series.from_lists(lists) for name, lists in list(given["by_source"].items())[:MOST_SOURCES]
+            }
+            return cls(Series.from_lists(given["training"]), Series.from_lists(given["held_out"]), sources)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no curves: {error}") from error
+
+    def copy(self) -> RunCurves:
+        """Return an independent copy."""
+        sources = {name: Series(series.points) for name, series in self.by_source.items()}
+        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources)
+
+    def _tokens_after(self, rounds: int) -> int:
+        """Return the tokens of the run after so many rounds, as far as the training loss tells them."""
+        for point in reversed(self.training.points):
+            if point.rounds <= rounds:
+                return point.tokens
+        return 0
+
+
+def logged_curves(paths: Iterable[Path]) -> RunCurves:
+    """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
+    curves = RunCurves()
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                stamped = stamped_in(line) if any(name in line for name in DRAWN) else None
+                if stamped is not None:
+                    curves.apply(stamped)
+    return curves

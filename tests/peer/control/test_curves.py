@@ -1,0 +1,115 @@
+"""Curves of a run: folded from events, bounded, and read from the event log."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.control.client import Stamped
+from peer.control.curves import MOST_POINTS, MOST_SOURCES, Point, RunCurves, Series, logged_curves
+from peer.control.event_log import to_line
+from protocol.events import events as ev
+
+ME = "12D3KooWme"
+
+
+def committed(round: int, loss: float, run_tokens: int = 0) -> Stamped:
+    return Stamped(float(round), 0.0, ev.RoundCommitted(round, "aa", [ME], 100, loss, True, run_tokens=run_tokens))
+
+
+def measured(rounds: int, loss: float, losses: dict[str, float] | None = None) -> Stamped:
+    return Stamped(float(rounds), 0.0, ev.EvalLoss(rounds, loss, ME, losses or {}))
+
+
+def curves_of(*events: Stamped) -> RunCurves:
+    curves = RunCurves()
+    for stamped in events:
+        curves.apply(stamped)
+    return curves
+
+
+def test_losses_stand_at_the_tokens_of_the_run() -> None:
+    curves = curves_of(committed(0, 4.0, 90), committed(1, 3.0, 180), measured(1, 3.9), measured(2, 3.1, {"web": 3.2}))
+    assert curves.training.points == [Point(0.0, 1, 90, 4.0), Point(1.0, 2, 180, 3.0)]
+    assert curves.held_out.points == [Point(1.0, 1, 90, 3.9), Point(2.0, 2, 180, 3.1)]
+    assert curves.by_source["web"].points == [Point(2.0, 2, 180, 3.2)]
+
+
+def test_without_the_tokens_of_the_run_those_of_the_rounds_are_added() -> None:
+    assert [point.tokens for point in curves_of(committed(0, 4.0), committed(1, 3.0)).training.points] == [100, 200]
+
+
+def test_another_history_replaces_the_rounds_that_it_repeats() -> None:
+    curves = curves_of(*(committed(round, 4.0) for round in range(5)), committed(3, 9.0))
+    assert [(point.rounds, point.value) for point in curves.training.points] == [(1, 4.0), (2, 4.0), (3, 4.0), (4, 9.0)]
+
+
+def test_a_mean_of_more_members_replaces_an_earlier_one_and_an_old_state_changes_nothing() -> None:
+    curves = curves_of(measured(4, 3.0), measured(4, 2.9), measured(3, 9.0))
+    assert [(point.rounds, point.value) for point in curves.held_out.points] == [(4, 2.9)]
+
+
+def test_months_are_kept_in_few_points_and_the_newest_are_fine() -> None:
+    series = Series()
+    for number in range(50_000):
+        series.add(Point(float(number), number, number, 1.0))
+    assert len(series.points) <= MOST_POINTS and series.points[0].rounds < 200
+    places = [point.rounds for point in series.points]
+    assert places[-1000:] == list(range(49_000, 50_000)) and places == sorted(places)
+    assert max(later - before for before, later in pairwise(places)) <= 128, "even over the whole run"
+    assert sum(point.weight for point in series.points) == 50_000
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_left_out(value: float) -> None:
+    curves = curves_of(committed(0, value), measured(1, value, {"web": value}))
+    assert not curves.training.points and not curves.held_out.points and not curves.by_source["web"].points
+
+
+def test_sources_are_bounded() -> None:
+    assert len(curves_of(measured(1, 2.0, {str(each): 2.0 for each in range(999)})).by_source) == MOST_SOURCES
+
+
+def test_curves_survive_the_socket() -> None:
+    curves = curves_of(committed(0, 4.0, 90), measured(1, 3.9, {"web": 3.2}))
+    again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
+    assert again.to_fields() == curves.to_fields()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        [],
+        {},
+        {"training": [], "held_out": []},
+        {"training": [[1]], "held_out": [], "by_source": {}},
+        {"training": [["a", 1, 1, 1, 1]], "held_out": [], "by_source": {}},
+        {"training": [[1, 1, 1, None, 1]], "held_out": [], "by_source": {}},
+        {"training": 3, "held_out": [], "by_source": {}},
+        {"training": [], "held_out": [], "by_source": []},
+    ],
+)
+def test_what_is_no_curves_is_a_value_error(given: Any) -> None:
+    with pytest.raises(ValueError):
+        RunCurves.from_fields(given)
+
+
+def test_a_log_is_read_from_its_oldest_file_on_and_damage_is_left_out(tmp_path: Path) -> None:
+    older, newer = tmp_path / "events.1.jsonl", tmp_path / "events.jsonl"
+    older.write_text(to_line(committed(0, 4.0, 90)) + "\n" + to_line(committed(1, math.nan, 180)) + "\n")
+    lines = [
+        to_line(measured(2, 3.5)),
+        '{"event": "RoundCommitted", "round": "x"}',
+        "\x00\xff",
+        to_line(committed(2, 3.0, 270)),
+    ]
+    newer.write_text("\n".join(lines) + '\n{"event":"RoundCommitted"')
+    curves = logged_curves([tmp_path / "events.2.jsonl", older, newer])
+    assert [(point.tokens, point.value) for point in curves.training.points] == [(90, 4.0), (270, 3.0)]
+    assert [point.value for point in curves.held_out.points] == [3.5]
