@@ -33,17 +33,17 @@ def document(facts: PageFacts, json_name: str) -> str:
     run, style = facts.run, STYLE.read_text()
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    sections = [_header(facts), _figures(facts), _curves(facts.curves), _join(facts), *_people(facts), _about(run)]
+    sections = [_figures(facts), _curves(facts.curves), _join(facts), *_people(facts), _about(run)]
+    title, sentence = escape(run.name), escape(run.description or _sentence(facts))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f'<meta name="description" content="{escape(_sentence(facts))}">\n'
-        f'<title>{escape(run.name)} · Manyhands</title>\n<link rel="icon" href="{ICON}">\n'
-        f"<style>{style}</style>\n</head>\n<body>\n"
-        + "\n".join(sections)
-        + f"\n{_footer(facts, json_name)}\n</body>\n</html>\n"
+        f'<meta name="description" content="{sentence}">\n'
+        f'<meta property="og:title" content="{title}">\n<meta property="og:description" content="{sentence}">\n'
+        f'<title>{title} · Manyhands</title>\n<link rel="icon" href="{ICON}">\n<style>{style}</style>\n</head>\n<body>\n'
+        f"{_header(facts)}\n<main>\n" + "\n".join(sections) + f"\n</main>\n{_footer(facts, json_name)}\n</body>\n</html>\n"
     )
 
 

@@ -17,6 +17,7 @@ from peer.page import facts as page_facts
 from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
 from peer.page.writer import PageWriter, Written
+from protocol.chain.credit import Credit
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.wire.identity import PeerId
 from tests.peer.page.crowds import (
@@ -87,6 +88,16 @@ def test_a_page_tells_no_address_and_no_activity_of_a_peer(tmp_path: Path) -> No
     facts = told(tmp_path)
     for text in (document(facts, "run.json"), json.dumps(facts.to_fields())):
         assert "198.51.100." not in text and "computing" not in text and "direct" not in text
+
+
+def test_a_run_with_rollouts_shows_rewards_and_who_made_what_was_learned_from(tmp_path: Path) -> None:
+    known = history(tmp_path, 40, 4)
+    known.rounds = [replace(each, reward=min(0.9, each.rounds / 40)) for each in known.rounds]
+    credits = known.ledger.credits
+    credits[peer_id(7)] = Credit(0, 0, 12, 34_500)
+    page = Reader(document(gather(SIGNED, known, status(2), NOW), "run.json"))
+    assert "Reward of the rollouts" in page.text and "Tokens of rollouts" in page.text and "34.5 k" in page.text
+    assert "Tokens of rollouts" not in document(told(tmp_path / "text"), "run.json")
 
 
 def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
