@@ -201,7 +201,9 @@ class ChatModel:
     def answer(
         self, prompt: list[int], most: int, temperature: float, ends: tuple[int, ...]
     ) -> Generator[tuple[int, ...], None, None]:
-        """Yield the tokens of an answer as they are chosen; closing the iterator ends the answer.
+        """Yield the tokens of an answer as they are chosen, and none after each block of a long prompt.
+
+        Closing the iterator ends the answer.
 
         most: number of tokens of the answer.  temperature: 0 takes the most probable token.
         """
@@ -215,8 +217,7 @@ class ChatModel:
                 while not done:
                     done = self._engine.advance()
                     output = done[0].output if done else self._engine.output_of(self._last_id)
-                    if new := output[given:]:
-                        yield new
+                    yield output[given:]
                     given = len(output)
             finally:
                 self._engine.stop(self._last_id)

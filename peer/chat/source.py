@@ -14,7 +14,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import clean, many
 from peer.joining.run_source import chosen_run
 from peer.paths import make_private
-from peer.weights.folders import export
+from peer.weights.folders import ExportedState, export
 from protocol.run.manifest import SignedManifest
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
@@ -22,30 +22,34 @@ from trainer.weights.safetensors_file import FolderError
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """Model on disk.  name: of the run, or the folder's path.  rounds: rounds learned from; None for a folder.
-
-    run: the run's ID; empty for a folder.
-    """
+    """Model on disk.  folder: the one that was named; empty for a run.  state: of a run; None if the folder names none."""
 
     weights: WeightsFolder
     form: ChatForm
-    name: str
-    rounds: int | None = None
-    run: str = ""
-    is_final: bool = False
+    folder: str
+    state: ExportedState | None
 
     @property
     def sentence(self) -> str:
-        """Sentence that names the model and the state that it speaks from."""
-        if self.rounds is None:
-            return f"model {clean(self.name, 500)}"
-        state = "the final state of the run" if self.is_final else f"the state after {many(self.rounds, 'round')}"
-        return f"run {clean(self.name)} ({self.run[:8]}), {state}"
+        """Clause that names the model and the state that it speaks from."""
+        parts = [f"model {clean(self.folder, 500)}"] if self.folder else []
+        if self.state is not None:
+            which = "the final state of the run" if self.state.is_final else "the state"
+            parts += [
+                f"run {clean(self.state.name)} ({clean(self.state.run, 8)})",
+                f"{which} after {many(self.state.rounds, 'round')}",
+            ]
+        return ", ".join(parts)
 
     @property
     def described(self) -> dict[str, Any]:
         """The same as JSON values."""
-        return {"model": self.run or self.name, "rounds": self.rounds}
+        state = self.state
+        return {
+            "folder": self.folder or None,
+            "run": state.run if state else None,
+            "rounds": state.rounds if state else None,
+        }
 
 
 class ChatSource:
@@ -66,12 +70,12 @@ class ChatSource:
             if self._signed is None:
                 assert self._folder is not None
                 weights = WeightsFolder(self._folder)
-                yield OpenedModel(weights, form_of_folder(weights), str(self._folder))
+                state = ExportedState.of_folder(self._folder)
+                yield OpenedModel(weights, form_of_folder(weights), str(self._folder), state)
                 return
             with TemporaryDirectory(prefix=".chat-", dir=make_private(self._data)) as place:
                 folder, manifest = Path(place) / "model", self._signed.manifest
                 done = export(self._signed, self._data, folder, "fp32", None, self._on_progress)
-                form, run = form_of_run(manifest, folder), self._signed.run.hex()
-                yield OpenedModel(WeightsFolder(folder), form, manifest.name, done.rounds, run, done.is_final)
+                yield OpenedModel(WeightsFolder(folder), form_of_run(manifest, folder), "", done.state)
         except FolderError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error

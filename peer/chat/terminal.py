@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ class ChatSession:
     def take_newest(self) -> None:
         """Answer with the newest state from now on; the conversation goes on.  Raises `PeerError`."""
         with self._source.opened() as opened:
+            deque(opened.weights.values(), maxlen=0)  # a damaged file must not replace a part of the weights
             self.model.load(opened.weights)
             self.opened = opened
 
@@ -71,9 +73,9 @@ class ChatSession:
         ended, begun, first_s = LENGTH, time.monotonic(), math.nan
         with closing(self.model.answer(prompt, self.most, self.temperature, self._tokenizer.ends)) as pieces:
             for piece in pieces:
-                first_s = first_s if tokens else time.monotonic() - begun
+                first_s = first_s if tokens or not piece else time.monotonic() - begun
                 tokens += piece
-                if tokens[-1] in self._tokenizer.ends:
+                if piece and piece[-1] in self._tokenizer.ends:
                     ended = END
                 show(text.add([token for token in piece if token not in self._tokenizer.ends]))
                 if ended is LENGTH and len(tokens) < self.most and is_stopped():

@@ -165,7 +165,7 @@ def run_export(args: argparse.Namespace) -> int:
     signed = chosen_run(args.run_id, data)
     done = export(signed, data, folder, args.dtype, args.checkpoint, share_reporter("writing"))
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
-    print(f"rounds      {done.rounds}" + (", the final state of the run" if done.is_final else ""))
+    print(f"rounds      {done.state.rounds}" + (", the final state of the run" if done.state.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
     print(f"folder      {folder} ({size(done.size_bytes)})")
     if not done.tokenizer:

@@ -1,8 +1,8 @@
-"""Division of this computer's cores among the peers that train on it.
+"""Division of this computer's cores among the peers that train on it, and the chats that answer (`peer.chat`).
 
 `<runtime>/cores/` has a file for each training peer of this user, held while the peer trains (`peer.files`); a paused peer
-removes its file.  Every peer counts the files repeatedly, and its trainer uses the new share after the running step.  The
-peers need no messages, because all see the same files and divide in the same way.
+removes its file, and a chat has one while its model answers.  Every peer counts the files repeatedly, and its trainer uses
+the new share after the running step.  The peers need no messages, because all see the same files and divide in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import trio
 
 from peer.errors import ExitCode, PeerError
 from peer.files import HeldFile, read_held
+from peer.formatting import many
 from peer.paths import runtime_dir
 from peer.resources.computer import usable_cores
 from protocol.events.events import Event, Notice
@@ -109,14 +110,19 @@ async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event]
                     emit(
                         Notice(
                             "info",
-                            f"{peers} {'peers train' if peers > 1 else 'peer trains'} on this computer now: "
-                            f"the trainer uses {threads} of {share.cores} cores",
+                            f"{_others(peers - 1)} on this computer now: the trainer uses {threads} of {share.cores} cores",
                         )
                     )
                 known = peers
             await trio.sleep(RECOUNT_S)
     finally:
         share.give_back()
+
+
+def _others(count: int) -> str:
+    if not count:
+        return "no other peer or chat computes"
+    return f"{many(count, 'other peer or chat', 'other peers or chats')} compute{'s' if count == 1 else ''}"
 
 
 def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:

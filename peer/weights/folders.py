@@ -6,14 +6,15 @@ new folder.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,10 +28,11 @@ from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.sync.supplies import paths_of
+from protocol.wire.hashes import HASH_BYTES
 from trainer.config import TrainingConfig
 from trainer.models.llama.huggingface import ends_in
 from trainer.models.llama.initial import initial_parameters
-from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.folder import WeightsFolder, json_in, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 
@@ -211,16 +213,49 @@ BYTES_VOCABULARY, BYTES_EOS = 256, 0
 """Vocabulary and end token of a run without a tokenizer: it reads bytes, and a zero byte separates files of its corpus."""
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Result of an export.
+ORIGIN = "manyhands.json"
+"""File of an exported folder that names the state in it."""
+MOST_NAME = 200
 
-    rounds: rounds that the model has learned from.  is_final: true if the run has ended with this state.  tokenizer: true if
-    the folder has a tokenizer.
+
+@dataclass(frozen=True)
+class ExportedState:
+    """State of a run in an exported folder.
+
+    run: the run's ID.  rounds: rounds that the model has learned from.  is_final: true if the run has ended with this state.
     """
 
+    run: str
+    name: str
     rounds: int
     is_final: bool
+
+    def write(self, folder: Path) -> None:
+        """Write the file that names this state, and sync it to disk."""
+        with (folder / ORIGIN).open("w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(self), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Self | None:
+        """Return the state that a folder names, which may be a stranger's word; None if it names none."""
+        if not (folder / ORIGIN).exists():
+            return None
+        with suppress(FolderError):
+            match json_in(folder / ORIGIN, "copy it again"):
+                case {"run": str(run), "name": str(name), "rounds": int(rounds), "is_final": bool(is_final)} if (
+                    len(name) <= MOST_NAME and len(run) == 2 * HASH_BYTES and 0 <= rounds < 1 << 53
+                ):
+                    return cls(run, name, rounds, is_final)
+        return None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Result of an export.  tokenizer: true if the folder has a tokenizer."""
+
+    state: ExportedState
     parameters: int
     size_bytes: int
     tokenizer: bool
@@ -265,9 +300,11 @@ def export(
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
+            is_final = StoredRun(signed, folder).is_final(state.rounds)
+            exported = ExportedState(signed.run.hex(), manifest.name, state.rounds, is_final)
+            exported.write(unfinished)
             total = sum(path.stat().st_size for path in unfinished.iterdir())
-    is_final = StoredRun(signed, folder).is_final(state.rounds)
-    return Exported(state.rounds, is_final, manifest.parameters, total, has_tokenizer)
+    return Exported(exported, manifest.parameters, total, has_tokenizer)
 
 
 def _longest_row(manifest: RunManifest) -> int:

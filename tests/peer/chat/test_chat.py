@@ -22,11 +22,14 @@ from peer.paths import run_dir
 from peer.resources.core_share import CoreShare
 from protocol.chain.results import CheckpointName
 from protocol.run.manifest import demo_manifest
-from tests.peer.chat.models import CONTEXT, make_model
+from tests.peer.chat.models import CONFIG, CONTEXT, make_model
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
 from tests.trainer.made_tokenizer import ENDS
+from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer.git_lfs import POINTER_FLAW
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +91,8 @@ def test_the_answer_to_a_pipe_is_that_of_transformers(
     found = json.loads(capsys.readouterr().out)
     assert found["answer"] == tokenizer.decode([token for token in made if token not in ENDS])
     assert found["tokens"] == len(made) and found["ended"] == ("end token" if made[-1] in ENDS else "length")
-    assert found["model"] == str(model) and found["rounds"] is None and found["first_token_s"] > 0
+    assert found["first_token_s"] > 0
+    assert (found["folder"], found["run"], found["rounds"]) == (str(model), None, None)
 
 
 def test_a_pipe_gets_the_answer_alone_and_standard_error_says_who_speaks(
@@ -127,6 +131,39 @@ def test_a_run_speaks_from_its_newest_state_and_takes_the_next(tmp_path: Path, c
     assert "it completes texts" in out and "the state after 3 rounds]" in out
     assert np.array_equal(chat.model._engine._batch.model.flat.numpy(), theta)
     assert not list(data.glob(".chat-*")), "the folder of the state is gone"
+
+
+def test_an_exported_folder_names_its_run_and_its_rounds_and_lies_of_other_folders_are_harmless(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    store_manifest(demo_manifest(), tmp_path / "data")
+    assert main(["export", str(tmp_path / "exported")]) == ExitCode.OK
+    chat = session(tmp_path / "exported")
+    name, run = demo_manifest().manifest.name, demo_manifest().run.hex()
+    assert chat.opened.sentence == f"model {tmp_path / 'exported'}, run {name} ({run[:8]}), the state after 0 rounds"
+    truth = json.loads((tmp_path / "exported" / "manyhands.json").read_text())
+    for lie in ({"rounds": -1}, {"rounds": "1"}, {"run": "ab"}, {"name": "x" * 201}, {"is_final": None}):
+        (model / "manyhands.json").write_text(json.dumps(truth | lie))
+        assert session(model).opened.state is None
+    (model / "manyhands.json").write_text("[" * 100_000)
+    assert session(model).opened.state is None
+    (model / "manyhands.json").write_text(json.dumps(truth | {"name": "\x1b[2J\u202eevil", "run": "\n" * 64}))
+    assert piped(monkeypatch, b"Who?", model, "--max-tokens", "1") == ExitCode.OK
+    assert f"peer: model {model}, run [2Jevil (), the state after 0 rounds, on the cpu\n" == capsys.readouterr().err
+
+
+def test_newest_keeps_the_weights_if_the_folder_is_damaged(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = session(model)
+    before = chat.model._engine._batch.model.flat.clone()
+    values = random_parameters(CONFIG, 1)
+    values[-1] = np.nan
+    write_folder(model, CONFIG, in_blocks(values), ExportFormat.FP32, context=CONTEXT, eos=list(ENDS))
+    ChatTerminal(chat, typed(["/newest"])).run()
+    assert "no finite numbers" in capsys.readouterr().out and chat.model._engine._batch.model.flat.equal(before)
+    write_folder(model, CONFIG, in_blocks(random_parameters(CONFIG, 1)), ExportFormat.FP32, context=64, eos=list(ENDS))
+    ChatTerminal(chat, typed(["/newest"])).run()
+    assert not chat.model._engine._batch.model.flat.equal(before)
 
 
 def test_the_demo_run_completes_texts_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

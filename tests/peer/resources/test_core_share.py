@@ -82,7 +82,9 @@ def test_shares_follow_who_comes_and_who_goes(tmp_path: Path) -> None:
         three.scope.cancel()
         await trio.sleep(SETTLED_S)
         assert threads(one) == [8]
-        assert one.said[-1] == Notice("info", "1 peer trains on this computer now: the trainer uses 8 of 8 cores")
+        assert one.said[-1] == Notice(
+            "info", "no other peer or chat computes on this computer now: the trainer uses 8 of 8 cores"
+        )
         one.scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert not (tmp_path / "cores").exists(), "the last one leaves nothing behind"

@@ -55,6 +55,7 @@ def test_the_demo_run_is_exported_before_it_was_joined(tmp_path: Path, capsys: p
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json",
         "generation_config.json",
+        "manyhands.json",
         "model.safetensors",
     ]
     assert (tmp_path / "model").stat().st_mode & 0o777 == 0o777 & ~folders.umask()
