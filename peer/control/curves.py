@@ -23,7 +23,7 @@ MOST_SOURCES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LossPoint:
     """A value after `rounds` rounds, or the mean of `weight` values up to there.
 
     at: seconds since 1970.  tokens: read by all members until then.
@@ -39,7 +39,7 @@ class Point:
 class Series:
     """Points of one curve, ascending by rounds.  If there are too many, those in the older half become means of several."""
 
-    def __init__(self, points: Iterable[Point] = ()) -> None:
+    def __init__(self, points: Iterable[LossPoint] = ()) -> None:
         self.points = list(points)
 
     def to_lists(self) -> list[list[float]]:
@@ -51,10 +51,10 @@ class Series:
         """Return the series of such lists.  Raises TypeError, ValueError."""
         found = cls()
         for at, rounds, tokens, value, weight in lists[-MOST_POINTS:]:
-            found.add(Point(float(at), int(rounds), int(tokens), float(value), max(1, int(weight))))
+            found.add(LossPoint(float(at), int(rounds), int(tokens), float(value), max(1, int(weight))))
         return found
 
-    def add(self, point: Point) -> None:
+    def add(self, point: LossPoint) -> None:
         """Add a point; it replaces all points of the same or later rounds.  A value that is no number is left out."""
         if not math.isfinite(point.value):
             return
@@ -69,15 +69,15 @@ class Series:
             self.points[: MOST_POINTS // 2] = means
 
 
-def _means(points: Sequence[Point], weight: int) -> list[Point]:
+def _means(points: Sequence[LossPoint], weight: int) -> list[LossPoint]:
     """Return the means of neighbours that have at most this weight together."""
-    means: list[Point] = []
+    means: list[LossPoint] = []
     for point in points:
         if means and means[-1].weight + point.weight <= weight:
             before = means[-1]
             total = before.weight + point.weight
             value = (before.value * before.weight + point.value * point.weight) / total
-            means[-1] = Point(point.at, point.rounds, point.tokens, value, total)
+            means[-1] = LossPoint(point.at, point.rounds, point.tokens, value, total)
         else:
             means.append(point)
     return means
@@ -105,17 +105,17 @@ class RunCurves:
         tokens: of the run so far; 0 in the events of older peers, of which only the round's own tokens, `added`, are known.
         """
         before = self.training.points[-1].tokens if self.training.points else 0
-        self.training.add(Point(at, rounds, tokens or before + added, loss))
+        self.training.add(LossPoint(at, rounds, tokens or before + added, loss))
 
     def _measure(self, at: float, rounds: int, loss: float, losses: Mapping[str, float]) -> None:
         """Add the held-out losses of the state after `rounds` rounds, unless those of a later state are known."""
         if self.held_out.points and rounds < self.held_out.points[-1].rounds:
             return
         tokens = self._tokens_after(rounds)
-        self.held_out.add(Point(at, rounds, tokens, loss))
+        self.held_out.add(LossPoint(at, rounds, tokens, loss))
         for name, each in losses.items():
             if name in self.by_source or len(self.by_source) < MOST_SOURCES:
-                self.by_source.setdefault(name, Series()).add(Point(at, rounds, tokens, each))
+                self.by_source.setdefault(name, Series()).add(LossPoint(at, rounds, tokens, each))
 
     def to_fields(self) -> dict[str, Any]:
         """Return the map on the control socket: each point is a list."""

@@ -40,6 +40,7 @@ from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
 from peer.resources.check import TrainerDivision, check_division, check_generator, check_memory, chosen_role, may_offload
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
+from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.reasons import Sensors
@@ -325,6 +326,9 @@ class Participation:
         if standing.problem is not None:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
+        facts = await trio.to_thread.run_sync(this_computer, self._room, self._folder, self._settings.live.now)
+        if problem := requirement_problem(manifest, role, facts):
+            raise PeerError(problem, ExitCode.RESOURCES)
         self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
         now = self._settings.live.now
         division = self._division = check_division(manifest, role, now.gpus, now.processes, now.offload)

@@ -24,7 +24,9 @@ from peer.errors import PeerError
 from peer.formatting import size
 from peer.measurements.speeds import measure_disk
 from peer.resources.computer import StatePlace, available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
-from peer.resources.room import STATES_ON_DISK
+from peer.resources.requirements import required, requirement_problem, this_computer
+from peer.resources.room import STATES_ON_DISK, DiskRoom
+from peer.settings.preferences import Preferences
 from protocol.events.events import Event, PortMapped
 from protocol.membership.handshake import TOLERANCE_S
 from protocol.run.manifest import RunManifest
@@ -284,6 +286,16 @@ def disk(folder: Path, manifest: RunManifest, scratch_bytes: int = 0) -> list[Ch
         return [room, Check("disk speed", CheckResult.FAIL, said, "", remedy)]
     slow = "put --data-dir on a faster disk"
     return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, CheckResult.WARN)]
+
+
+def requirements(folder: Path, run: Path, manifest: RunManifest, role: Role, preferences: Preferences) -> Check:
+    """Check the requirements that the organiser stated.  folder: data directory.  run: folder of the run in it."""
+    wanted = required(manifest.requires) if manifest.requires is not None else ""
+    facts = this_computer(DiskRoom(folder, lambda: preferences.max_disk), run, preferences)
+    missing, _, remedy = requirement_problem(manifest, role, facts).rpartition("; ")
+    if missing:
+        return Check("requirements", CheckResult.FAIL, missing, wanted, remedy)
+    return ok("requirements", "met" if role is Role.TRAINER else f"none for the role {role.value}", wanted)
 
 
 def memory(manifest: RunManifest, role: Role, gpu_free: int | None, place: StatePlace = StatePlace.RAM) -> list[Check]:

@@ -265,6 +265,10 @@ class Examination:
             await self._thread("generator", partial(checks.generator, wanted, gpu_free))
         if found.signed is not None:
             await self._data(found.signed, role)
+        if found.signed is not None and manifest.requires is not None:
+            run = run_dir(self.folder, found.signed.run)
+            look = partial(checks.requirements, self.folder, run, manifest, role, self.preferences)
+            await self._thread("requirements", look)
         place = state_place(self.preferences.state, manifest, role, available_memory(), gpu_free)
         scratch = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
         await self._thread("memory", partial(checks.memory, manifest, role, gpu_free, place))

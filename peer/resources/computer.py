@@ -43,7 +43,12 @@ def free_gpu_memory() -> int | None:
 
 
 def free_gpu_memories() -> list[int]:
-    """Return the free bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU.
+    """Return the free bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU."""
+    return [free for free, _ in gpu_memories()]
+
+
+def gpu_memories() -> list[tuple[int, int]]:
+    """Return the free and all bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU.
 
     A trainer computes on the CPU if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
@@ -58,7 +63,8 @@ def free_gpu_memories() -> list[int]:
     except pynvml.NVMLError:
         return []
     try:
-        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in _visible_gpus(pynvml)]
+        found = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in _visible_gpus(pynvml)]
+        return [(int(memory.free), int(memory.total)) for memory in found]
     except pynvml.NVMLError:
         return []
     finally:

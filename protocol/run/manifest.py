@@ -46,6 +46,7 @@ from protocol.run.sections import (
     FileSection,
     Goal,
     ModelSection,
+    RequiresSection,
     RlSection,
     Section,
     TokenizerSection,
@@ -197,7 +198,7 @@ class RunManifest(Section):
 
     KIND: ClassVar[str] = "manifest"
     LATER: ClassVar[frozenset[str]] = frozenset(
-        {"about", "initial_state", "publishers", "rl", "tokenizer", "total_rounds", "total_tokens"}
+        {"about", "initial_state", "publishers", "requires", "rl", "tokenizer", "total_rounds", "total_tokens"}
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -248,6 +249,8 @@ class RunManifest(Section):
     """The tokenizer of all texts; left out if the model reads bytes."""
     about: AboutSection | None = None
     """The organiser's description of the run, its home page and its licence; left out if there is none."""
+    requires: RequiresSection | None = None
+    """The least computer that may train; left out if only the model's needs count."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

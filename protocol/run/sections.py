@@ -1,4 +1,4 @@
-"""Sections of the manifest: description, model, data and its tokenizer, length of the run, and reinforcement learning.
+"""Sections of the manifest: description, requirements, model, data, tokenizer, length of the run, reinforcement learning.
 
 Tokenizers, tasks of environments and the manifests of corpora are files of the run: the manifest names them by the root over
 the hashes of their chunks, and every peer fetches them from others.
@@ -61,6 +61,31 @@ class AboutSection(Section):
     """Home page of the run: an address that begins with https://."""
     licence: Annotated[str, Field(max_length=64, pattern=PRINTABLE)] = ""
     """Licence of the weights that the run makes, such as "Apache-2.0"."""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The least computer that may train in the run.
+
+
+Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class RequiresSection(Section):
+    """Requirements of the organiser for the computers of those who train, beyond the memory that follows from the model.
+
+    A value of 0 requires nothing.  Each peer checks itself: the requirements spare people an attempt, and keep nobody out.
+    """
+
+    memory_gb: Amount = 0.0
+    """Memory of the computer, in GB."""
+    gpu_gb: Amount = 0.0
+    """Memory of one of its NVIDIA GPUs, in GB."""
+    disk_gb: Amount = 0.0
+    """Room for the run on disk, within max_disk, in GB."""
+    up_mbit: Amount = 0.0
+    """Mbit/s that a peer's max_up must allow."""
+    down_mbit: Amount = 0.0
+    """Mbit/s that a peer's max_down must allow."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------

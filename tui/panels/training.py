@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from peer.control.curves import Point
+from peer.control.curves import LossPoint
 from peer.formatting import amount, clean, fit, many, naming, number, spread
 from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
@@ -23,7 +23,7 @@ TITLE = "Training"
 DAY = 86_400
 ZOOMS = (("the whole run", math.inf), ("the last day", DAY), ("the last hour", 3600))
 """Parts of the run that the curves show, in seconds before the newest value."""
-UNITS: tuple[tuple[str, Callable[[Point], float], Ticks], ...] = (
+UNITS: tuple[tuple[str, Callable[[LossPoint], float], Ticks], ...] = (
     ("tokens read", lambda point: point.tokens, amounts),
     ("time", lambda point: point.at, clock_times),
 )

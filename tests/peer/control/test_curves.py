@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peer.control.client import Stamped
-from peer.control.curves import MOST_POINTS, MOST_SOURCES, Point, RunCurves, Series, logged_curves
+from peer.control.curves import MOST_POINTS, MOST_SOURCES, LossPoint, RunCurves, Series, logged_curves
 from peer.control.event_log import to_line
 from protocol.events import events as ev
 
@@ -35,9 +35,9 @@ def curves_of(*events: Stamped) -> RunCurves:
 
 def test_losses_stand_at_the_tokens_of_the_run() -> None:
     curves = curves_of(committed(0, 4.0, 90), committed(1, 3.0, 180), measured(1, 3.9), measured(2, 3.1, {"web": 3.2}))
-    assert curves.training.points == [Point(0.0, 1, 90, 4.0), Point(1.0, 2, 180, 3.0)]
-    assert curves.held_out.points == [Point(1.0, 1, 90, 3.9), Point(2.0, 2, 180, 3.1)]
-    assert curves.by_source["web"].points == [Point(2.0, 2, 180, 3.2)]
+    assert curves.training.points == [LossPoint(0.0, 1, 90, 4.0), LossPoint(1.0, 2, 180, 3.0)]
+    assert curves.held_out.points == [LossPoint(1.0, 1, 90, 3.9), LossPoint(2.0, 2, 180, 3.1)]
+    assert curves.by_source["web"].points == [LossPoint(2.0, 2, 180, 3.2)]
 
 
 def test_without_the_tokens_of_the_run_those_of_the_rounds_are_added() -> None:
@@ -57,7 +57,7 @@ def test_a_mean_of_more_members_replaces_an_earlier_one_and_an_old_state_changes
 def test_months_are_kept_in_few_points_and_the_newest_are_fine() -> None:
     series = Series()
     for number in range(50_000):
-        series.add(Point(float(number), number, number, 1.0))
+        series.add(LossPoint(float(number), number, number, 1.0))
     assert len(series.points) <= MOST_POINTS and series.points[0].rounds < 200
     places = [point.rounds for point in series.points]
     assert places[-1000:] == list(range(49_000, 50_000)) and places == sorted(places)

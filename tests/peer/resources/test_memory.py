@@ -205,7 +205,7 @@ class Driver(SimpleNamespace):
             nvmlShutdown=lambda: None,
             nvmlDeviceGetCount=lambda: len(free),
             nvmlDeviceGetHandleByIndex=lambda index: index,
-            nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(free=free[index]),
+            nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(free=free[index], total=1 << 40),
         )
 
 
