@@ -63,7 +63,7 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
             assert unwrapped("keeps running in the background") in unwrapped(terminal.until("exit code 0"))
         for words in controls[:leave]:
             ann.types(words)
-        assert (ann.folder / "peer.toml").read_text().count("=") == 5
+        assert (ann.folder / "peer.toml").read_text().count("=") == 6
         ann.types(controls[leave])
         printed = ann.types(controls[leave + 1])
         run = next(word for word in printed.split() if re.fullmatch("[0-9a-f]{8,}", word))
@@ -97,7 +97,9 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         assert [tomllib.loads(each) for each in blocks(README, "toml", ORGANISING)] == [tomllib.loads(run_file)]
         (bob.folder / "run.toml").write_text(run_file)
         (bob.folder / "swarm.toml").write_text(swarm_file)
-        show, create, join, status, doctor, simulate, as_json, invite, bearer, *tasks = lines(ORGANISER)
+        show, create, join, status, doctor, simulate, as_json, invite, bearer, page, *others = lines(ORGANISER)
+        *_, tensorboard, _, _ = (words for words in others if words[1] not in ("tasks", "page"))
+        tasks = [words for words in others if words[1] == "tasks"]
         assert {words[2] for words in tasks} == {"list", "show", "admit"}, "typed in tests/e2e/test_tasks.py"
         assert lines(README, ORGANISING) == [create, join]
         bob.types(show)
@@ -108,6 +110,8 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
             terminal.until("waiting for more peers")
             assert "mh1" in bob.types(status)
             bob.types(doctor)
+            assert "Wrote" in bob.types(page) and (bob.folder / "www" / "index.html").is_file()
+            assert tensorboard[1] == "track" and bob.types(tensorboard) == "", "no round yet"
             terminal.type("C-c")
             terminal.until("exit code 0")
         (bob.folder / "run.toml").write_text('admission = "invite"\n' + run_file)
