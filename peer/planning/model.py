@@ -288,8 +288,10 @@ class RoundSimulation:
 
     def _fair(self, quorum_s: float) -> float:
         """Return the fair time of this round: the time for which it waits for one more trainer."""
-        voters = int(np.count_nonzero(self._is_on & self._is_elector)) or int(np.count_nonzero(self._is_on))
-        return round_fair_time(self._rules.grace_s, quorum_s - self._committed_at, quorum_size(max(1, voters)))
+        voters = self._is_on & self._is_elector if (self._is_on & self._is_elector).any() else self._is_on
+        lead_s = np.minimum(self._committed_at - self._begun, self._load.delay * self._step_s)[voters]
+        took_s = quorum_s - self._committed_at + max(0.0, float(np.median(lead_s)) if lead_s.size else 0.0)
+        return round_fair_time(self._rules.grace_s, took_s, quorum_size(max(1, int(np.count_nonzero(voters)))))
 
     # -- memory of rounds -----------------------------------------------------------------------------------------------
 

@@ -199,6 +199,10 @@ class RoundMachine:
         """True if this peer took part in closing this round before it was restarted."""
         self._certified: Commit | None = None
 
+    def note_training(self, ahead_s: float) -> None:
+        """Note for how many seconds members have trained for this round before it began."""
+        self._state.closing.note_training(ahead_s)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property

@@ -246,6 +246,10 @@ class ClosingPolicy:
                     (at_work if seen.on_tip else coming).append(peer)
         return sorted(at_work), sorted(coming)
 
+    def note_training(self, ahead_s: float) -> None:
+        """Note for how many seconds members have trained for this round before it began: that is part of their work."""
+        self._begun -= ahead_s
+
     def can_wait(self, peer: PeerId) -> bool:
         """Return True if the READY of `peer` may wait for the next `gather`, because it alone cannot close the round.
 

@@ -206,8 +206,9 @@ class _NextRound:
     """Training for a round while the round before it is agreed on.
 
     round: the round of the contribution.  on: the tip that the round before it stands on.  applied: set once the result of
-    that round is in our state.  state: the digest of our state with that result; None before.  contribution: None until
-    `ended`, and also then if the trainer died.
+    that round is in our state.  state: the digest of our state with that result; None before.  begun, stopped: times when
+    the training began, and when it could not go on without that result, or that round was over; None before.
+    contribution: None until `ended`, and also then if the trainer died.
     """
 
     round: int
@@ -217,7 +218,13 @@ class _NextRound:
     ended: trio.Event = field(default_factory=trio.Event)
     applied: trio.Event = field(default_factory=trio.Event)
     state: Hash | None = None
+    begun: float = field(default_factory=trio.current_time)
+    stopped: float | None = None
     contribution: Contribution | None = None
+
+    def stop(self) -> None:
+        """Note that the time from now on is not one of training ahead."""
+        self.stopped = trio.current_time() if self.stopped is None else self.stopped
 
 
 class Contributor:
@@ -307,6 +314,12 @@ class Contributor:
             return ahead.work
         return Work(self._replica.layouts.contribution)
 
+    def ahead_s(self, work: Work) -> float:
+        """Return the seconds for which we have trained for this work before its round."""
+        if (ahead := self._ahead) is None or ahead.work is not work:
+            return 0.0
+        return (trio.current_time() if ahead.stopped is None else ahead.stopped) - ahead.begun
+
     def train_ahead(self, base: Base, work: Work, nursery: trio.Nursery) -> None:
         """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
 
@@ -320,8 +333,11 @@ class Contributor:
         if self._trainer is None or not steps or not work.training.is_set() or progress.next_share >= 1:
             return
         self._ahead = _NextRound(base.round + 1, base.tip, Work(self._replica.layouts.contribution))
-        self._activity.train_on(manifest.rounds.delay > 0)
         self._ahead.work.begin(steps)
+        if manifest.rounds.delay:
+            self._activity.train_on(True)
+        else:
+            self._ahead.stop()
         share = progress.next_share
         task = self._task(base.round + 1, rows, steps, progress.first, (share, min(1.0, 2 * share - progress.share)))
         nursery.start_soon(self._run_ahead, self._trainer, replace(task, continues=True), self._ahead)
@@ -346,6 +362,7 @@ class Contributor:
         most = min(self._replica.manifest.rounds.delay, ahead.work.wanted)
         if not ahead.applied.is_set() and progress.steps >= most:
             self._activity.train_on(False)  # it waits for the result
+            ahead.stop()
 
     async def _complete(self, base: Base, ahead: _NextRound) -> Contribution | None:
         """Complete what has begun before the round, whose base has the result of the last one; None if that failed.
@@ -356,6 +373,7 @@ class Contributor:
         if ahead.state not in (None, state):
             return None
         ahead.state = state
+        ahead.stop()
         ahead.applied.set()
         self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         manifest = self._replica.manifest

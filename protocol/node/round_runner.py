@@ -535,6 +535,8 @@ class RoundRunner:
         me, now = self.session.me, trio.current_time()
         self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
         self.work, self.inbox = contributor.work_on(self.base), Inbox(self.session)
+        ahead_s = contributor.ahead_s(self.work)
+        self.machine.note_training(ahead_s)
         self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
         self._obtainer = results.obtainer(self.work, self.exchanges)
         self._surroundings = Surroundings(me, peers.membership, self.base)
@@ -543,7 +545,8 @@ class RoundRunner:
         self._over = trio.Event()
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None
-        self._begun, self._computed_s = now, 0.0
+        self._begun, self._computed_s = now - ahead_s, 0.0
+        """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

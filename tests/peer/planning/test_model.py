@@ -78,6 +78,15 @@ def test_an_exchange_within_the_delay_costs_nothing() -> None:
     assert forecast.exchange_share == 0
 
 
+def test_a_slow_member_is_waited_for_as_long_beside_a_long_exchange() -> None:
+    """Nearly the whole round is exchanged beside its steps: the others took all of it, and not the rest alone."""
+    long = replace(TEN_SECONDS, steps=10, delay=10, step_tokens=30_000, contribution_bytes=250_000_000)
+    forecast = simulate(
+        replace(long, result_bytes=250_000_000), RULES, peers(1000, 1000, 1000, 900, up=1.5 * LINE), rounds=20
+    )
+    assert (forecast.members, forecast.lost) == (4, 0)
+
+
 def test_a_slow_member_contributes_the_steps_that_it_has_done() -> None:
     """The quorum is ready after 10 s, the fair time is 2.5 s, and after half of it the slow one is in its sixth step."""
     forecast = simulate(FREE, RULES, peers(1000, 1000, 1000, 500), rounds=5)

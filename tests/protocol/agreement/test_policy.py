@@ -310,6 +310,16 @@ def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was
     assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
 
 
+def test_the_time_for_which_members_trained_before_the_round_is_part_of_what_they_took() -> None:
+    patience = Patience()
+    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    closing.note_training(4.0)
+    closing.gather(view, 2.0)
+    closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)
+    assert says_ready(closing, 3) and closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)[1]
+    assert patience.trainers.share(PEERS[3], BASE.round + 1) == 1.0
+
+
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
     patience = Patience()
     patience.trainers.lost_with(PEERS[3], BASE.round - 1)

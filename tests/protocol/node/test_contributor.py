@@ -365,6 +365,28 @@ def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
     on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=delay))
 
 
+@pytest.mark.parametrize(("delay", "steps", "ahead_s"), [(5, 4, 7.0), (5, 5, 0.0), (0, 0, 0.0)])
+def test_waits_for_a_result_are_no_time_of_training_ahead(tmp_path: Path, delay: int, steps: int, ahead_s: float) -> None:
+    """The trainer tells of its first steps at once."""
+
+    async def check(table: Table) -> None:
+        (first, second), contributor = streamed(table), table.contributor
+        async with trio.open_nursery() as nursery:
+            assert await contributor.compute(first, table.work) is not None
+            table.trainer.early_steps = steps
+            contributor.train_ahead(first, table.work, nursery)
+            await trio.sleep(7.0)
+            work = contributor.work_on(second)
+            assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0
+            table.trainer.lasts_s = 10.0
+            with trio.move_on_after(1.0):
+                await contributor.compute(second, work)
+            assert contributor.ahead_s(work) == pytest.approx(ahead_s), "the round has begun"
+            await contributor.drop_ahead()
+
+    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=delay))
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 
 
