@@ -311,7 +311,13 @@ class Participation:
         if warning := unusual_data(manifest):
             self._emit(Notice("warning", warning))
         state = self._settings.live.now.state
-        role = await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit, self._role, state)
+        computer = await trio.to_thread.run_sync(this_computer, self._room, self._folder, self._settings.live.now)
+        unmet = requirement_problem(manifest, Role.TRAINER, computer)
+        role = await chosen_role(
+            manifest, signed.run, self._identity.peer_id, self._emit, self._role, state, may_train=not unmet
+        )
+        if unmet and role is Role.TRAINER:
+            raise PeerError(unmet, ExitCode.RESOURCES)
         self._role = role
         standing = await trio.to_thread.run_sync(
             find_standing,
@@ -326,9 +332,6 @@ class Participation:
         if standing.problem is not None:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
-        facts = await trio.to_thread.run_sync(this_computer, self._room, self._folder, self._settings.live.now)
-        if problem := requirement_problem(manifest, role, facts):
-            raise PeerError(problem, ExitCode.RESOURCES)
         self._own_data = own_data(manifest, role, self._settings.live.now.data, self._folder, self._room)
         now = self._settings.live.now
         division = self._division = check_division(manifest, role, now.gpus, now.processes, now.offload)

@@ -40,6 +40,7 @@ from peer.resources.computer import (
     state_place,
     usable_cores,
 )
+from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
@@ -306,7 +307,12 @@ class Examination:
         if found.signed is None or self._peer is None or found.signed.manifest.rl is None:
             return Role.TRAINER
         state = self.preferences.state
-        role, reason = choose_role(found.signed.manifest, found.signed.run, self._peer, available_memory(), gpu_free, state)
+        manifest, run = found.signed.manifest, found.signed.run
+        room = DiskRoom(self.folder, lambda: self.preferences.max_disk)
+        computer = this_computer(room, run_dir(self.folder, run), self.preferences)
+        may_train = not requirement_problem(manifest, Role.TRAINER, computer)
+        free = available_memory()
+        role, reason = choose_role(manifest, run, self._peer, free, gpu_free, state, may_train=may_train)
         self.checks.append(ok("role", f"{role.value}: {reason}"))
         return role
 

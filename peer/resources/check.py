@@ -57,19 +57,31 @@ class RoleChoice(NamedTuple):
 
 
 def choose_role(
-    manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None, state: str = "auto"
+    manifest: RunManifest,
+    run: Hash,
+    peer: PeerId,
+    available: int,
+    gpu: int | None,
+    state: str = "auto",
+    *,
+    may_train: bool = True,
 ) -> RoleChoice:
     """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of GPU memory, None without a GPU.
 
-    state: the setting of this name.
+    state: the setting of this name.  may_train: this computer meets the run's requirements of those who train.
     """
     if manifest.rl is None:
         return RoleChoice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
+    short = f"and memory does not suffice for {WORDS[wanted]}"
+    if wanted is Role.TRAINER and not may_train:
+        short = "and this computer does not meet the run's requirements of those who train"
     for role in (wanted, Role.ROLLOUT, Role.VALIDATOR):
+        if role is Role.TRAINER and not may_train:
+            continue
         place = state_place(state, manifest, role, available, gpu)
         if memory_problem(manifest, role, available, gpu, place) is None:
-            lacks = "" if role is wanted else f", and memory does not suffice for {WORDS[wanted]}"
+            lacks = "" if role is wanted else f", {short}"
             return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu, place)}")
     return RoleChoice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
 
@@ -118,6 +130,8 @@ async def chosen_role(
     emit: Callable[[Event], None],
     wanted: Role | None = None,
     state: str = "auto",
+    *,
+    may_train: bool = True,
 ) -> Role:
     """Return the role that the peer's owner chose, or else one that suits the run and this computer.
 
@@ -129,7 +143,7 @@ async def chosen_role(
             emit(Notice("warning", FOUNDER_RESTS.format(role=wanted.value)))
         return wanted
     available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
-    role, reason = choose_role(manifest, run, peer, available, gpu, state)
+    role, reason = choose_role(manifest, run, peer, available, gpu, state, may_train=may_train)
     if manifest.rl is not None:
         emit(RoleChosen(role.value, reason))
     return role

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from peer.control.client import ControlError, Stamped
+from peer.control.curves import LossPoint, RunCurves, Series
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from protocol.events import events as ev
@@ -32,8 +33,11 @@ def served(folder: Path, log: EventLog) -> Iterator[Callable[[ev.Event], None]]:
     async def status_of(fields: dict[str, object]) -> dict[str, object]:
         return status().to_fields()
 
+    async def curves_of(fields: dict[str, object]) -> dict[str, object]:
+        return RunCurves(Series([LossPoint(1.0, 1, 100, 3.0)])).to_fields()
+
     async def serve() -> None:
-        server = ControlServer(folder, log, {"status": status_of}, status)
+        server = ControlServer(folder, log, {"status": status_of, "curves": curves_of}, status)
         await server.open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run)
@@ -87,6 +91,8 @@ def test_a_feed_follows_a_peer_through_its_lives_and_tells_nothing_twice(
             emit(ev.Notice("info", "after"))
             until(feed, told, Stamped, 3)
         assert texts(told) == ["before", "while", "after"]
+        curves = [each.training.points for each in told if isinstance(each, RunCurves)]
+        assert curves == [[LossPoint(1.0, 1, 100, 3.0)]] * 2, "in each life, what its log has"
     finally:
         feed.close()
 

@@ -69,6 +69,14 @@ def test_less_memory_takes_a_lesser_role_once_files_do_not_help(state: str) -> N
     assert role_of(RUN, FOUNDER, gpu=GB) is Role.SEED, "a peer with a GPU computes on nothing else"
 
 
+def test_who_does_not_meet_the_requirements_of_those_who_train_takes_another_role() -> None:
+    role, reason = choose_role(RUN, run_id(RUN), FOUNDER, 1 << 50, None, may_train=False)
+    assert role is Role.ROLLOUT and "does not meet the run's requirements of those who train" in reason
+    assert choose_role(RUN, run_id(RUN), FOUNDER, 1, None, may_train=False).role is Role.SEED
+    plain = parse_run_file('name = "plain"', FOUNDER)
+    assert choose_role(plain, run_id(plain), FOUNDER, 1, None, may_train=False).role is Role.TRAINER, "and is told why not"
+
+
 def test_rollouts_and_verdicts_need_no_optimiser() -> None:
     parameters = RUN.parameters
     assert memory_need(RUN, Role.TRAINER).trainer > 24 * parameters, "sixteen bytes a parameter, and four versions"
