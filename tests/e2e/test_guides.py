@@ -45,14 +45,14 @@ def filled(typed: list[list[str]], placeholders: dict[str, str]) -> list[list[st
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.slow
-def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
+def test_a_volunteers_first_ten_minutes(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
         founder = swarm.peer("founder").start()
         swarm.until("it waits for others", lambda: founder.heard(ev.PhaseChanged))
         invitation, ann = founder.status()["invitation"], Person(swarm, "ann")
         doctor, join, *controls = filled(lines(VOLUNTEER), {"mh1…": invitation})
-        demo, joined, *controls_again = filled(lines(README, "A volunteer's first five minutes"), {"mh1…": invitation})
+        demo, joined, *controls_again = filled(lines(README, "A volunteer's first ten minutes"), {"mh1…": invitation})
         assert joined == join
         leave = controls.index(["peer", "leave"])
         ann.types(doctor)
@@ -73,10 +73,15 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
             swarm.until(
                 "a round of both", lambda: any(len(founder.members_of(n)) == 2 for n in founder.commits if n > before)
             )
-            status, watch, replay, *others = controls_again
+            status, watch, replay, chat, *others = controls_again
             assert "round" in ann.types(status)
             ann.looks(watch, "founder")
             ann.looks(replay, "founder")
+            with ann.opens(chat) as talk:
+                talk.until("it completes texts")
+                talk.type("The peers", "Enter")
+                talk.type("/quit", "Enter")
+                talk.until("exit code 0")
             assert others[-1] == ["peer", "leave"]
             for words in others:
                 ann.types(words)
