@@ -37,7 +37,9 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
 SNAPSHOTS = Path("tests/tui/__snapshots__/test_snapshots")
 PICTURES = {
-    "interface.svg": "test_all_panels_together[120x40].svg",
+    "interface.svg": "test_a_run_that_says_what_it_is_for[together-120x40].svg",
+    "training.svg": "test_a_run_that_says_what_it_is_for[training-80x24].svg",
+    "run.svg": "test_a_run_that_says_what_it_is_for[run-80x24].svg",
     "me.svg": "test_a_panel_alone[6-me-80x24].svg",
     "rollouts.svg": "test_the_rollouts_alone[writer-80x24].svg",
 }

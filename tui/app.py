@@ -182,8 +182,9 @@ class PeerApp(App[None]):
         together = size.width >= WIDE and size.height >= HIGH and not self._alone
         below.set_class(together, "together")
         below.set_class(self.picture.has_rollouts, "with-rollouts")
-        for (key, _, _), panel in zip(PANELS, self.query(Panel), strict=True):
+        for (key, title, _), panel in zip(PANELS, self.query(Panel), strict=True):
             panel.display = (together or key == self._shown) and key in self._present
+            panel.border_title = f"{key} {title}" if together else ""  # else the tabs have it
         tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
         self.query_one("#tabs", Static).update(
             Text("  ").join(Text(f"{key} {title}", "reverse" if key == self._shown else "") for key, title in tabs)

@@ -170,12 +170,15 @@ def _labels(low: float, high: float, rows: int) -> dict[int, str]:
     """Return the numbers at the left, by row."""
     if high <= low:
         return {rows // 2: f"{low:.3f}"}
-    step = steps_between(low, high, max(1, rows // 2))
-    digits = min(6, max(0, -math.floor(math.log10(step))))
-    first = math.ceil(low / step)
-    values = [place * step for place in range(first, first + rows + 1) if place * step <= high]
-    if len(values) < 2:
+    for count in (max(1, rows // 2), max(1, rows - 1)):
+        step = steps_between(low, high, count)
+        first = math.ceil(low / step)
+        values = [place * step for place in range(first, first + rows + 1) if place * step <= high]
+        if len(values) > 1:
+            break
+    else:
         return {0: f"{high:.3g}", rows - 1: f"{low:.3g}"}
+    digits = min(6, max(0, -math.floor(math.log10(step))))
     return {rows - 1 - _placed(value, low, high, rows - 1): f"{value:.{digits}f}"[:LABEL] for value in values}
 
 
