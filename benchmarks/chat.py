@@ -1,9 +1,12 @@
-"""Answers of `peer chat` beside transformers' `generate`, on the same models: `python -m benchmarks.chat`.
+"""Answers of `peer chat` beside transformers' `generate`: `OMP_WAIT_POLICY=PASSIVE python -m benchmarks.chat`.
+
+`peer chat` sets the same variable for itself.
 
 A model of the demo's shape and one of about 20 M parameters answer a prompt with the most probable tokens, one sequence at a
 time, in fp32 and in bf16.  Each repeat measures both programs one after the other, in one process with the same number of
 threads, and the ratios are medians of the repeats' ratios: above 1 `peer chat` is faster.  `first_token_ms` is the time from
-the prompt to the first token, `tokens_per_s` the rate of the later ones.
+the prompt to the first token, `tokens_per_s` the rate of the later ones.  The same follows by processor time, which changes
+little when other work runs on the computer.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import torch
 
 from benchmarks.generation import demo_model, parameters
 from peer.chat.model import AnswerCores, ChatModel
-from peer.resources.core_share import chosen_threads
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -36,71 +38,67 @@ QWEN2 = {
 MODELS = {"demo": demo_model(), "20 M": ModelConfig.from_mapping(QWEN2)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-Timed = tuple[float, float, list[int]]
-"""Seconds until the first token, tokens a second after it, and the tokens."""
-
-
-def times(started: float, at: Sequence[float], tokens: Sequence[int]) -> Timed:
-    return at[0] - started, (len(at) - 1) / (at[-1] - at[0]), list(tokens)
-
-
-def by_chat(model: ChatModel, prompt: list[int], temperature: float) -> Timed:
-    at, tokens = list[float](), list[int]()
-    started = time.perf_counter()
-    for piece in model.answer(prompt, TOKENS, temperature, ()):
-        at.append(time.perf_counter())
-        tokens += piece
-    return times(started, at, tokens)
+CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "processor": time.process_time}
 
 
 class Stopwatch:
-    """A streamer of transformers, which is given the prompt and then each token."""
+    """Moments by each clock: the beginning, then each token.  Also a streamer of transformers."""
 
     def __init__(self) -> None:
-        self.at: list[float] = []
+        self.at: list[dict[str, float]] = []
+        self.tokens: list[int] = []
 
     def put(self, value: Any) -> None:
-        self.at.append(time.perf_counter())
+        self.at.append({name: read() for name, read in CLOCKS.items()})
 
     def end(self) -> None:
         pass
 
+    def first_s(self, clock: str) -> float:
+        return self.at[1][clock] - self.at[0][clock]
 
-def by_transformers(model: Any, prompt: list[int], temperature: float) -> Timed:
-    stopwatch = Stopwatch()
+    def rate(self, clock: str) -> float:
+        return (len(self.at) - 2) / (self.at[-1][clock] - self.at[1][clock])
+
+
+def by_chat(model: ChatModel, prompt: list[int], temperature: float) -> Stopwatch:
+    watch = Stopwatch()
+    watch.put(prompt)
+    for piece in model.answer(prompt, TOKENS, temperature, ()):
+        watch.put(piece)
+        watch.tokens += piece
+    return watch
+
+
+def by_transformers(model: Any, prompt: list[int], temperature: float) -> Stopwatch:
+    watch = Stopwatch()
     how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    asked = torch.tensor([prompt])
-    started = time.perf_counter()
+    asked, length = torch.tensor([prompt]), {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "pad_token_id": 0}
+    watch.put(prompt)
+    begun = watch.at.pop()
     with torch.no_grad():
-        made = model.generate(
-            asked,
-            attention_mask=torch.ones_like(asked),
-            max_new_tokens=TOKENS,
-            min_new_tokens=TOKENS,
-            streamer=stopwatch,
-            pad_token_id=0,
-            **how,
-        )
-    return times(started, stopwatch.at[1:], made[0, len(prompt) :].tolist())
+        made = model.generate(asked, attention_mask=torch.ones_like(asked), streamer=watch, **length, **how)
+    watch.at[0] = begun  # in place of the moment at which it gave the prompt
+    watch.tokens = made[0, len(prompt) :].tolist()
+    return watch
 
 
-def compared(ours: Callable[[], Timed], theirs: Callable[[], Timed], repeats: int) -> dict[str, Any]:
+def compared(ours: Callable[[], Stopwatch], theirs: Callable[[], Stopwatch], repeats: int) -> dict[str, Any]:
     ours(), theirs()
     pairs = [(ours(), theirs()) for _ in range(repeats)]
     median = statistics.median
-    return {
-        "chat": {
-            "first_token_ms": round(1e3 * median(each[0] for each, _ in pairs), 2),
-            "tokens_per_s": round(median(each[1] for each, _ in pairs), 1),
-        },
-        "transformers": {
-            "first_token_ms": round(1e3 * median(each[0] for _, each in pairs), 2),
-            "tokens_per_s": round(median(each[1] for _, each in pairs), 1),
-        },
-        "first_token_ratio": round(median(other[0] / each[0] for each, other in pairs), 2),
-        "tokens_ratio": round(median(each[1] / other[1] for each, other in pairs), 2),
-        "same_tokens": pairs[0][0][2] == pairs[0][1][2],
-    }
+    row: dict[str, Any] = {"same_tokens": all(one.tokens == other.tokens for one, other in pairs)}
+    for clock in CLOCKS:
+        row[clock] = {
+            name: {
+                "first_token_ms": round(1e3 * median(each.first_s(clock) for each in watches), 2),
+                "tokens_per_s": round(median(each.rate(clock) for each in watches), 1),
+            }
+            for name, watches in zip(("chat", "transformers"), zip(*pairs, strict=True), strict=True)
+        }
+        row[clock]["first_token_ratio"] = round(median(b.first_s(clock) / a.first_s(clock) for a, b in pairs), 2)
+        row[clock]["tokens_ratio"] = round(median(a.rate(clock) / b.rate(clock) for a, b in pairs), 2)
+    return row
 
 
 def measure(folder: Path, names: Sequence[str], temperature: float, repeats: int) -> Iterator[dict[str, Any]]:
@@ -132,19 +130,17 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    torch.set_num_threads(chosen_threads(0) or torch.get_num_threads())
-    if not arguments.json:
-        print("milliseconds to the first token, tokens a second after it: chat, transformers, and how much better chat is")
     with TemporaryDirectory() as folder:
         for row in measure(Path(folder), arguments.models, arguments.temperature, arguments.repeats):
             if arguments.json:
                 print(json.dumps(row), flush=True)
                 continue
-            first, rate = (
-                " ".join(f"{row[way][name]:8}" for way in ("chat", "transformers")) + f" {row[ratio]:5}"
-                for name, ratio in (("first_token_ms", "first_token_ratio"), ("tokens_per_s", "tokens_ratio"))
-            )
-            print(f"{row['model']:5} {row['dtype']}  {first}   {rate}", flush=True)
+            for clock in CLOCKS:
+                ways = [row[clock]["chat"], row[clock]["transformers"]]
+                first, rate = (" ".join(f"{way[name]:8}" for way in ways) for name in ways[0])
+                ratios = row[clock]["first_token_ratio"], row[clock]["tokens_ratio"]
+                name = f"{row['model']:5}{row['dtype']} {row['threads']} {clock:9}"
+                print(f"{name} ms to the first {first} ({ratios[0]}), tokens/s {rate} ({ratios[1]})", flush=True)
     return 0
 
 

@@ -131,8 +131,12 @@ def _file(path: Path, ends: list[int], vocab: int) -> Tokenizer:
 # Cores for an answer: a share beside the peers that train on this computer, held only while a model answers.
 
 
+PARAMETERS_PER_THREAD = 1 << 23
+"""Parameters for which a further thread is worth its waiting; for few of them one thread is the fastest."""
+
+
 class AnswerCores:
-    """Share of the cores for answers.  others: number of peers that train here now."""
+    """Share of the cores for answers."""
 
     def __init__(self) -> None:
         self._share = CoreShare(runtime_dir() / "cores", usable_cores())
@@ -148,11 +152,12 @@ class AnswerCores:
             self._share.give_back()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold a share, and compute with as many threads."""
+    def held(self, parameters: int) -> Iterator[None]:
+        """Hold a share, and compute with as many threads, or fewer for a model of few parameters."""
         try:
             place, peers = self._share.take()
-            torch.set_num_threads(chosen_threads(0) or share_of(self._share.cores, place, peers))
+            useful = 1 + parameters // PARAMETERS_PER_THREAD
+            torch.set_num_threads(chosen_threads(0) or min(useful, share_of(self._share.cores, place, peers)))
             yield
         finally:
             self._share.give_back()
@@ -212,7 +217,7 @@ class ChatModel:
         self._engine.temperature = temperature
         self._engine.submit(Request(self._last_id, tuple(prompt), key, most, ends[:MOST_END_TOKENS]))
         given, done = 0, list[Completion]()
-        with self._cores.held():
+        with self._cores.held(self.config.parameters):
             try:
                 while not done:
                     done = self._engine.advance()

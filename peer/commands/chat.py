@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk, or answer the text of a pipe."""
+    # Before torch is loaded: OpenMP's idle threads sleep, instead of keeping a core busy that a trainer could use.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from peer.chat.source import ChatSource
     from peer.chat.terminal import ChatSession, ChatTerminal, answer_once, read_text
     from peer.console.streams import share_reporter
