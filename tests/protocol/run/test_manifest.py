@@ -117,6 +117,15 @@ def test_a_default_that_came_later_is_not_written_out() -> None:
             open_manifest(seal(ONE, ZERO_HASH, "manifest", canonical.encode(body)).raw)
 
 
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\u202eb", "a\nb", "a" * 501])
+def test_hostile_words_in_a_strangers_manifest_are_refused_unseen(text: str) -> None:
+    plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
+    about = {"description": text, "url": "", "licence": ""}
+    with pytest.raises(Malformed) as refused:
+        open_manifest(seal(ONE, ZERO_HASH, "manifest", canonical.encode({**plain, "about": about})).raw)
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 300
+
+
 def test_the_initial_state_is_a_digest() -> None:
     digest = hash_bytes("test", b"state")
     assert a_manifest(initial_state=digest.hex()).genesis == digest
