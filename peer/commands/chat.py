@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from peer.errors import ExitCode, PeerError
     from peer.paths import data_dir
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal whose encoding lacks a character shows its number
     talks = sys.stdin.isatty()
     if talks and args.json:
         raise PeerError("--json answers a text from a pipe: echo text | peer chat --json", ExitCode.USAGE)

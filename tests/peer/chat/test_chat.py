@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -338,6 +341,16 @@ def test_a_template_of_an_unknown_form_is_not_run_and_the_model_completes_texts(
     folder = make_model(tmp_path / "mistral", "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}")
     out = talk(folder, [], capsys)
     assert "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts" in out
+
+
+def test_an_encoding_without_a_character_is_no_error(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "peer", "chat", str(model), "--temp", "0", "--max-tokens", "20"],
+        input=b"Who?",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == ExitCode.OK and done.stdout.isascii() and b"\\ufffd" in done.stdout
 
 
 def test_json_needs_a_pipe(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,16 @@ def test_tokens_of_a_running_request_are_known_and_one_that_is_stopped_leaves_no
     check(completions(engine, [second])[second.id], second, other)
 
 
+def test_parameters_are_filled_in_blocks_while_nothing_runs() -> None:
+    (request, written), _ = naively("qwen2", 1.0)[:2]
+    engine = Engine(FAMILIES["qwen2"], CPU, Slots(1, LENGTH))
+    engine.fill(parameters(FAMILIES["qwen2"]).split(1000))
+    check(completions(engine, [request])[request.id], request, written)
+    engine.submit(request)
+    with pytest.raises(ValueError, match="no request waits or runs"):
+        engine.fill([])
+
+
 def test_requests_begin_when_a_slot_is_free_and_are_taken_when_there_is_room() -> None:
     taken: list[int] = []
 
