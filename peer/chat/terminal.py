@@ -182,7 +182,8 @@ class ChatTerminal:
             return _note(str(error))
         print()
         if answer.dropped:
-            _note(f"the model no longer reads the oldest {many(answer.dropped, 'turn')}, because it reads few tokens")
+            length = self._chat.model.length
+            _note(f"{many(answer.dropped, 'old turn')} left out: the model reads {length} tokens at a time")
         if answer.ended == STOPPED:
             _note("stopped")
         elif answer.ended == LENGTH:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.chat.model import AnswerCores
+from peer.chat.model import AnswerCores, form_of_run
 from peer.chat.source import ChatSource
 from peer.chat.terminal import ChatSession, ChatTerminal, interruptions
 from peer.cli import main
@@ -25,6 +25,8 @@ from peer.paths import run_dir
 from peer.resources.core_share import CoreShare
 from protocol.chain.results import CheckpointName
 from protocol.run.manifest import demo_manifest
+from protocol.run.sections import TokenizerSection
+from protocol.sync.supplies import file_section
 from tests.peer.chat.models import CONFIG, CONTEXT, make_model
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
@@ -211,7 +213,7 @@ def test_commands_of_the_conversation(model: Path, tmp_path: Path, capsys: pytes
 
 def test_turns_that_no_longer_fit_are_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = talk(model, ["w" * 25, "x" * 25, "y" * 25, "z" * 25], capsys)
-    assert out.count("[the model no longer reads the oldest 1 turn, because it reads few tokens]") == 2
+    assert out.count("[1 old turn left out: the model reads 128 tokens at a time]") == 2
 
 
 def test_the_tokens_of_an_answer_come_one_after_the_other(model: Path) -> None:
@@ -333,6 +335,28 @@ def test_hostile_folders_are_refused_with_a_sentence(
     assert piped(monkeypatch, b"Who?", model) == ExitCode.INPUT
     error = capsys.readouterr().err
     assert error.startswith("peer: ") and part in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "template, format, converses",
+    [("chatml", "text", True), ("plain", "chat", True), ("plain", "text", False), ("raw", "preference", False)],
+)
+def test_a_run_converses_if_its_template_has_marks_or_it_learns_from_chats(
+    template: str, format: str, converses: bool, model: Path
+) -> None:
+    manifest = demo_manifest().manifest
+    file = file_section((model / "tokenizer.json").read_bytes())
+    section = TokenizerSection.model_validate({"file": file, "template": template, "ends": list(ENDS)})
+    fields = {
+        "tokenizer": section,
+        "model": manifest.model.model_copy(update={"vocab": CONFIG.vocab}),
+        "data": manifest.data.model_copy(update={"format": format}),
+    }
+    form = form_of_run(manifest.model_copy(update=fields), model)
+    assert form.converses == converses and form.tokenizer.ends == ENDS
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(PeerError, match="the run's tokenizer is not on this computer"):
+        form_of_run(manifest.model_copy(update=fields), model)
 
 
 def test_a_template_of_an_unknown_form_is_not_run_and_the_model_completes_texts(
