@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import trio
 
+from kernels.codecs.format import HEADER_BYTES, from_bf16, to_bf16
+from kernels.codecs.ladder import INT4
 from protocol.allreduce import runner
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
@@ -46,9 +48,10 @@ Corrupt = Callable[[Any], None]
 
 
 def blow_up(data: Any) -> None:
-    """Every value of an average times 1000."""
-    scales = np.frombuffer(data, np.float32, count=len(data) // 260)
-    scales *= np.float32(1000)
+    """Every value of an average in int4 times 1000."""
+    blocks = -(-(len(data) - HEADER_BYTES) // (2 + INT4.block // 2))
+    scales = np.frombuffer(data, np.uint16, count=blocks, offset=HEADER_BYTES)
+    scales[:] = to_bf16(np.minimum(from_bf16(scales) * np.float32(1000), INT4.LARGEST_SCALE))
 
 
 def flip_one(data: Any) -> None:

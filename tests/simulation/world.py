@@ -49,7 +49,7 @@ DELAY = 5 if FRAGMENTS > 1 else 0
 
 @lru_cache(maxsize=8)
 def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int = DELAY) -> SignedManifest:
-    """A run of a few thousand parameters and rounds of a few seconds."""
+    """A run of a few thousand parameters a fragment, and rounds of a few seconds."""
     organiser = Identity.from_seed(b"\x2a" * 32)
     return sign(
         organiser,
@@ -58,7 +58,7 @@ def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int =
             organiser=organiser.peer_id,
             founders="anyone",
             seed=1,
-            model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+            model=ModelSection(vocab=256 * fragments, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
             data=DataSection(sequence_length=8, sequences_per_step=1),
             outer=OuterSection(lr=0.7, momentum=0.9),
             rounds=RoundSection(
