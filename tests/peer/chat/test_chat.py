@@ -237,10 +237,11 @@ def test_an_interrupt_stops_the_answer_and_keeps_the_turn(model: Path) -> None:
 def test_the_second_interrupt_ends_the_program_and_the_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), interruptions() as is_stopped:
-        assert not is_stopped()
-        signal.raise_signal(signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)  # called here: a raised signal may be handled in a callback that drops it
+        assert callable(handler) and not is_stopped()
+        handler(signal.SIGINT, None)
         assert is_stopped()
-        signal.raise_signal(signal.SIGINT)
+        handler(signal.SIGINT, None)
     assert signal.getsignal(signal.SIGINT) is before
 
 
