@@ -54,20 +54,20 @@ def run(args: argparse.Namespace) -> int:
     from peer.joining.run_source import chosen_run
     from peer.page.history import RunHistory
     from peer.paths import data_dir, run_dir
-    from peer.tracking.points import Points
+    from peer.tracking.points import points_due
     from peer.tracking.trackers import open_tracker
 
     data = data_dir(args.data_dir)
     signed = chosen_run(args.run_id, data)
     trackers = [(target, open_tracker(target, signed.run.hex(), signed.manifest.name)) for target in args.target]
-    folder = run_dir(data, signed.run)
-    points = {target: Points(RunHistory(signed, folder), folder) for target, _ in trackers}
+    history = RunHistory(signed, run_dir(data, signed.run))
     written = {target: tracker.last() for target, tracker in trackers}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it closes the trackers like Ctrl-C
     try:
         while True:
+            history.read()
             for target, tracker in trackers:
-                due = points[target].due(written[target], is_end=args.every is None)
+                due = points_due(history, written[target], is_end=args.every is None)
                 if due:
                     tracker.write(due)
                     written[target] = due[-1].rounds
