@@ -32,7 +32,7 @@ from tui.own_peer import OwnPeer
 from tui.panels import header, log, me, rollouts, round, run, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
-from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel
+from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel, PeerSearch
 
 FRAME_S = 0.5
 PAUSE_S = 3600
@@ -96,6 +96,7 @@ class PeerApp(App[None]):
         Binding("z", "zoom", "zoom of the curves"),
         Binding("u", "unit", "curves by tokens or time"),
         Binding("s", "order", "order"),
+        Binding("slash", "search", "find a peer"),
         Binding("l", "filter", "log"),
         Binding("p", "pause", "pause"),
         Binding("P", f"pause_for({PAUSE_S})", "pause for an hour"),
@@ -185,6 +186,7 @@ class PeerApp(App[None]):
         for (key, title, _), panel in zip(PANELS, self.query(Panel), strict=True):
             panel.display = (together or key == self._shown) and key in self._present
             panel.border_title = f"{key} {title}" if together else ""  # else the tabs have it
+            panel.look.alone = not together
         tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
         self.query_one("#tabs", Static).update(
             Text("  ").join(Text(f"{key} {title}", "reverse" if key == self._shown else "") for key, title in tabs)
@@ -250,7 +252,19 @@ class PeerApp(App[None]):
         """Scroll the panel shown alone, or else the log, which scrolls the other way, because its newest lines are last."""
         panel = self._panel(self._shown if not self.screen.has_class("together") else "5")
         panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
+        panel.look.moved += lines
         panel.show()
+
+    def action_search(self) -> None:
+        """Ask for a part of a name or ID, and show the peers that have it."""
+        panel = self._panel("2")
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                panel.look.search, self._alone = text, "2"
+                self._arrange(self.size)
+
+        self.push_screen(PeerSearch(panel.look.search), answered)
 
     def action_order(self) -> None:
         """Switch to the next order of the swarm."""

@@ -31,6 +31,7 @@ Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
 z         zoom of the curves        u  curves by tokens or by time
 s         sort the swarm            l  filter the log
+/         find peers by name or ID; in the swarm alone up and down choose one
 p         pause; p again resumes    P  pause for an hour
 c         controls: settings that take effect at once
 f         finish this round, then stop the peer
@@ -50,6 +51,34 @@ ELSEWHERE = """
 From a shell: peer watch opens this view, peer leave stops the peer,
 peer config shows the settings.                    Escape closes
 """
+
+
+class PeerSearch(ModalScreen[str | None]):
+    """Question for a part of a peer's name or ID; empty text shows all peers again, and Escape changes nothing."""
+
+    BINDINGS = [Binding("escape", "give_up", "close")]
+    DEFAULT_CSS = """
+    PeerSearch { align: center middle; }
+    PeerSearch Vertical { width: 50; height: auto; padding: 1 2; border: round $accent; background: $surface; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Lay out the question."""
+        with Vertical():
+            yield Static("Peers with this in their name or ID:", markup=False)
+            yield Input(self._text, max_length=64)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Answer with what was typed."""
+        self.dismiss(event.value.strip())
+
+    def action_give_up(self) -> None:
+        """Change nothing."""
+        self.dismiss(None)
 
 
 class Help(ModalScreen[None]):

@@ -236,21 +236,40 @@ async def test_z_and_u_change_what_the_curves_show() -> None:
 
 
 @with_textual
-async def test_s_orders_the_swarm_and_arrows_scroll_it() -> None:
+async def test_s_orders_the_swarm_and_arrows_choose_a_peer_of_it() -> None:
     others = [replace(_other(number), name=f"peer{number:03}") for number in range(200)]
     view, _ = view_of(swarm=others)
     async with view.run_test(size=(80, 24)) as pilot:
         await ready(pilot)
         await pilot.press("2")
-        panel = next(panel for panel in view.query(Panel) if panel.id == "swarm")
-        first = panel.text.splitlines()
-        assert "peer000" in first[2]
+        panel = view._panel("2")
+        assert panel.look.chosen == status().peer and "peer000" in panel.text.splitlines()[2]
         await pilot.press("down", "pagedown")
-        assert "peer011" in panel.text.splitlines()[2]
+        assert panel.look.chosen == others[10].peer and others[10].peer in panel.text
+        await pilot.press("pagedown", "pagedown")
+        assert panel.look.chosen == others[30].peer and any(row.startswith("peer030") for row in panel.text.splitlines())
+        await pilot.press("s")
+        assert panel.look.chosen == others[30].peer and "171 of 201" in panel.text, "the choice stays, the fastest are first"
         await pilot.press("up")
-        assert "peer010" in panel.text.splitlines()[2]
-        await pilot.press("home", "s")
-        assert "peer199" in panel.text.splitlines()[2]  # the fastest first
+        assert panel.look.chosen == others[31].peer
+        await pilot.press("home")
+        assert panel.look.chosen == status().peer and "peer199" in panel.text.splitlines()[2]
+
+
+@with_textual
+async def test_a_slash_finds_peers_by_a_part_of_their_names() -> None:
+    others = [replace(_other(number), name=f"peer{number:03}") for number in range(200)]
+    view, _ = view_of(swarm=others)
+    async with view.run_test(size=(120, 40)) as pilot:
+        await ready(pilot)
+        await pilot.press("slash", *"EER19", "enter")
+        panel = view._panel("2")
+        assert shown(view) == ["swarm"] and "1 of 11, with 'EER19'" in panel.text
+        assert [row[:7] for row in panel.text.splitlines()[2:12]] == [f"peer{number}" for number in range(190, 200)]
+        await pilot.press("slash", "escape")
+        assert panel.look.search == "EER19"
+        await pilot.press("slash", *["backspace"] * 5, "enter")
+        assert "1 of 201;" in panel.text
 
 
 @with_textual

@@ -15,10 +15,16 @@ LEVEL_STYLES = {"warning": WARNING, "error": ALARM, "debug": FAINT}
 class Look:
     """View settings of a panel.
 
-    scroll: lines.  order, filter, zoom, unit: indices into the panel's lists.  unicode: Unicode works.
+    scroll: lines.  order, filter, zoom, unit: indices into the panel's lists.  alone: no other panel is shown.  chosen: the
+    peer whose details are shown, by its ID.  moved: rows by which a person moved that choice since the last drawing.
+    search: part of the names or IDs of the peers that are shown.  unicode: Unicode works.
     """
 
     scroll: int = 0
+    alone: bool = False
+    chosen: str = ""
+    moved: int = 0
+    search: str = ""
     order: int = 0
     filter: int = 0
     zoom: int = 0

@@ -1,4 +1,4 @@
-"""Panel of all peers of the run, this one first."""
+"""Panel of all peers of the run, this one first; alone on the screen also with the details of one of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ TITLE = "Swarm"
 NAME = 24
 WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
 """Widths of name, role, phase, round, rate, share and link.  Columns are never cut, because a cut number is wrong."""
+DETAILS = 5
+"""Lines of the details of a peer."""
+LEAST_HEIGHT = 14
+"""Lines of the panel below which the details would leave too few peers."""
 ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
     ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
     ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
@@ -32,18 +36,57 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return []
     title, key = ORDERS[look.order % len(ORDERS)]
     others = sorted(status.swarm, key=key)
+    if look.search:
+        others = [known for known in others if look.search.lower() in f"{known.name} {known.peer}".lower()]
     totals = defaultdict(float, {status.role: status.tokens_per_s})
     for known in others:
         totals[known.role] += known.tokens_per_s if known.liveness == "alive" else 0.0
     titles = (f"{'PEER':<{NAME}}", f"{'ROLE':<10}", f"{'PHASE':<11}", "ROUND", f"{'TOK/S':>8}", f"{'SHARE':>7}", "  LINK")
     head = _shown(titles, width)
     lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
+    if look.alone and height >= LEAST_HEIGHT:
+        return lines + _with_details([_me(status), *others], totals, width, height - 1, look)
     lines.append(_row(_me(status), totals, width, mine=True))
     shown = look.window(len(others), height - len(lines))
     lines += [_row(others[place], totals, width) for place in shown]
     if shown and len(shown) < len(others):
         lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
     return lines
+
+
+def _with_details(
+    peers: Sequence[SwarmPeer], totals: Mapping[str, float], width: int, height: int, look: Look
+) -> list[Text]:
+    """Draw a page of peers, with the chosen one on it, and its details below.  The first peer is this one."""
+    places = {known.peer: place for place, known in enumerate(peers)}
+    chosen = max(0, min(places.get(look.chosen, 0) + look.moved, len(peers) - 1))
+    look.chosen, look.moved, look.scroll = peers[chosen].peer, 0, 0
+    room = height - DETAILS - 2
+    first = chosen // room * room
+    lines = [
+        _row(known, totals, width, mine=place == 0, chosen=place == chosen)
+        for place, known in list(enumerate(peers))[first : first + room]
+    ]
+    lines += [line("")] * (room - len(lines))
+    found = f", with {look.search!r} in the name or ID" if look.search else ""
+    keys = f"{chosen + 1} of {len(peers)}{found}; up and down choose, / finds, s sorts"
+    return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(peers[chosen], width)]
+
+
+def _details(known: SwarmPeer, width: int) -> list[Text]:
+    """Draw what is known of a peer, in `DETAILS` lines."""
+    link = clean(known.link, 10) or "not connected"
+    heard = "this peer" if link == "me" else f"{clean(known.liveness, 12)}, heard {duration(known.heard_s)} ago; {link}"
+    steps = f", step {known.steps} of the next" if known.steps else ""
+    rows = (
+        ("peer", f"{clean(known.name, 40)}  {known.peer}"),
+        ("work", f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {amount(known.tokens_per_s)} tokens/s"),
+        ("rounds", f"{known.round}{steps}"),
+        ("seen", f"{heard}; version {clean(known.version, 20) or 'unknown'}"),
+        ("address", ", ".join(clean(address, 100) for address in known.addresses[:3]) or "-"),
+    )
+    assert len(rows) == DETAILS
+    return [line((f"{name:<10}", FAINT), fit(text, max(0, width - 10))) for name, text in rows]
 
 
 def _me(status: PeerStatus) -> SwarmPeer:
@@ -62,7 +105,7 @@ def _me(status: PeerStatus) -> SwarmPeer:
     )
 
 
-def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False) -> Text:
+def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False, chosen: bool = False) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
     total = totals[known.role]  # total of its role: generated tokens and trained tokens cannot be compared
@@ -76,7 +119,8 @@ def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: boo
         f"{share:>7}",
         f"  {link}",
     )
-    return line((fit(_shown(cells, width), width), GOOD if mine else "" if alive else WARNING))
+    style = GOOD if mine else "" if alive else WARNING
+    return line((fit(_shown(cells, width), width), f"{style} reverse".strip() if chosen else style))
 
 
 def _shown(cells: Sequence[str], width: int) -> str:
