@@ -106,13 +106,17 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, whose step is the number of rounds.  It records nothing of this computer."""
+    """A run of Weights & Biases, whose step is the number of rounds.
+
+    Of this computer it records the kind of its system and the versions of Python and of the package.
+    """
 
     def __init__(self, place: str, run: str, name: str) -> None:
         self._wandb = _package("wandb", "wandb")
         settings = self._wandb.Settings(
             silent=True,
             console="off",
+            host="manyhands",  # not this computer's name
             disable_code=True,
             disable_git=True,
             x_disable_stats=True,
