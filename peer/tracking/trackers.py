@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
@@ -149,17 +149,24 @@ class Mlflow:
     def __init__(self, place: str, run: str, name: str) -> None:
         if urlsplit(place).scheme not in ("http", "https"):
             raise PeerError(f"{clean(place)} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
-        self._base = f"{place.rstrip('/')}/api/2.0/mlflow"
+        self._base, self._opener = f"{place.rstrip('/')}/api/2.0/mlflow", build_opener(_NoRedirects)
+        try:
+            self._run, self._last = self._resume(run, name)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PeerError(f"{clean(place)} does not answer as an MLflow server: {error!r}", ExitCode.FAILED) from error
+
+    def _resume(self, run: str, name: str) -> tuple[str, int]:
+        """Return the ID of the run on the server, which is made if there is none, and its last step."""
         number = self._experiment()
         wanted = {"experiment_ids": [number], "filter": f"tags.`{TAG}` = '{run}'", "max_results": 1}
         found = self._ask("runs/search", wanted).get("runs", [])
         if found:
-            self._run, metrics = found[0]["info"]["run_id"], found[0].get("data", {}).get("metrics", [])
-        else:
-            tags = [{"key": TAG, "value": run}]
-            new = {"experiment_id": number, "run_name": name, "start_time": _milliseconds(), "tags": tags}
-            self._run, metrics = self._ask("runs/create", new)["run"]["info"]["run_id"], []
-        self._last = max((int(each["step"]) for each in metrics if each["key"] == "tokens"), default=0)
+            metrics = found[0].get("data", {}).get("metrics", [])
+            steps = (int(each["step"]) for each in metrics if each["key"] == "tokens")
+            return str(found[0]["info"]["run_id"]), max(steps, default=0)
+        tags = [{"key": TAG, "value": run}]
+        new = {"experiment_id": number, "run_name": name, "start_time": _milliseconds(), "tags": tags}
+        return str(self._ask("runs/create", new)["run"]["info"]["run_id"]), 0
 
     def last(self) -> int:
         """Return the step of the newest value of `tokens`, which every point has."""
@@ -186,13 +193,20 @@ class Mlflow:
     def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         request = Request(f"{self._base}/{what}", json.dumps(body).encode(), {"Content-Type": "application/json", **_key()})
         try:
-            with urlopen(request, timeout=ANSWER_S) as answer:
+            with self._opener.open(request, timeout=ANSWER_S) as answer:
                 told = json.loads(answer.read(MAX_ANSWER))
         except (OSError, HTTPException, ValueError) as error:  # an HTTPError is an OSError
             raise PeerError(f"the MLflow server did not take {what}: {error}", ExitCode.FAILED) from error
         if not isinstance(told, dict):
             raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
         return told
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Handler that takes a redirection for an error: it would get our key."""
+
+    def redirect_request(self, *words: Any, **named: Any) -> None:
+        """Follow nothing."""
 
 
 def _key() -> dict[str, str]:

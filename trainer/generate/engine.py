@@ -139,7 +139,7 @@ class LookBack:
 
 NO_TOKEN = -1
 MOST_RECORDED = 64
-"""Shapes of which a GPU keeps a recorded step; each costs about a megabyte of its memory."""
+"""Shapes of which a GPU keeps a recorded step; all are forgotten when one more comes."""
 
 
 class Recorded:

@@ -108,6 +108,8 @@ class FakeMlflow(ThreadingHTTPServer):
         self.runs: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
+        self.moved = ""
+        """Address to which every request is sent on."""
 
     def answer(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         if what == "experiments/search":
@@ -130,7 +132,15 @@ class FakeMlflow(ThreadingHTTPServer):
 class _Answers(BaseHTTPRequestHandler):
     server: FakeMlflow
 
+    def do_GET(self) -> None:
+        self.server.keys.add("followed")
+
     def do_POST(self) -> None:
+        if self.server.moved:
+            self.send_response(302)
+            self.send_header("Location", self.server.moved)
+            self.end_headers()
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.keys.add(self.headers.get("Authorization"))
         told = json.dumps(self.server.answer(self.path.removeprefix("/api/2.0/mlflow/"), body)).encode()
@@ -174,6 +184,21 @@ def _path() -> dict[str, str]:
 
 def steps(metrics: Sequence[dict[str, Any]], key: str) -> list[int]:
     return [metric["step"] for metric in metrics if metric["key"] == key]
+
+
+def test_nobody_to_whom_a_server_sends_us_on_gets_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    with mlflow() as (server, target), mlflow() as (other, place):
+        server.moved = f"{place.removeprefix('mlflow:')}/elsewhere"
+        with pytest.raises(PeerError, match="302"):
+            open_tracker(target, RUN, "a run")
+        assert not other.keys
+
+
+def test_an_answer_without_what_is_asked_for_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeMlflow, "answer", lambda self, what, body: {"runs": [[]], "experiments": [{"experiment_id": 7}]})
+    with mlflow() as (_, target), pytest.raises(PeerError, match="does not answer as an MLflow server"):
+        open_tracker(target, RUN, "a run")
 
 
 def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:

@@ -76,7 +76,7 @@ def causal_attention(query_bhtw: Tensor, key_bktw: Tensor, value_bktw: Tensor, d
 
         ends_n, longest = documents.ends_n, max(documents.lengths)
         grouped: dict[str, Any] = {"enable_gqa": True}
-        if "enable_gqa" not in signature(varlen_attn).parameters:  # before torch 2.12
+        if "enable_gqa" not in signature(varlen_attn).parameters:  # as in torch 2.11
             grouped, each = {}, query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
         mixed = varlen_attn(query, key, value, ends_n, ends_n, longest, longest, window_size=(-1, 0), **grouped)
