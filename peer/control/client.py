@@ -15,7 +15,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -317,6 +317,25 @@ def stamped_in(line: bytes) -> Stamped | None:
         return _checked(stamped)
     except (ValueError, RecursionError):
         return None
+
+
+MAX_LOG_LINE_BYTES = 1 << 20
+"""Longest line of an event log that is read whole; the rest of a longer one is no event."""
+
+
+def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stamped]:
+    """Yield the events of these kinds, or all, in the files of an event log, oldest file first.  Blocking.
+
+    Lines that hold no event are skipped, and so are files that are missing.  Other kinds, which are most, are not parsed.
+    """
+    names = [f'"{kind.__name__}"'.encode() for kind in kinds]
+    for path in files:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            while line := file.readline(MAX_LOG_LINE_BYTES):
+                if names and not any(name in line for name in names):
+                    continue
+                if (stamped := stamped_in(line)) is not None:
+                    yield stamped
 
 
 def _checked(stamped: Stamped) -> Stamped | None:

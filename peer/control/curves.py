@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peer.control.client import Stamped, stamped_in
+from peer.control.client import Stamped, logged_events
 from protocol.events import events as ev
 
-MAX_LINE_BYTES = 1 << 18
-DRAWN = (b'"RoundCommitted"', b'"EvalLoss"')
-"""Names of the events that curves are made of, as lines of the log have them."""
 MOST_POINTS = 2000
 MOST_SOURCES = 16
 
@@ -152,10 +148,6 @@ class RunCurves:
 def logged_curves(paths: Iterable[Path]) -> RunCurves:
     """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
     curves = RunCurves()
-    for path in paths:
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            while line := file.readline(MAX_LINE_BYTES):
-                stamped = stamped_in(line) if any(name in line for name in DRAWN) else None
-                if stamped is not None:
-                    curves.apply(stamped)
+    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss):
+        curves.apply(stamped)
     return curves

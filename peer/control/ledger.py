@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import Stamped, stamped_in
+from peer.control.client import Stamped, logged_events
 from peer.control.event_log import LOG_NAMES
 from protocol.chain import credit
 from protocol.chain.store import Store
@@ -27,7 +27,6 @@ from protocol.wire.messages import Commit
 # The log is bounded (`peer.control.event_log`), and only the last batches in it are listed.
 
 
-MOST_LINE = 1 << 20
 MOST_NAMES = 4096
 MOST_ASIDE = 50
 
@@ -87,15 +86,8 @@ def _peers(tally: RolloutTally, batches: list[BatchSeen]) -> set[str]:
 
 
 def _events(folder: Path) -> Iterator[Stamped]:
-    """Yield the events in the log, in order; skip lines that hold no event."""
-    for name in reversed(LOG_NAMES):
-        try:
-            with (folder / name).open("rb") as file:
-                while line := file.readline(MOST_LINE):
-                    if (stamped := stamped_in(line)) is not None:
-                        yield stamped
-        except FileNotFoundError:
-            continue
+    """Yield the events in the log, in order."""
+    return logged_events(folder / name for name in reversed(LOG_NAMES))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -103,9 +95,6 @@ def _events(folder: Path) -> Iterator[Stamped]:
 
 MAX_MEMBERS_TOLD = 10_000
 """Most members in an answer on the control socket: with 150 bytes each, far below the largest frame."""
-MAX_LINE = 1 << 16
-NAMED_IN = (b"PeerJoined", b"Started")
-"""Types of the events that contain a peer's name for itself, as in the lines of the event log."""
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
@@ -138,12 +127,10 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
 def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
     """Return the members' names for themselves, the latest in the event log of the run in `folder`.  Blocking."""
     members, names = {member["peer"] for member in told["members"]}, dict[str, str]()
-    for name in reversed(LOG_NAMES):
-        with suppress(OSError), (folder / name).open("rb") as file:
-            while line := file.readline(MAX_LINE):
-                stamped = stamped_in(line) if any(kind in line for kind in NAMED_IN) else None
-                if stamped is not None and isinstance(stamped.event, PeerJoined | Started) and stamped.event.peer in members:
-                    names[stamped.event.peer] = stamped.event.name
+    with suppress(OSError):
+        for stamped in logged_events((folder / name for name in reversed(LOG_NAMES)), PeerJoined, Started):
+            if isinstance(stamped.event, PeerJoined | Started) and stamped.event.peer in members:
+                names[stamped.event.peer] = stamped.event.name
     return names
 
 

@@ -15,7 +15,7 @@ from math import fsum, isfinite
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import stamped_in
+from peer.control.client import logged_events
 from peer.control.event_log import LOG_NAMES
 from peer.files import write_atomically
 from peer.formatting import clean
@@ -54,10 +54,6 @@ class HeldOut:
     losses: Mapping[str, float]
 
 
-KINDS = (b'"PeerJoined"', b'"Started"', b'"EvalLoss"')
-"""Parts of the lines of the log that are read; the other lines, which are most, are not parsed."""
-MAX_LINE = 1 << 16
-"""Longest line of the log that is read; the names and losses of one event fit in far less."""
 NAME_CHARACTERS = 40
 MOST_MARKS = 3
 """Combining marks on one character; no language has more, and a pile of them covers what stands above."""
@@ -128,15 +124,14 @@ class RunHistory:
         self._tip = record_hash(record)
 
     def _read_log(self) -> None:
-        for name in reversed(LOG_NAMES):
-            with suppress(OSError), (self._folder / name).open("rb") as file:
-                while line := file.readline(MAX_LINE):
-                    stamped = stamped_in(line) if any(kind in line for kind in KINDS) else None
-                    match stamped.event if stamped is not None else None:
-                        case PeerJoined(peer, known) | Started(peer, known) if peer in self.ledger.credits:
-                            self.names[peer] = plain(known)
-                        case EvalLoss(rounds, loss) as found if isfinite(loss) and 1 <= rounds <= len(self.rounds):
-                            self.held_out[rounds] = HeldOut(loss, found.losses)
+        files = (self._folder / name for name in reversed(LOG_NAMES))
+        with suppress(OSError):
+            for stamped in logged_events(files, PeerJoined, Started, EvalLoss):
+                match stamped.event:
+                    case PeerJoined(peer, known) | Started(peer, known) if peer in self.ledger.credits:
+                        self.names[peer] = plain(known)
+                    case EvalLoss(rounds, loss) as found if isfinite(loss) and 1 <= rounds <= len(self.rounds):
+                        self.held_out[rounds] = HeldOut(loss, found.losses)
 
     def _save(self) -> None:
         progress = self.progress
