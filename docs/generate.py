@@ -29,7 +29,7 @@ from peer.cli import build_parser
 from peer.errors import ExitCode
 from peer.settings.preferences import SETTINGS, Setting
 from protocol.events.events import EVENTS, PROGRESS
-from protocol.events.status import PeerStatus, RolloutStatus, RunDefinition, RunMixture, SwarmPeer
+from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus, RolloutStatus, RunDefinition, RunMixture, SwarmPeer
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import DERIVED
 
@@ -281,6 +281,8 @@ def status_page() -> str:
         ("`rollouts`", RolloutStatus, {}),
         ("`run_definition`", RunDefinition, {}),
         ("`mixtures` of `run_definition`", RunMixture, {}),
+        ("`computer`", ComputerStatus, {}),
+        ("`gpus` of `computer`", GpuStatus, {}),
     ):
         names = [field.name for field in dataclasses.fields(cls)]
         general, found = "", dict(more)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.short_id import short_id
 
 if TYPE_CHECKING:
-    from protocol.events.status import PeerStatus
+    from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -190,6 +190,41 @@ def trainer_line(status: PeerStatus) -> str:
     busy = [f"trained {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
     energy = [f"{1000 * status.joules_per_token:.1f} mJ a token"] if status.joules_per_token is not None else []
     return ", ".join([*device, *speed, *energy, *busy, f"process {status.trainer_pid}"])
+
+
+def energy(joules: float) -> str:
+    """Format an energy: "12 Wh", "1.3 kWh"."""
+    hours = joules / 3600
+    return f"{hours / 1000:.1f} kWh" if hours >= 999.5 else f"{hours:.0f} Wh" if hours >= 9.95 else f"{hours:.1f} Wh"
+
+
+def gpu_line(gpu: GpuStatus) -> str:
+    """Describe a GPU: its model, memory, load, temperature and power, as far as its driver tells them."""
+    parts = [clean(gpu.name, 60)] if gpu.name else []
+    if gpu.memory_used is not None and gpu.memory_total is not None:
+        parts.append(f"{size(gpu.memory_used)} of {size(gpu.memory_total)}")
+    if gpu.busy_share is not None:
+        parts.append(f"{100 * gpu.busy_share:.0f} % busy")
+    if gpu.temperature is not None:
+        parts.append(f"{gpu.temperature:.0f} °C")
+    if gpu.watts is not None:
+        parts.append(f"{gpu.watts:.0f} W")
+    return ", ".join(parts) or "no figures"
+
+
+def computer_rows(computer: ComputerStatus | None) -> list[tuple[str, str]]:
+    """Describe this computer: a word and a text for each GPU, the processor with the memory, and the energy."""
+    if computer is None:
+        return []
+    rows = [("gpu", gpu_line(gpu)) for gpu in computer.gpus]
+    used = f"{size(computer.memory_used)} of {size(computer.memory_total)} of memory"
+    busy = [f"{100 * computer.busy_share:.0f} % busy"] if computer.busy_share is not None else []
+    power = [f"{computer.watts:.0f} W"] if computer.watts is not None else []
+    rows.append(("processor", ", ".join([clean(computer.processor, 60), *busy, *power, used])))
+    if computer.joules is not None or computer.all_joules is not None:
+        now = f"{energy(computer.joules or 0.0)} since the start"
+        rows.append(("energy", f"{now}, {energy(computer.all_joules or 0.0)} in all"))
+    return rows
 
 
 def of_fragment(fragment: int, fragments: int) -> str:

@@ -108,6 +108,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     from peer.formatting import (
         amount,
         clean,
+        computer_rows,
         duration,
         goal_line,
         many,
@@ -152,6 +153,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         *blocks,
         f"trainer   {trainer_line(status)}",
+        *(f"{word:<9} {text}" for word, text in computer_rows(status.computer)),
         f"running   for {duration(status.uptime_s)}, version {status.version}",
         f"reachable {_reachable(status)}",
         f"members   {_members(status)}, {many(status.peers, 'other peer')} here",

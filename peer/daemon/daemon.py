@@ -34,6 +34,8 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import duration
 from peer.page.writer import keep_page
 from peer.paths import run_dir
+from peer.resources.hardware import EnergyMeter, Hardware, HardwareMonitor
+from peer.rests.keeper import in_a_thread
 from peer.rests.reasons import TimedPause, keep_pause, kept_pause
 from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
@@ -182,6 +184,9 @@ class Daemon:
         """Notice to emit as soon as the log has begun."""
         self._at_once = False
         self._problem: PeerError | None = None
+        hardware = Hardware(lambda: settings.live.now.gpus or "0")
+        meter = EnergyMeter(settings.data_dir)
+        self._hardware = HardwareMonitor(meter, in_a_thread(hardware.read), lambda: self._lives.is_working)
         self._scope = trio.CancelScope()
         """Cancel scope of all work that a second signal interrupts."""
         self._shown = trio.Event()
@@ -205,6 +210,7 @@ class Daemon:
                 nursery.start_soon(server.run)
                 nursery.start_soon(controls.run)
                 nursery.start_soon(self._show)
+                nursery.start_soon(self._hardware.run)
                 nursery.start_soon(obey_signals, self, signals)
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.leave.ignore_closed_output)
                 if (port := self._settings.live.now.metrics_port) is not None:
@@ -327,6 +333,7 @@ class Daemon:
             reachable=reachable,
             reachability=reachability,
             run_definition=lives.part.run_definition(),
+            computer=self._hardware.status,
         )
 
     @property

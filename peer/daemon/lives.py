@@ -211,6 +211,11 @@ class Lives:
         return None if self._is_away else self.part.node
 
     @property
+    def is_working(self) -> bool:
+        """True while the peer may compute."""
+        return not self._is_away and self.part.is_working
+
+    @property
     def away(self) -> str:
         """Reason for staying out of the run, a sentence; empty if there is none."""
         return self._rest.detail if self._is_away and self._rest is not None else ""

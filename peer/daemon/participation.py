@@ -226,6 +226,11 @@ class Participation:
             return replace(known, why_detail=f"no peer of the invitation answers yet: {self._search.summary}")
         return known
 
+    @property
+    def is_working(self) -> bool:
+        """True while it may compute: it has a trainer, and no reason to rest."""
+        return self._trainer is not None and self.node is not None and not self.node.rests
+
     def addresses(self) -> list[str]:
         """Return the addresses at which this peer listens."""
         return list(self.network.addresses()) if self.network is not None else []

@@ -10,9 +10,10 @@ import math
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -48,38 +49,49 @@ def free_gpu_memories() -> list[int]:
 
 
 def gpu_memories() -> list[tuple[int, int]]:
-    """Return the free and all bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU.
+    """Return the free and all bytes of each NVIDIA GPU; nothing if a trainer would compute on the CPU."""
+    nvml = open_nvml()
+    if nvml is None:
+        return []
+    try:
+        found = [nvml.nvmlDeviceGetMemoryInfo(handle()) for handle in visible_gpus(nvml)]
+        return [(int(memory.free), int(memory.total)) for memory in found]
+    except nvml.NVMLError:
+        return []
+    finally:
+        nvml.nvmlShutdown()
 
-    A trainer computes on the CPU if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
+
+def open_nvml() -> Any:
+    """Return the library NVML, initialised; None if a trainer would compute on the CPU.
+
+    It does so if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
     try:
         if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-            return []
+            return None
         import pynvml
 
         pynvml.nvmlInit()
     except (PackageNotFoundError, ImportError):
-        return []
+        return None
     except pynvml.NVMLError:
-        return []
-    try:
-        found = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in _visible_gpus(pynvml)]
-        return [(int(memory.free), int(memory.total)) for memory in found]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+        return None
+    return pynvml
 
 
-def _visible_gpus(nvml: Any) -> Iterator[Any]:
-    """Yield NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves: numbers or UUIDs, up to the first unknown one."""
+def visible_gpus(nvml: Any) -> Iterator[Callable[[], Any]]:
+    """Yield functions that return NVML's handle of each GPU that CUDA_VISIBLE_DEVICES leaves, up to the first unknown one.
+
+    The variable has numbers or UUIDs.
+    """
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     here = nvml.nvmlDeviceGetCount()
     for name in map(str, range(here)) if names is None else names.split(","):
         if name.strip().isdigit() and int(name) < here:
-            yield nvml.nvmlDeviceGetHandleByIndex(int(name))
+            yield partial(nvml.nvmlDeviceGetHandleByIndex, int(name))
         elif name.strip().startswith("GPU-"):
-            yield nvml.nvmlDeviceGetHandleByUUID(name.strip().encode())
+            yield partial(nvml.nvmlDeviceGetHandleByUUID, name.strip().encode())
         else:
             return
 

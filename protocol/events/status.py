@@ -218,6 +218,43 @@ class RunDefinition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuStatus:
+    """A GPU that a peer may use, with all programs on it; None for a figure that its driver does not tell.
+
+    name: its model.  busy_share: share of about a second, 0 to 1, in which it worked.  memory_used, memory_total: bytes.
+    temperature: Celsius.  watts: power that it draws.
+    """
+
+    name: str = ""
+    busy_share: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputerStatus:
+    """The computer of a peer, with all programs on it.
+
+    processor: its model.  busy_share: share of the processor's time, 0 to 1, in which it worked in the last seconds; None
+    before the second reading.  memory_used, memory_total: bytes.  watts: power that the processor draws; None unless the
+    system lets this user read it.  gpus: the GPUs that this peer may use.
+    joules: energy that these GPUs and the processor drew since the peer's start while it did not rest; None if neither
+    tells its power.  all_joules: the same for all peers of this data directory until now.
+    """
+
+    processor: str = ""
+    busy_share: float | None = None
+    memory_used: int = 0
+    memory_total: int = 0
+    watts: float | None = None
+    gpus: list[GpuStatus] = field(default_factory=list)
+    joules: float | None = None
+    all_joules: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """A peer as its node knows it.  The defaults describe a peer whose node does not run yet.
 
@@ -360,6 +397,7 @@ class PeerStatus(NodeStatus):
     reachable: reachable, unreachable or unknown, according to peers that were asked to dial back.
     reachability: the same for each address at which they see this peer or which it announces.
     run_definition: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
+    computer: this computer, a map; None before its first reading.
     """
 
     pid: int
@@ -370,6 +408,7 @@ class PeerStatus(NodeStatus):
     reachable: str = "unknown"
     reachability: dict[str, str] = field(default_factory=dict)
     run_definition: RunDefinition | None = None
+    computer: ComputerStatus | None = None
 
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
@@ -388,8 +427,11 @@ class PeerStatus(NodeStatus):
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
             told = given.get("rollouts")
             rollouts = RolloutStatus(**_known(RolloutStatus, told)) if told is not None else None
-            facts = _run_definition(given.get("run_definition"))
-            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, "run_definition": facts})
+            nested = {
+                "run_definition": _run_definition(given.get("run_definition")),
+                "computer": _computer(given.get("computer")),
+            }
+            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, **nested})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no status of a peer: {error}") from error
 
@@ -399,6 +441,13 @@ def _run_definition(given: Any) -> RunDefinition | None:
         return None
     mixtures = [RunMixture(**_known(RunMixture, each)) for each in given.get("mixtures", ())]
     return RunDefinition(**{**_known(RunDefinition, given), "mixtures": mixtures})
+
+
+def _computer(given: Any) -> ComputerStatus | None:
+    if given is None:
+        return None
+    gpus = [GpuStatus(**_known(GpuStatus, each)) for each in given.get("gpus", ())]
+    return ComputerStatus(**{**_known(ComputerStatus, given), "gpus": gpus})
 
 
 def _known(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -236,6 +236,11 @@ class Node:
         self._swarm.serve(self._settings.serve_while_paused or not self._own_trainer.rests)
 
     @property
+    def rests(self) -> bool:
+        """True while there is a reason to compute nothing."""
+        return self._own_trainer.rests
+
+    @property
     def rounds(self) -> int:
         """Number of committed rounds."""
         return self._history.length

@@ -6,9 +6,26 @@ import math
 
 import pytest
 
-from peer.formatting import amount, attempted, clean, duration, endpoint, naming, number, roughly, short, size, to_go
+from peer.formatting import (
+    amount,
+    attempted,
+    clean,
+    computer_rows,
+    duration,
+    endpoint,
+    energy,
+    gpu_line,
+    naming,
+    number,
+    roughly,
+    short,
+    size,
+    to_go,
+)
+from protocol.events.status import ComputerStatus, GpuStatus
 from protocol.short_id import short_id
 from protocol.wire.identity import Identity
+from tests.protocol.example_status import COMPUTER
 
 
 def test_numbers_have_units_that_a_person_reads() -> None:
@@ -52,3 +69,23 @@ def test_addresses_and_what_came_of_them() -> None:
     tried = [{"address": f"/ip4/192.0.2.{n}/tcp/1", "times": n, "problem": "refused"} for n in range(6)]
     assert attempted(tried[:2]) == "192.0.2.0 port 1 (refused), 192.0.2.1 port 1 (1 time: refused)"
     assert attempted(tried).endswith("192.0.2.3 port 1 (3 times: refused) and 2 more")
+
+
+def test_a_computer_is_described_as_far_as_it_is_known() -> None:
+    assert computer_rows(COMPUTER) == [
+        ("gpu", "NVIDIA GeForce RTX 3090, 19.3 GB of 25.7 GB, 97 % busy, 71 °C, 298 W"),
+        ("processor", "AMD Ryzen 9 5950X 16-Core Processor, 14 % busy, 64 W, 11.8 GB of 33.5 GB of memory"),
+        ("energy", "750 Wh since the start, 42.0 kWh in all"),
+    ]
+    assert computer_rows(None) == []
+    unknown = ComputerStatus(processor="x", memory_used=0, memory_total=1000, gpus=[GpuStatus()])
+    assert computer_rows(unknown) == [("gpu", "no figures"), ("processor", "x, 0 B of 1.0 kB of memory")]
+    assert gpu_line(GpuStatus(name="\x1b[2J", watts=0.4)) == "[2J, 0 W"
+
+
+@pytest.mark.parametrize(
+    ("joules", "said"),
+    [(0.0, "0.0 Wh"), (3600.0, "1.0 Wh"), (36_000.0, "10 Wh"), (3_596_400.0, "999 Wh"), (3_600_000.0, "1.0 kWh")],
+)
+def test_energy_is_in_watt_hours(joules: float, said: str) -> None:
+    assert energy(joules) == said

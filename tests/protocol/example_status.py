@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protocol.events.status import PeerStatus, RunDefinition, RunMixture, SwarmPeer
+from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus, RunDefinition, RunMixture, SwarmPeer
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
@@ -36,6 +36,25 @@ FACTS = RunDefinition(
     ],
     data_tokens=4_100_000,
     peak_rate=3e-3,
+)
+COMPUTER = ComputerStatus(
+    processor="AMD Ryzen 9 5950X 16-Core Processor",
+    busy_share=0.14,
+    memory_used=11_800_000_000,
+    memory_total=33_500_000_000,
+    watts=64.0,
+    gpus=[
+        GpuStatus(
+            name="NVIDIA GeForce RTX 3090",
+            busy_share=0.97,
+            memory_used=19_300_000_000,
+            memory_total=25_700_000_000,
+            temperature=71.0,
+            watts=298.0,
+        )
+    ],
+    joules=2_700_000.0,
+    all_joules=151_200_000.0,
 )
 TRAINING = PeerStatus(
     peer=ME,

@@ -9,8 +9,8 @@ import pytest
 from peer.control.client import Stamped
 from peer.formatting import columns
 from protocol.events import events as ev
-from protocol.events.status import RolloutStatus, RunMixture
-from tests.protocol.example_status import FACTS, ME, NEIGHBOUR, OTHER, status
+from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
+from tests.protocol.example_status import COMPUTER, FACTS, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.panels import header, rollouts, round, run, swarm, training, transfers
 from tui.panels.drawing import Look
@@ -42,6 +42,7 @@ def evil() -> Picture:
             goal_unit=EVIL,
             goal_total=9,
             goal_left_s=1e12,
+            computer=replace(COMPUTER, processor=EVIL * 99, gpus=[GpuStatus(name=EVIL * 99, watts=float("inf"))] * 20),
         )
     )
     for number, event in enumerate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, duration, fit, goal_line, many, number, short, size, trainer_line
+from peer.formatting import amount, clean, computer_rows, duration, fit, goal_line, many, number, short, size, trainer_line
 from protocol.events.status import PeerStatus
 from tui.panels.drawing import FAINT, Look, line
 from tui.picture import Picture
@@ -22,6 +22,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
     rows: tuple[tuple[str, str], ...] = (
         _work(status, share),
+        *computer_rows(status.computer),
         (
             "counted",
             f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row",
