@@ -10,9 +10,11 @@ from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from peer.commands import Subparsers
+    from peer.control.ledger import ChosenNames
     from protocol.run.manifest import RunManifest
 
 
@@ -55,8 +57,10 @@ def _register_ledger(subparsers: Subparsers) -> None:
         run_ledger,
         epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
         "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
-        "learned, and the tokens of their outputs.  The JSON object has whole peer IDs, `me`, "
-        "`names`, the number of `fragments` of which a round exchanges one, and a `remark` if the tokens cannot be audited.",
+        "learned, and the tokens of their outputs.  If members named teams (`peer config team NAME`), a second table sums "
+        "them: all credit of a member counts for the team that it named last.  The JSON object has whole peer IDs, `me`, "
+        "`names`, each member's `team`, the `teams`, the number of `fragments` of which a round exchanges one, and a "
+        "`remark` if the tokens cannot be audited.",
     )
     parser.add_argument(
         "run_id",
@@ -97,9 +101,22 @@ def run_ledger(args: argparse.Namespace) -> int:
         print(row + made)
     if found["untold"]:
         print(f"and {found['untold']} more; all of them are listed while the peer is not running")
+    if found["teams"]:
+        print("\n".join(["", *_team_rows(found["teams"], has_rollouts)]))
     if found["remark"]:
         print(found["remark"])
     return ExitCode.OK
+
+
+def _team_rows(teams: Sequence[Mapping[str, Any]], has_rollouts: bool) -> list[str]:
+    """Return the table of the teams, in the columns of the members' table."""
+    from peer.formatting import amount, clean, pad
+
+    lines = [f"{'TEAM':<{WHO}}{'PEERS':>8}{'TOKENS':>10}{'SHARE':>9}" + (f"{'':>9}{'ACCEPTED':>10}" if has_rollouts else "")]
+    for each in teams:
+        row = f"{pad(clean(each['team']), WHO)}{each['peers']:>8}{amount(each['tokens']):>10}{100 * each['share']:>7.1f} %"
+        lines.append(row + (f"{'':>9}{amount(each['accepted_tokens']):>10}" if has_rollouts else ""))
+    return lines
 
 
 def _manifest(folder: Path, run: str) -> RunManifest | None:
@@ -112,17 +129,17 @@ def _manifest(folder: Path, run: str) -> RunManifest | None:
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names as "names"."""
+    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
     from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.control.ledger import names_in
+    from peer.control.ledger import chosen_names_in
 
     client = ControlClient(folder)
     try:
         status = client.status()
         if wanted is None or status.run.startswith(wanted):
             told = client.request("ledger")
-            names = names_in(folder / "runs" / status.run, told) | status.names()
-            return {"run": status.run, "me": status.peer, "names": names, **told}
+            chosen = chosen_names_in(folder / "runs" / status.run, told).updated(status)
+            return _with_names(status.run, status.peer, told, chosen)
     except NotRunning:
         pass
     except ControlError as error:
@@ -131,7 +148,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.control.ledger import ledger, names_in
+    from peer.control.ledger import chosen_names_in, ledger
     from peer.keyfile import KeyfileError, load_identity
     from protocol.chain.store import Store
 
@@ -140,7 +157,17 @@ def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
     with suppress(KeyfileError):
         identity = load_identity(folder)
         me = identity.peer_id if identity is not None else ""
-    return {"run": chosen.name, "me": me, "names": names_in(chosen, told), **told}
+    return _with_names(chosen.name, me, told, chosen_names_in(chosen, told))
+
+
+def _with_names(run: str, me: str, told: Mapping[str, Any], chosen: ChosenNames) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from peer.control.ledger import team_credits
+
+    members = [{**member, "team": chosen.teams.get(member["peer"], "")} for member in told["members"]]
+    teams = [asdict(each) for each in team_credits(told, chosen.teams)]
+    return {"run": run, "me": me, "names": chosen.names, **told, "members": members, "teams": teams}
 
 
 SHOWN = 20

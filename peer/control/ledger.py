@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from protocol.chain.store import Store
 from protocol.events import events as ev
 from protocol.events.events import PeerJoined, Started
 from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
+from protocol.events.status import PeerStatus
+from protocol.team import team_named
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -124,14 +126,55 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
     }
 
 
-def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
-    """Return the members' names for themselves, the latest in the event log of the run in `folder`.  Blocking."""
-    members, names = {member["peer"] for member in told["members"]}, dict[str, str]()
+@dataclass(frozen=True)
+class ChosenNames:
+    """Names and teams that peers gave themselves, by peer ID, the latest of each; an empty team is no team."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    teams: dict[str, str] = field(default_factory=dict)
+
+    def updated(self, status: PeerStatus) -> ChosenNames:
+        """Return the names after the ones that a running peer knows."""
+        return ChosenNames(self.names | status.names(), self.teams | status.teams())
+
+
+def chosen_names_in(folder: Path, told: Mapping[str, Any]) -> ChosenNames:
+    """Return the members' names in the event log of the run in `folder`.  Blocking."""
+    members, chosen = {member["peer"] for member in told["members"]}, ChosenNames()
     with suppress(OSError):
         for stamped in logged_events((folder / name for name in reversed(LOG_NAMES)), PeerJoined, Started):
             if isinstance(stamped.event, PeerJoined | Started) and stamped.event.peer in members:
-                names[stamped.event.peer] = stamped.event.name
-    return names
+                chosen.names[stamped.event.peer] = stamped.event.name
+                chosen.teams[stamped.event.peer] = team_named(stamped.event.team)
+    return chosen
+
+
+@dataclass(frozen=True)
+class TeamCredit:
+    """Sum of the credit of a team's members.  peers: number of them.  share: of all tokens trained."""
+
+    team: str
+    peers: int
+    tokens: int
+    share: float
+    accepted_tokens: int
+
+
+def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[TeamCredit]:
+    """Return the credit of each team, in the order in which members are listed.
+
+    told: the ledger.  teams: the team of each member.  The whole credit of a member counts for the team that it names now,
+    also the credit from before it joined that team.
+    """
+    of_team: dict[str, list[Mapping[str, Any]]] = {}
+    for member in told["members"]:
+        if team := teams.get(member["peer"], ""):
+            of_team.setdefault(team, []).append(member)
+    credits = []
+    for team, members in of_team.items():
+        tokens, accepted = (sum(member[what] for member in members) for what in ("tokens", "accepted_tokens"))
+        credits.append(TeamCredit(team, len(members), tokens, tokens / max(told["tokens"], 1), accepted))
+    return sorted(credits, key=lambda each: (-each.tokens, -each.accepted_tokens, each.team))
 
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:

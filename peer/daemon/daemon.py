@@ -406,6 +406,7 @@ class Daemon:
             os.getpid(),
             part.addresses(),
             str(settings.data_dir),
+            settings.live.now.team,
         )
 
     def _say_how_it_ended(self) -> ExitCode:

@@ -277,6 +277,7 @@ class Participation:
             why_detail=sentence,
             peers=len(self.network.connected()) if self.network is not None else 0,
             version=version(),
+            team=settings.live.now.team,
         )
 
     # -- before the node ----------------------------------------------------------------------------------------------
@@ -447,6 +448,7 @@ class Participation:
             weights=self._weights(),
             corpora=self._corpora(),
             serve_while_paused=settings.live.now.serve_while_paused,
+            team=settings.live.now.team,
         )
 
     def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:

@@ -13,6 +13,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
+from peer.control.ledger import TeamCredit
 from peer.formatting import amount, many, number, roughly, short
 from peer.page.chart import Axis, Chart, Line, LinePoint
 from peer.page.facts import MOST_SOURCES, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary
@@ -188,6 +189,13 @@ def _people(facts: PageFacts) -> list[str]:
         rows = [_contributor_row(each, most, has_rollouts) for each in facts.contributors]
         told = f"{many(facts.contributor_count, 'peer')}, by the tokens they trained"
         parts.append(_table("contributors", "Contributors", told, heads, rows, facts.contributor_count))
+    if facts.teams:
+        has_rollouts = any(each.accepted_tokens for each in facts.teams)
+        heads = ["Team", "Share", "Tokens", *(["Tokens of rollouts"] if has_rollouts else []), "Peers"]
+        most = max(each.share for each in facts.teams)
+        rows = [_team_row(each, most, has_rollouts) for each in facts.teams]
+        told = f"{many(facts.team_count, 'team')}, by the tokens their peers trained"
+        parts.append(_table("teams", "Teams", told, heads, rows, facts.team_count))
     return parts
 
 
@@ -197,17 +205,20 @@ def _peer_row(each: PeerFacts) -> list[str]:
 
 
 def _contributor_row(each: CreditedPeer, most: float, has_rollouts: bool) -> list[str]:
+    return [_who(each.peer, each.name), *_credit(each, most, has_rollouts), f"{each.rounds:,}"]
+
+
+def _team_row(each: TeamCredit, most: float, has_rollouts: bool) -> list[str]:
+    return [f"<bdi>{escape(each.team)}</bdi>", *_credit(each, most, has_rollouts), f"{each.peers:,}"]
+
+
+def _credit(each: CreditedPeer | TeamCredit, most: float, has_rollouts: bool) -> list[str]:
+    """Return the cells of a credit.  most: the largest share in the table."""
     width = round(100 * each.share / most) if most > 0 else 0
     filled = f'<rect width="100%" height="100%"/><rect width="{width}%" height="100%"/>'
     bar = f'<svg class="share" aria-hidden="true">{filled}</svg>'
     made = [escape(amount(each.accepted_tokens))] if has_rollouts else []
-    return [
-        _who(each.peer, each.name),
-        f"{bar}<span>{100 * each.share:.1f} %</span>",
-        escape(amount(each.tokens)),
-        *made,
-        f"{each.rounds:,}",
-    ]
+    return [f"{bar}<span>{100 * each.share:.1f} %</span>", escape(amount(each.tokens)), *made]
 
 
 def _who(peer: str, name: str) -> str:
@@ -285,5 +296,5 @@ def _footer(facts: PageFacts, json_name: str) -> str:
     return (
         f'<footer><p>As of <time datetime="{facts.at}">{day} {time[:5]} UTC</time>, as one peer of the run saw it. '
         f'<a href="{json_name}">The same facts as JSON</a></p>'
-        "<p>Names are chosen by the peers; nobody checks them. Losses are what the members claim.</p></footer>"
+        "<p>Names and teams are chosen by the peers; nobody checks them. Losses are what the members claim.</p></footer>"
     )

@@ -15,13 +15,14 @@ from math import isfinite
 from typing import Any
 
 from peer.addresses import names_only_local
-from peer.control.ledger import ledger_of
+from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.joining.purpose import purpose_lines
 from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve, plain
 from protocol.events.status import PeerStatus
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import AboutSection
+from protocol.team import team_named
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -100,7 +101,7 @@ class PeerFacts:
 class CreditedPeer:
     """A peer in the record chain.
 
-    share: of all tokens trained.  accepted_tokens: of its rollouts that were learned from.
+    share: of all tokens trained.  accepted_tokens: of its rollouts that were learned from.  team: empty without one.
     """
 
     peer: str
@@ -109,14 +110,15 @@ class CreditedPeer:
     tokens: int
     share: float
     accepted_tokens: int
+    team: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageFacts:
     """Facts of one page.  at: time of its making (UTC).  peers_here: None if the peer that makes the page is not running.
 
-    peers, contributors: the first of them; the counts say how many there are.  invitation: empty unless everybody may join
-    and the peer that makes the page can be reached.
+    peers, contributors, teams: the first of them; the counts say how many there are.  invitation: empty unless everybody may
+    join and the peer that makes the page can be reached.
     """
 
     at: str
@@ -126,6 +128,8 @@ class PageFacts:
     peers: list[PeerFacts]
     contributor_count: int
     contributors: list[CreditedPeer]
+    team_count: int
+    teams: list[TeamCredit]
     invitation: str
 
     def to_fields(self) -> dict[str, Any]:
@@ -140,21 +144,31 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
     """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
     here = _here(status) if status is not None else []
     names = {**history.names, **{each.peer: each.name for each in here}}
-    counted = ledger_of(history.ledger.credits, len(history.rounds), MOST_PEERS)
+    teams = history.teams | (status.teams() if status is not None else {})
+    counted = ledger_of(history.ledger.credits, len(history.rounds))
     contributors = [
         CreditedPeer(
-            each["peer"], names.get(each["peer"], ""), each["rounds"], each["tokens"], each["share"], each["accepted_tokens"]
+            each["peer"],
+            names.get(each["peer"], ""),
+            each["rounds"],
+            each["tokens"],
+            each["share"],
+            each["accepted_tokens"],
+            team_named(teams.get(each["peer"], "")),
         )
         for each in counted["members"]
     ]
+    credited_teams = team_credits(counted, {each.peer: each.team for each in contributors})
     return PageFacts(
         at=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         run=_run(signed, history, status),
         curves=_curves(history.rounds, history.held_out),
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
-        contributor_count=len(contributors) + counted["untold"],
-        contributors=contributors,
+        contributor_count=len(contributors),
+        contributors=contributors[:MOST_PEERS],
+        team_count=len(credited_teams),
+        teams=credited_teams[:MOST_PEERS],
         invitation=own_invitation(status) if status is not None else "",
     )
 

@@ -26,6 +26,7 @@ from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.events import EvalLoss, PeerJoined, Started
 from protocol.run.manifest import SignedManifest
+from protocol.team import team_named
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 
@@ -80,8 +81,8 @@ SAVE_EVERY = 100
 class RunHistory:
     """History of the run in `folder`, up to the newest record and line of the log that `read` has seen.  Blocking.
 
-    names: of peers in the records, by peer ID, as they last called themselves.  held_out: by the rounds of the states.
-    A file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
+    names, teams: of peers in the records, by peer ID, as they last named them.  held_out: by the rounds of the states.  A
+    file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
     peer may run.
     """
 
@@ -90,6 +91,7 @@ class RunHistory:
         self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / TALLY_NAME
         self._folder = folder
         self.names: dict[str, str] = {}
+        self.teams: dict[str, str] = {}
         self.held_out: dict[int, HeldOut] = {}
         self._start()
         self._load()
@@ -128,8 +130,8 @@ class RunHistory:
         with suppress(OSError):
             for stamped in logged_events(files, PeerJoined, Started, EvalLoss):
                 match stamped.event:
-                    case PeerJoined(peer, known) | Started(peer, known) if peer in self.ledger.credits:
-                        self.names[peer] = plain(known)
+                    case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
+                        self.names[peer], self.teams[peer] = plain(known), team_named(team)
                     case EvalLoss(rounds, loss) as found if isfinite(loss) and 1 <= rounds <= len(self.rounds):
                         self.held_out[rounds] = HeldOut(loss, found.losses)
 
@@ -143,6 +145,7 @@ class RunHistory:
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
             "ledger": self.ledger.to_fields(),
             "names": self.names,
+            "teams": self.teams,
             "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
         }
         with suppress(OSError):  # what is not kept is counted again
@@ -170,12 +173,13 @@ class RunHistory:
             goal = replace(self._signed.manifest.goal, total=int(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
             names = {str(peer): plain(str(name)) for peer, name in fields["names"].items()}
+            teams = {str(peer): team_named(str(team)) for peer, team in fields.get("teams", {}).items()}
             held_out = {int(at): HeldOut(float(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
-        self.names, self.held_out = names, held_out
+        self.names, self.teams, self.held_out = names, teams, held_out
 
 
 def _losses(fields: Mapping[str, Any]) -> dict[str, float]:

@@ -34,6 +34,7 @@ from peer.settings.values import (
     read_share,
     read_size,
     read_switch,
+    read_team,
     read_temperature,
     read_trackers,
     show_minutes,
@@ -116,6 +117,12 @@ class Preferences:
         "name of this peer, as others see it (default: from the peer ID)",
         Notation(read_name),
         unset="from the peer ID",
+    )
+    team: str = _setting(
+        "",
+        "name of the team for which this peer's credit counts, as others see it (default: none)",
+        Notation(read_team),
+        unset="none",
     )
     role: str = _setting(
         "auto",

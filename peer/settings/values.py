@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.addresses import multiaddr_of
+from protocol.team import MAX_TEAM, team_named
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Hours during which a peer may compute, in the form that a person writes: "mon-fri 18:00-08:00, sat-sun".
@@ -113,6 +114,17 @@ def read_name(text: str) -> str:
     if len(text) > MAX_NAME or not text.isprintable():
         raise ValueError(f"a name has at most {MAX_NAME} characters, all of them printable")
     return text
+
+
+def read_team(text: str) -> str:
+    """Read the name of a team; an empty text stands for no team."""
+    name = team_named(text)
+    if text and not name:
+        raise ValueError(
+            f"a team's name has 1 to {MAX_TEAM} letters, digits, single spaces, hyphens and underscores; it begins with a "
+            "letter or a digit"
+        )
+    return name
 
 
 def read_port(text: str) -> int:

@@ -346,6 +346,7 @@ class Started(Event):
     """The first event after every start.  addresses: where the peer listens; empty if it ended before it listened.
 
     run_name: empty until an invitation's manifest is fetched.  data_dir: folder with the identity, the runs and the logs.
+    team: the team that the person named; empty without one.
     """
 
     peer: str
@@ -356,6 +357,7 @@ class Started(Event):
     pid: int
     addresses: list[str]
     data_dir: str
+    team: str = ""
 
 
 @dataclass(frozen=True)
@@ -400,10 +402,14 @@ class PhaseChanged(Event):
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
-    """The first heartbeat of a peer, or of a new incarnation of it, has arrived."""
+    """The first heartbeat of a peer, or of a new incarnation of it, has arrived.
+
+    team: the team to which the peer says that it belongs; empty without one.
+    """
 
     peer: str
     name: str
+    team: str = ""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class SwarmPeer:
     heard_s: seconds since its last heartbeat; if it is unproven, seconds since this peer started.
     version: version of its software.  addresses: where it says it listens.
     link: its connection to this peer: direct, reversed, punched or relayed; empty while it has none.
+    team: the team to which it says that it belongs; empty without one.
     """
 
     peer: str
@@ -123,6 +124,7 @@ class SwarmPeer:
     version: str
     addresses: list[str] = field(default_factory=list)
     link: str = ""
+    team: str = ""
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,7 @@ class NodeStatus:
     None and empty before the node runs.
     clock_skew: difference of this computer's clock from the median of at least three peers' clocks, such as "2 h 3 min
     behind the clocks of 5 peers"; empty if it is within 60 s or fewer clocks are known.
+    team: the team of this peer, as others see it; empty without one.
     """
 
     peer: str
@@ -371,6 +374,7 @@ class NodeStatus:
     learning_rate: float | None = None
     rate_phase: str = ""
     clock_skew: str = ""
+    team: str = ""
     block_bytes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -380,6 +384,10 @@ class NodeStatus:
     def trains_ahead(self) -> bool:
         """True while it trains for the next round, not when it waits for the result of the running one."""
         return self.ahead_inner_steps > 0 and not self.why_idle
+
+    def teams(self) -> dict[str, str]:
+        """Return the teams of this peer and the other peers of the run, by peer ID; empty ones without a team."""
+        return {self.peer: self.team, **{known.peer: known.team for known in self.swarm}}
 
     def names(self) -> dict[str, str]:
         """Return the names of this peer and the other peers of the run, by peer ID."""

@@ -19,6 +19,7 @@ from protocol.events.status import SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership
 from protocol.run.settings import NodeSettings
+from protocol.team import team_named
 from protocol.trainer_link import Progress
 from protocol.transport.handlers import Guard, PeerMoment, Statement, at, hears, is_told
 from protocol.transport.interface import Acceptance, NetworkError, Offence, Session
@@ -157,6 +158,7 @@ class Heartbeats:
             down_bytes_per_s=bandwidth.down_bytes_per_s,
             addresses=list(self._session.network.addresses())[:8],
             version=settings.version[:40],
+            team=settings.team,
             was_away=activity.was_away,
             measured=activity.measured,
             admission=b"" if history.has_member(self._session.me) else settings.admission,
@@ -177,6 +179,7 @@ class Heartbeats:
                 liveness=known.liveness.value,
                 heard_s=now - known.heard,
                 version=known.heartbeat.version,
+                team=team_named(known.heartbeat.team),
                 addresses=list(known.heartbeat.addresses),
                 link=self._session.network.link(peer),
             )

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
+from protocol.team import team_named
 from protocol.transport.interface import Members
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
@@ -161,6 +162,10 @@ class Neighbour:
         return self.heartbeat.incarnation, self.heartbeat.seq
 
 
+def _joined(peer: PeerId, beat: Heartbeat) -> PeerJoined:
+    return PeerJoined(peer, beat.name, team_named(beat.team))
+
+
 class Membership:
     """Peers of a run in this peer's view.
 
@@ -277,7 +282,7 @@ class Membership:
             return True, []
         new = known is None or known.heartbeat.incarnation < beat.incarnation or known.liveness is not Liveness.ALIVE
         self._peers[peer] = Neighbour(beat, now, now, Liveness.ALIVE, brought_by)
-        return True, [PeerJoined(peer, beat.name)] if new else []
+        return True, [_joined(peer, beat)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:
         """Process a goodbye; return (False if it is old or from an unknown stranger, the resulting events)."""
@@ -302,7 +307,7 @@ class Membership:
             return []
         is_new = known.liveness is Liveness.UNPROVEN
         known.liveness, known.heard = Liveness.ALIVE, now
-        return [PeerJoined(peer, known.heartbeat.name)] if is_new else []
+        return [_joined(peer, known.heartbeat)] if is_new else []
 
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
         """Suspect a peer at once, because its connection broke; a heartbeat by another path clears the suspicion."""

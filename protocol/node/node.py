@@ -305,6 +305,7 @@ class Node:
         return NodeStatus(
             peer=self._session.me,
             name=self._settings.name,
+            team=self._settings.team,
             run=self._session.run.hex(),
             run_name=manifest.name,
             role=self._settings.role.value,

@@ -64,6 +64,7 @@ class NodeSettings:
     weights: limits of the versions of the weights on disk.
     corpora: the corpora on this computer.
     serve_while_paused: others get chunks from this peer even while it rests.
+    team: the team to which this peer belongs; empty without one.
     """
 
     name: str
@@ -82,3 +83,4 @@ class NodeSettings:
     weights: WeightSettings = WeightSettings()
     corpora: CorpusSettings = CorpusSettings()
     serve_while_paused: bool = True
+    team: str = ""

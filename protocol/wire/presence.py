@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protocol.events.status import WhyIdle
+from protocol.team import MAX_TEAM
 from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, Rate
 
 
@@ -59,7 +60,8 @@ class Heartbeat(Body):
 
     incarnation: grows with every start.  seq: grows with every heartbeat.  why_idle: only a code, because the sentence for
     it may name folders and people of this computer, and is not sent. name: chosen by the person with `--name`, or derived
-    from the peer ID.
+    from the peer ID.  team: the team to which the peer says that it belongs, as the person wrote it with `--team`; left out
+    if there is none.  `protocol.team.team_named` reads it, and a text that names no team counts as none.
     """
 
     KIND: ClassVar[str] = "heartbeat"
@@ -79,6 +81,7 @@ class Heartbeat(Body):
     down_bytes_per_s: Rate
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
+    team: Annotated[str, Field(max_length=MAX_TEAM, exclude_if=lambda team: not team)] = ""
     was_away: bool = False
     """True if the sender was restarted, frozen or suspended, and has made no record since."""
     measured: Measurement | None = None

@@ -29,6 +29,7 @@ from tests.protocol.peers import ANN, ME, TableNetwork, a_session
 ROOT = Path(__file__).parents[2]
 KNOWN = {
     "Heartbeat.name": "chosen with --name, or drawn from the peer ID",
+    "Heartbeat.team": "chosen with --team",
     "Heartbeat.addresses": "where others reach this peer",
     "Heartbeat.version": "of the software",
     "Hello.version": "of the software",

@@ -146,6 +146,7 @@ EARLY: dict[str, Any] = {
     "learning_rate": None,
     "rate_phase": "",
     "clock_skew": "",
+    "team": "",
     "block_bytes": {},
     "pid": 1,
     "uptime_s": 0.5,

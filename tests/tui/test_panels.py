@@ -23,7 +23,7 @@ EVIL = "\x1b[2J\x1b[31mred\u202e[bold]right[/bold]\n\n\t宽宽宽宽"
 def evil() -> Picture:
     """A peer among others that call themselves what a terminal obeys, and events with such texts."""
     picture = Picture()
-    said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL)
+    said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL, team=EVIL)
     others = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(50)]
     mixtures = [RunMixture(from_tokens=each, shares={EVIL: 0.5, f"{EVIL}{each}": 0.5}) for each in range(9)]
     facts = replace(FACTS, description=EVIL * 99, url=EVIL, licence=EVIL, family=EVIL, rows=EVIL, environment=EVIL)
@@ -47,7 +47,7 @@ def evil() -> Picture:
     )
     for number, event in enumerate(
         (
-            ev.PeerJoined(OTHER, EVIL),
+            ev.PeerJoined(OTHER, EVIL, EVIL),
             ev.PeerEjected(OTHER, EVIL, EVIL),
             ev.Notice("warning", EVIL),
             ev.EvalLoss(3, float("nan"), OTHER),

@@ -17,7 +17,7 @@ TITLE = "Swarm"
 NAME = 24
 WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
 """Widths of name, role, phase, round, rate, share and link.  Columns are never cut, because a cut number is wrong."""
-DETAILS = 5
+DETAILS = 6
 """Lines of the details of a peer."""
 LEAST_HEIGHT = 14
 """Lines of the panel below which the details would leave too few peers."""
@@ -81,6 +81,7 @@ def _details(known: SwarmPeer, width: int) -> list[Text]:
     rows = (
         ("peer", f"{clean(known.name, 40)}  {known.peer}"),
         ("work", f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {amount(known.tokens_per_s)} tokens/s"),
+        ("team", clean(known.team, 24) or "-"),
         ("rounds", f"{known.round}{steps}"),
         ("seen", f"{heard}; version {clean(known.version, 20) or 'unknown'}"),
         ("address", ", ".join(clean(address, 100) for address in known.addresses[:3]) or "-"),
@@ -102,6 +103,7 @@ def _me(status: PeerStatus) -> SwarmPeer:
         link="me",
         heard_s=0.0,
         version=status.version,
+        team=status.team,
     )
 
 

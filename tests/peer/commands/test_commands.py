@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from peer.commands.status import describe_status
 from peer.commands.stop import seconds_of
 from peer.control.client import LOCK_NAME, Stamped, starting_process
 from peer.control.event_log import to_line
-from peer.control.ledger import names_in
+from peer.control.ledger import TeamCredit, chosen_names_in, team_credits
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
 from protocol.events.events import PeerJoined, Started
-from tests.protocol.example_status import status
+from tests.protocol.example_status import NEIGHBOUR, status
 from tests.simulation.world import simulated_run
 
 
@@ -111,19 +112,51 @@ def test_the_ledger_calls_members_by_their_names(tmp_path: Path, capsys: pytest.
     events = [
         Started(me, "old", "", "", "0", 1, [], ""),
         Started(me, "attic", "", "", "0", 1, [], ""),
-        PeerJoined(other, "kitchen"),
-        PeerJoined("12D3KooWstranger", "nobody"),
+        PeerJoined(other, "kitchen", "owls"),
+        PeerJoined(third, "shed", "owls"),
+        PeerJoined(third, "shed", "bats"),
+        PeerJoined("12D3KooWstranger", "nobody", "owls"),
     ]
     lines = [to_line(Stamped(1.0, 1.0, event)) for event in events]
     (tmp_path / "events.jsonl").write_text("\n".join(["{", *lines, "PeerJoined"]))
-    assert names_in(tmp_path, told) == {me: "attic", other: "kitchen"}
+    chosen = chosen_names_in(tmp_path, told)
+    assert chosen.names == {me: "attic", other: "kitchen", third: "shed"}
+    assert chosen.teams == {me: "", other: "owls", third: "bats"}, "the latest counts"
+    running = chosen.updated(status(peer=me, team="bats", swarm=[replace(NEIGHBOUR, peer=other, team="")]))
+    assert running.teams == {me: "bats", other: "", third: "bats"}, "who left its team is in none"
+
+
+def of(peer: str, tokens: int, accepted: int = 0) -> dict[str, object]:
+    return {"peer": peer, "rounds": 1, "tokens": tokens, "share": tokens / 100, "batches": 0, "accepted_tokens": accepted}
+
+
+def test_the_credit_of_a_team_is_the_sum_of_its_members() -> None:
+    told = {"tokens": 100, "members": [of("a", 50), of("b", 30), of("c", 20), of("d", 0, 9)]}
+    assert team_credits(told, {"a": "owls", "c": "owls", "b": "", "d": "bats", "e": "owls"}) == [
+        TeamCredit("owls", 2, 70, 0.7, 0),
+        TeamCredit("bats", 1, 0, 0.0, 9),
+    ]
+    assert team_credits(told, {}) == [] and team_credits({"tokens": 0, "members": [of("a", 0)]}, {"a": "x"})[0].share == 0
+
+
+@pytest.mark.parametrize("team", ["owls", "\x1b[2J\u202e" + "x" * 500])
+def test_the_ledger_sums_teams_in_a_table_of_their_own(
+    team: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teams = [{"team": team, "peers": 2, "tokens": 70_000, "share": 0.7, "accepted_tokens": 0}]
+    found = {"run": "ab", "rounds": 1, "tokens": 100_000, "members": [], "names": {}, "me": "", "untold": 0, "teams": teams}
+    monkeypatch.setattr(contributions, "_find", lambda folder, run: dict(found))
+    assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert rows[0].split() == ["TEAM", "PEERS", "TOKENS", "SHARE"]
+    assert rows[1].endswith("70.0 k   70.0 %") and len(rows[1]) == len(rows[0]) and rows[1].isprintable()
 
 
 @pytest.mark.parametrize(("fragments", "rounds"), [(1, "48 rounds"), (4, "48 rounds (each of one of 4 fragments)")])
 def test_the_ledger_says_that_rounds_exchange_fragments(
     fragments: int, rounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"run": "ab", "rounds": 48, "tokens": 9, "members": [], "names": {}, "me": "", "untold": 0}
+    found = {"run": "ab", "rounds": 48, "tokens": 9, "members": [], "names": {}, "me": "", "untold": 0, "teams": []}
     monkeypatch.setattr(contributions, "_find", lambda folder, run: dict(found))
     monkeypatch.setattr(contributions, "_manifest", lambda folder, run: simulated_run(fragments=fragments).manifest)
     assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK

@@ -143,9 +143,9 @@ def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerSt
     """Return a run in which everybody who may choose a text has chosen this one."""
     known = history(folder, 40, 4, 10)
     known.rounds = [replace(each, losses={text: 1.0, "guides": 2.0}) for each in known.rounds]
-    known.names = {peer_id(3): plain(text)}
+    known.names, known.teams = {peer_id(3): plain(text)}, {peer_id(3): text}
     known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
     about = AboutSection.model_construct(description=text, licence=text, url=text)
     manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
-    swarm = [replace(swarm_peer(number), name=text, role=text) for number in (1, 2)]
-    return replace(SIGNED, manifest=manifest), known, status(4, name=text, swarm=swarm)
+    swarm = [replace(swarm_peer(number), name=text, role=text, team=text) for number in (1, 2)]
+    return replace(SIGNED, manifest=manifest), known, status(4, name=text, team=text, swarm=swarm)

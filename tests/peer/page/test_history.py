@@ -49,7 +49,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
 
 def counted(history: RunHistory) -> tuple[object, ...]:
     history.read()
-    return history.rounds, history.ledger.to_fields(), history.progress, history.names, history.held_out
+    return history.rounds, history.ledger.to_fields(), history.progress, history.names, history.teams, history.held_out
 
 
 def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,8 @@ def test_names_and_held_out_losses_outlive_the_lines_of_the_log(tmp_path: Path, 
     monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 2, [ANN, BOB])
-    joined = [line("PeerJoined", peer=peer, name=name) for peer, name in zip(IDS, ["ann", "bob", "cat"], strict=True)]
+    called = zip(IDS, ["ann", "bob", "cat"], ["owls", "owls", "owls"], strict=True)
+    joined = [line("PeerJoined", peer=peer, name=name, team=team) for peer, name, team in called]
     log.write_text("".join(joined) + line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}, members=1))
     RunHistory(RUN, tmp_path).read()
     log.write_text(
@@ -111,6 +112,7 @@ def test_names_and_held_out_losses_outlive_the_lines_of_the_log(tmp_path: Path, 
     history = RunHistory(RUN, tmp_path)
     history.read()
     assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "cat is in no record"
+    assert history.teams == {IDS[0]: "owls", IDS[1]: ""}, "rob named none"
     assert history.held_out == {1: HeldOut(3.0, {"web": 2.0}), 2: HeldOut(2.0, {})}, "round 3 is not on disk"
     replica.state.close()
 

@@ -100,6 +100,20 @@ def test_a_run_with_rollouts_shows_rewards_and_who_made_what_was_learned_from(tm
     assert "Tokens of rollouts" not in document(told(tmp_path / "text"), "run.json")
 
 
+def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_path: Path) -> None:
+    known = history(tmp_path, 40, 4)
+    known.teams = {peer_id(1): "owls", peer_id(2): "owls", peer_id(3): "bats"}
+    swarm = [replace(swarm_peer(3), team="owls"), replace(swarm_peer(9), team="cats")]
+    facts = gather(SIGNED, known, status(2, swarm=swarm), NOW)
+    owls = [each for each in facts.contributors if each.team == "owls"]
+    (told,) = facts.teams
+    assert {each.peer for each in owls} == {peer_id(1), peer_id(2), peer_id(3)}, "the last has changed its team"
+    assert (told.team, told.peers, told.tokens, facts.team_count) == ("owls", 3, sum(each.tokens for each in owls), 1)
+    page = Reader(document(facts, "run.json"))
+    assert "Teams" in page.text and "owls" in page.text and "cats" not in page.text, "cats have no credit"
+    assert "Teams" not in document(gather(SIGNED, history(tmp_path, 40, 4), None, NOW), "run.json")
+
+
 def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
     swarm = [
         replace(swarm_peer(number), liveness=state) for number, state in enumerate(("alive", "gone", "left", "unproven"), 1)

@@ -96,6 +96,7 @@ def test_what_is_wrong_changes_nothing(name: str, text: str, said: str) -> None:
 def test_each_setting_that_moves_nothing_else_is_live() -> None:
     assert {name for name, setting in SETTINGS.items() if not setting.live} == {
         "name",
+        "team",
         "role",
         "corpus",
         "data",

@@ -21,6 +21,7 @@ from peer.settings.values import (
     read_schedule,
     read_size,
     read_switch,
+    read_team,
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -117,6 +118,7 @@ def test_what_is_no_schedule_is_a_sentence(text: str) -> None:
             },
         ),
         (read_name, {"": "", "Ada's box": "Ada's box"}),
+        (read_team, {"": "", "Night owls": "Night owls", "E\u0301quipe": "\u00c9quipe"}),
     ],
 )
 def test_what_is_right_is_read(read: Callable[[str], Any], right: dict[str, Any]) -> None:
@@ -146,6 +148,7 @@ def test_what_is_right_is_read(read: Callable[[str], Any], right: dict[str, Any]
         ),
         (read_addresses, [",".join(["/ip4/1.2.3.4/tcp/5"] * 5)]),
         (read_name, ["n" * 41, "two\nlines"]),
+        (read_team, ["n" * 25, "two\nlines", " ", "\u200b", "\u202eowls", "<b>"]),
     ],
 )
 def test_what_is_wrong_is_a_sentence(read: Callable[[str], Any], wrong: list[str]) -> None:
@@ -157,6 +160,7 @@ def test_what_is_wrong_is_a_sentence(read: Callable[[str], Any], wrong: list[str
 def test_what_is_shown_can_be_read_again() -> None:
     values: dict[str, Any] = {
         "name": "ada",
+        "team": "Night owls",
         "role": "seed",
         "port": 0,
         "announce": ("/ip4/203.0.113.7/tcp/4001", "/ip6/2001:db8::7/tcp/80"),

@@ -76,6 +76,14 @@ def test_only_newer_heartbeats_are_news(incarnation: int, seq: int, news: bool, 
     assert heard().on_heartbeat(PEER, beat, 1.0, PEER) == (news, [PeerJoined(PEER, "ann")] if joined else [])
 
 
+@pytest.mark.parametrize(
+    ("said", "team"), [("Night owls", "Night owls"), ("\u202eslwo", ""), ("E\u0301", "\u00c9"), ("", "")]
+)
+def test_who_joins_is_told_with_its_team_if_that_is_one(said: str, team: str) -> None:
+    joined = heard().on_heartbeat(PEER, a_heartbeat(incarnation=2, team=said), 1.0, PEER)
+    assert joined == (True, [PeerJoined(PEER, "ann", team)])
+
+
 def test_a_heartbeat_brings_a_suspect_and_a_gone_peer_back() -> None:
     for silent_s in (SUSPECT_S + 1, GONE_S + 1):
         membership = heard()

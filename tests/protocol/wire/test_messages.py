@@ -60,6 +60,7 @@ KEPT = VoterState(round=1, base=TIP, attempt=2, absent=[], first=TIP, second=Non
     [
         HEARTBEAT,
         CLAIMING,
+        HEARTBEAT.model_copy(update={"team": "Night owls"}),
         READY,
         Goodbye(incarnation=1, seq=2),
         Finish(round=1, base=TIP),
@@ -89,7 +90,8 @@ def test_a_body_of_another_kind_is_malformed() -> None:
     [
         ("round", -1), ("round", 2**60), ("round", True), ("round", "1"), ("tip", b"short"), ("loss", float("nan")),
         ("loss", float("inf")), ("role", "king"), ("name", "x" * 41), ("addresses", ["x"] * 9), ("addresses", "abc"),
-        ("extra", 1), ("measured", {}), ("measured", {"rounds": 3, "tip": TIP, "loss": float("nan")}),
+        ("team", "x" * 25), ("team", ""), ("team", None), ("extra", 1),
+        ("measured", {}), ("measured", {"rounds": 3, "tip": TIP, "loss": float("nan")}),
         ("measured", {"rounds": 3, "tip": TIP, "loss": float("inf")}),
         ("measured", {"rounds": 3, "tip": TIP, "loss": -0.5}), ("measured", {"rounds": -1, "tip": TIP, "loss": 1.5}),
         ("measured", {"rounds": 3, "tip": b"short", "loss": 1.5}), ("measured", {"rounds": 3, "tip": TIP, "loss": 1e7}),
@@ -100,6 +102,10 @@ def test_values_out_of_range_are_malformed(field: str, value: object) -> None:
     body = canonical.encode({**fields, field: value})
     with pytest.raises(Malformed):
         unpack(seal(ONE, RUN, "heartbeat", body).raw, RUN)
+
+
+def test_a_heartbeat_without_a_team_does_not_mention_one() -> None:
+    assert "team" not in canonical.decode(HEARTBEAT.encode(), max_bytes=10_000)
 
 
 @pytest.mark.parametrize("fragment", [-1, MAX_FRAGMENTS, 2**40, True, 0.0, None])
