@@ -1,7 +1,8 @@
-# `make demo`, `make test`, `make test-all`: everything on a machine with Python 3.11 or later and a C compiler with GMP's headers.
+# `make demo`, `make test`, `make test-all`: everything on a machine with Python 3.11 or later and its venv.
 # What is missing is said before anything is installed.
 PYTHON ?= $(or $(shell sh .ci/prerequisites find),python3)
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ./install/fastecdsa
 STAMP := .venv/.installed
 SEEDS ?= 1
 SECONDS ?= 60
@@ -17,8 +18,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@sh .ci/prerequisites python $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@sh .ci/prerequisites compiler $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle]'
+	$(PIP) -e '.[dev,oracle]'
 	touch $@
 
 demo: venv
@@ -93,12 +93,12 @@ scaling: venv
 
 # The documentation as a site, in site/; an unknown link or heading is an error.
 docs: venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,docs]'
+	$(PIP) -e '.[dev,oracle,docs]'
 	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict
 
 fuzz: venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,fuzz]'
+	$(PIP) -e '.[dev,oracle,fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
 	$(BIN)/python -m tests.fuzz --rollouts $(ROLLOUTS)

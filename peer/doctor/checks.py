@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import platform
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -202,21 +204,58 @@ def python() -> Check:
     return Check("python", CheckResult.FAIL, found, f"at least {limit}", f"install manyhands with Python {limit} or later")
 
 
+NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
+"""Files of NVIDIA's driver, on Linux itself and in WSL2."""
+AMD_DRIVER = Path("/dev/kfd")
+INSTALL_AGAIN = (
+    "install manyhands again with uv tool install --reinstall --torch-backend auto, as docs/guides/install.md shows"
+)
+BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+"""Names of torch's builds, by the variables of torch/version.py that only this build sets."""
+
+
 def torch() -> Check:
-    """Check that the package that trains is installed; it is not loaded here."""
+    """Check that the package that trains is installed, in the build for this computer's GPU; it is not loaded here."""
     try:
-        return ok("torch", version_of("torch"))
+        found = version_of("torch")
     except PackageNotFoundError:
         return Check("torch", CheckResult.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
+    build, suitable = _torch_build(), _suitable_build()
+    value = f"{found}, built for {build}" if build else found
+    if build and suitable and build != suitable:
+        return Check("torch", CheckResult.WARN, value, f"built for {suitable}", INSTALL_AGAIN)
+    return ok("torch", value)
+
+
+def _torch_build() -> str:
+    """Return the name of the hardware that torch was built for, from its file of variables; empty if unknown."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        body = ast.parse((Path(spec.origin).parent / "version.py").read_text("utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    values = {
+        node.target.id: node.value.value
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+    }
+    return next((name for variable, name in BUILDS.items() if values.get(variable)), "CPU")
+
+
+def _suitable_build() -> str:
+    """Return the build of torch that the driver of this computer's GPU needs; empty without such a driver."""
+    if any(path.exists() for path in NVIDIA_DRIVER):
+        return "CUDA"
+    return "ROCm" if AMD_DRIVER.exists() else ""
 
 
 def gpu(free: int | None = None) -> list[Check]:
     """Check the NVIDIA GPU, its driver, and triton, which fast kernels need."""
     free = free_gpu_memory() if free is None else free
     if free is None:
-        remedy = (
-            "nothing to do without an NVIDIA GPU; with one, install a CUDA build of torch and see that `nvidia-smi` works"
-        )
+        remedy = "nothing to do without an NVIDIA GPU; with one, see that `nvidia-smi` works and torch is built for CUDA"
         return [Check("gpu", CheckResult.WARN, "none that torch could use; the trainer computes on the CPU", "", remedy)]
     name, driver = _gpu_name()
     checks = [ok("gpu", f"{name}, driver {driver}, {size(free)} free")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,32 @@ def test_a_computer_without_a_gpu_is_told_and_takes_part(monkeypatch: pytest.Mon
     monkeypatch.setattr(checks, "free_gpu_memory", lambda: None)
     (check,) = checks.gpu()
     assert check.verdict is CheckResult.WARN and "CPU" in check.value and check.remedy
+
+
+@pytest.mark.parametrize(
+    ("drivers", "torch", "verdict"),
+    [
+        ((), "cuda: Optional[str] = None\nhip: Optional[str] = None", CheckResult.OK),
+        (("nvidia",), "cuda: Optional[str] = '13.0'", CheckResult.OK),
+        (("nvidia",), "cuda: Optional[str] = None", CheckResult.WARN),
+        (("amd",), "cuda: Optional[str] = None\nhip: Optional[str] = '7.0.1'", CheckResult.OK),
+        (("amd",), "cuda: Optional[str] = '13.0'", CheckResult.WARN),
+        (("nvidia",), "not: python (", CheckResult.OK),
+        ((), "cuda: Optional[str] = '13.0'", CheckResult.OK),
+    ],
+)
+def test_a_build_of_torch_that_does_not_fit_the_gpu_is_told(
+    drivers: tuple[str, ...], torch: str, verdict: CheckResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in drivers:
+        (tmp_path / name).touch()
+    (tmp_path / "version.py").write_text(torch)
+    monkeypatch.setattr(checks, "NVIDIA_DRIVER", (tmp_path / "nvidia",))
+    monkeypatch.setattr(checks, "AMD_DRIVER", tmp_path / "amd")
+    monkeypatch.setattr(checks, "find_spec", lambda name: ModuleSpec(name, None, origin=str(tmp_path / "__init__.py")))
+    check = checks.torch()
+    assert check.verdict is verdict
+    assert ("--torch-backend auto" in check.remedy) == (verdict is CheckResult.WARN)
 
 
 def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
