@@ -217,8 +217,8 @@ class Daemon:
                     nursery.start_soon(serve_metrics, port, self.status)
                 if (page := self._settings.live.now.page) is not None:
                     nursery.start_soon(self._keep_page, Path(page))
-                if (targets := self._settings.live.now.track) is not None:
-                    nursery.start_soon(self._keep_tracking, targets)
+                for target in self._settings.live.now.track or ():
+                    nursery.start_soon(self._keep_tracking, target)
                 if self._settings.style is Style.SILENT:
                     nursery.start_soon(leave_with_the_view, self)
                 if self._settings.leave.until_eof:
@@ -387,9 +387,9 @@ class Daemon:
         run = self._lives.part.choice.run
         await keep_page(folder, self._settings.data_dir, run, self.status, self.notice)
 
-    async def _keep_tracking(self, targets: tuple[str, ...]) -> None:
+    async def _keep_tracking(self, target: str) -> None:
         run = self._lives.part.choice.run
-        await keep_tracking(targets, self._settings.data_dir, run, partial(self.notice, "warning"))
+        await keep_tracking(target, self._settings.data_dir, run, partial(self.notice, "warning"))
 
     async def _show(self) -> None:
         await show(self._log, self._settings.style, self.status, self._output)

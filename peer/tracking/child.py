@@ -1,4 +1,4 @@
-"""The process that tracks a running peer's run: packages of trackers start threads and processes of their own."""
+"""Processes that track a running peer's run, one for each tracker: packages of trackers start threads and processes too."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ END_S = 10.0
 LAST_WORDS = 4096
 
 
-async def keep_tracking(targets: Sequence[str], data: Path, run: Hash, warn: Callable[[str], None]) -> None:
+async def keep_tracking(target: str, data: Path, run: Hash, warn: Callable[[str], None]) -> None:
     """Track the run of a running peer until cancelled.  A process that failed is reported and started again."""
-    words = ["-m", "peer", "--data-dir", str(data), "track", *targets, "--run", run.hex(), "--every", f"{EVERY_S}s"]
+    words = ["-m", "peer", "--data-dir", str(data), "track", target, "--run", run.hex(), "--every", f"{EVERY_S}s"]
     told = ""
     while True:
         while await trio.to_thread.run_sync(stored_manifest, run, data) is None:
             await trio.sleep(LOOK_S)
         reason = await _last_words([sys.executable, *words, "--until-eof"])
         if reason != told:
-            warn(f"the run is not tracked: {reason}; it is tried again every minute")
+            warn(f"the run is not tracked by {target.partition(':')[0]}: {reason}; it is tried again every minute")
         told = reason
         await trio.sleep(AGAIN_S)
 
