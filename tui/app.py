@@ -27,6 +27,7 @@ from peer.formatting import clean, duration
 from peer.sentences import sentence
 from protocol.events.events import Left
 from protocol.events.status import PeerStatus
+from tui.contributions import Contributions
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
 from tui.panels import header, log, me, rollouts, round, run, swarm, training, transfers
@@ -158,6 +159,8 @@ class PeerApp(App[None]):
                     self.picture.update(each)
                 case RunCurves():
                     self.picture.curves = each
+                case Contributions():
+                    self.picture.contributions = each
                 case Stamped(event=event):
                     self.picture.apply(each)
                     if isinstance(event, Left):

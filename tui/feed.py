@@ -7,6 +7,7 @@ the peer stops, the feed reports this and keeps looking for the peer, until clos
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain
@@ -16,8 +17,11 @@ from typing import Protocol
 from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
 from peer.control.curves import RunCurves
 from protocol.events.status import PeerStatus
+from tui.contributions import Contributions
 
 STATUS_S = 1.0
+LEDGER_S = 10.0
+"""Shortest time between two questions for the ledger, which changes with each round."""
 RETRY_S = 1.0
 MOST_WAITING = 20_000
 STARTING = "the peer is starting"
@@ -35,7 +39,7 @@ class Stopped:
     reason: str
 
 
-Told = PeerFound | Stopped | PeerStatus | Stamped | RunCurves
+Told = PeerFound | Stopped | PeerStatus | Stamped | RunCurves | Contributions
 """Messages of a feed; curves are those that the peer's log has, which go back further than its recent events."""
 
 
@@ -116,11 +120,17 @@ class Feed:
             return []
 
     def _look(self) -> None:
-        """Read the peer's status once a second while it runs."""
+        """Read the peer's status once a second while it runs, and its ledger after rounds."""
+        asked, counted = -LEDGER_S, (-1, -1)
         while not self._closed.wait(STATUS_S):
             if not self._running.wait(STATUS_S):
                 continue
             try:
-                self._waiting.append(self._client.status())
-            except (ControlError, OSError):
+                status = self._client.status()
+                self._waiting.append(status)
+                rounds = status.round, status.state_rounds
+                if rounds != counted and (now := time.monotonic()) >= asked + LEDGER_S:
+                    asked, counted = now, rounds
+                    self._waiting.append(Contributions.from_fields(self._client.request("ledger")))
+            except (ControlError, OSError, ValueError):
                 continue  # `_follow` reports the stop when the events end

@@ -17,6 +17,7 @@ from peer.sentences import level, sentence
 from protocol.events import events as ev
 from protocol.events.rollout_tally import RolloutTally
 from protocol.events.status import PeerStatus
+from tui.contributions import Contributions
 
 KEPT_LINES = 10_000
 KEPT_ROUNDS = 500
@@ -24,12 +25,13 @@ KEPT_RATES = 600
 """Number of rates kept: one for each status, one status a second."""
 KEPT_ALARMS = 20
 KEPT_ENDED = 20
+KEPT_AUDITS = 2048
 
-TRAINING, EXCHANGE, COMMIT = "training", "exchange", "commit"
-PARTS = (TRAINING, EXCHANGE, COMMIT)
+TRAINING, WAIT, EXCHANGE, VOTES, COMMIT = "train", "wait", "exchange", "votes", "commit"
+PARTS = (TRAINING, WAIT, EXCHANGE, VOTES, COMMIT)
 """Parts of a round, in order."""
 TRAINED_AHEAD = "trained ahead"
-"""Time of the exchange and the commit in which this peer trained for the next round."""
+"""Time of the other parts in which this peer trained for the next round."""
 ALARMS = (
     ev.Desynced,
     ev.SecondHistory,
@@ -40,9 +42,9 @@ ALARMS = (
 )
 PART_OF_PHASE = {
     "computing": TRAINING,
-    "ready": EXCHANGE,
+    "ready": WAIT,
     "exchanging": EXCHANGE,
-    "voting": COMMIT,
+    "voting": VOTES,
     "applying": COMMIT,
 }
 
@@ -73,6 +75,25 @@ class RoundPicture:
     fragment: int = 0
     fragments: int = 1
 
+    @property
+    def busy_share(self) -> float | None:
+        """Share of its time in which this peer trained; None if it has no time."""
+        total = sum(self.seconds.get(part, 0.0) for part in PARTS)
+        return (self.seconds.get(TRAINING, 0.0) + self.seconds.get(TRAINED_AHEAD, 0.0)) / total if total else None
+
+
+@dataclass
+class PeerAudit:
+    """Outcomes of this peer's checks of another one, as far as events told them.
+
+    right: its averages that were recomputed and found right.  lost: exchanges in which it stopped delivering.  proven: the
+    lie for which it was ejected; empty without one.
+    """
+
+    right: int = 0
+    lost: int = 0
+    proven: str = ""
+
 
 @dataclass
 class Picture:
@@ -99,6 +120,12 @@ class Picture:
     alarms: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
     """Events that a person must not overlook, until acknowledged."""
     rollouts: RolloutTally = field(default_factory=RolloutTally)
+    contributions: Contributions = field(default_factory=Contributions)
+    """Contributions of all peers; empty before the peer told them."""
+    audits: dict[str, PeerAudit] = field(default_factory=dict)
+    """Outcomes of checks, by peer."""
+    peer_rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Bytes per second to and from each other peer, between the last two statuses."""
     committed: int = 0
     """Number of committed rounds seen; `rounds` has the latest ones."""
     counted: int = 0
@@ -117,8 +144,31 @@ class Picture:
             self.rates.append((max(0, moved[1] - self._moved[1]) / seconds, max(0, moved[2] - self._moved[2]) / seconds))
         if self._moved is None or moved[0] != self._moved[0]:
             self._moved = moved
+        self._measure_peers(status)
         self.status = status
         self.rollouts.me = status.peer
+
+    def _measure_peers(self, status: PeerStatus) -> None:
+        before = self.status
+        seconds = status.uptime_s - before.uptime_s if before is not None else 0.0
+        if before is None or seconds <= 0:
+            return
+        carried = {each.peer: (each.up_bytes, each.down_bytes) for each in before.swarm}
+        self.peer_rates = {
+            each.peer: (max(0, each.up_bytes - old[0]) / seconds, max(0, each.down_bytes - old[1]) / seconds)
+            for each in status.swarm
+            if (old := carried.get(each.peer)) is not None
+        }
+
+    def running(self) -> RoundPicture | None:
+        """Return the running round up to the last status; None between rounds."""
+        if not self.rounds or self.rounds[-1].mine is not None:
+            return None
+        running = replace(self.rounds[-1], seconds=dict(self.rounds[-1].seconds))
+        phase, why, since = self._phase
+        if self.status is not None and since:
+            _add_part(running.seconds, phase, why, self.status.mono - since)
+        return running
 
     @property
     def has_rollouts(self) -> bool:
@@ -148,6 +198,13 @@ class Picture:
                 self.evals.append(event)
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
+            case ev.AuditDone(right=right):
+                for peer, count in right.items():
+                    self._audit(peer).right += count
+            case ev.MemberLost(_, peer):
+                self._audit(peer).lost += 1
+            case ev.PeerEjected(peer, reason):
+                self._audit(peer).proven = reason
             case _:
                 self._apply_of_a_round(stamped)
         self.curves.apply(stamped)
@@ -162,12 +219,19 @@ class Picture:
             if isinstance(value, deque | dict):
                 setattr(other, each.name, value.copy())
         other.rollouts, other.curves = self.rollouts.copy(), self.curves.copy()
+        other.audits = {peer: replace(each) for peer, each in self.audits.items()}
         other.rounds = deque((replace(each, seconds=dict(each.seconds)) for each in self.rounds), maxlen=KEPT_ROUNDS)
         return other
 
     def acknowledge(self) -> None:
         """Drop the alarms, which the person has seen."""
         self.alarms.clear()
+
+    def _audit(self, peer: str) -> PeerAudit:
+        """Return the outcomes of a peer, to change them; forget the oldest if there are too many."""
+        if peer not in self.audits and len(self.audits) >= KEPT_AUDITS:
+            del self.audits[next(iter(self.audits))]
+        return self.audits.setdefault(peer, PeerAudit())
 
     def _apply_of_a_round(self, stamped: Stamped) -> None:
         event = stamped.event
@@ -202,11 +266,8 @@ class Picture:
     def _close_part(self, now: float) -> None:
         """Add the time of the ending phase to the current round's part for this phase."""
         phase, why, since = self._phase
-        part = PART_OF_PHASE.get(phase)
-        if part is not None and self.rounds and self.rounds[-1].mine is None:
-            seconds = self.rounds[-1].seconds
-            for each in (part,) if part == TRAINING or why else (part, TRAINED_AHEAD):
-                seconds[each] = seconds.get(each, 0.0) + max(0.0, now - since)
+        if self.rounds and (self.rounds[-1].mine is None or phase == "applying"):  # its state is applied after the record
+            _add_part(self.rounds[-1].seconds, phase, why, now - since)
         self._phase = (phase, why, now)
 
     def _take_line(self, stamped: Stamped) -> None:
@@ -220,3 +281,11 @@ class Picture:
         self.lines.append(line)
         if isinstance(event, ALARMS):
             self.alarms.append(line)
+
+
+def _add_part(seconds: dict[str, float], phase: str, why: str, lasted_s: float) -> None:
+    """Add the time of a phase to its part of a round.  why: the reason for computing nothing then."""
+    part = PART_OF_PHASE.get(phase)
+    if part is not None:
+        for each in (part,) if part == TRAINING or why else (part, TRAINED_AHEAD):
+            seconds[each] = seconds.get(each, 0.0) + max(0.0, lasted_s)

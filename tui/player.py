@@ -149,6 +149,7 @@ class ToldStatus:
             peers=alive,
             swarm=list(self._swarm.values()),
             uptime_s=max(0.0, stamped.mono - self._began),
+            mono=stamped.mono,
         )
 
     def _begin(self, event: ev.Started, mono: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from peer.control.client import Stamped, logged_events
 from peer.control.event_log import LOG_NAMES
 from protocol.chain import credit
+from protocol.chain.records import record_hash
 from protocol.chain.store import Store
 from protocol.events import events as ev
 from protocol.events.events import PeerJoined, Started
@@ -109,6 +110,30 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
     """
     length = store.records.length()
     return ledger_of(credit.ledger(_commits(store, length)), length, most)
+
+
+class ChainLedger:
+    """Ledger of a running peer, which counts each record once.  Blocking; one thread may read it at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._records = store.records
+        self._start()
+
+    def _start(self) -> None:
+        self._counted, self._length, self._tip = credit.Ledger(), 0, b""
+
+    def read(self, most: int) -> dict[str, Any]:
+        """Return the same as `ledger`; count all records again if the peer has replaced counted ones."""
+        if self._length:
+            last = self._records.at(self._length - 1)
+            if last is None or record_hash(last.record) != self._tip:
+                self._start()
+        while (commit := self._records.at(self._length)) is not None:
+            if self._length and commit.record.previous != self._tip:
+                break  # replaced just now; the next reading starts again
+            self._counted.add(commit)
+            self._length, self._tip = self._length + 1, record_hash(commit.record)
+        return ledger_of(self._counted.credits, self._length, most)
 
 
 def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import trio
 
 from peer.control.client import ControlError
 from peer.control.curves import RunCurves
-from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
+from peer.control.ledger import MAX_MEMBERS_TOLD, ChainLedger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
@@ -213,6 +213,8 @@ class Controls:
     def __init__(self, peer: Peer, paused: TimedPause | None = None) -> None:
         self._peer, self._paused = peer, paused
         self._pause_changed = trio.Event()
+        self._ledgers: dict[Store, ChainLedger] = {}
+        self._ledger_lock = trio.Lock()
 
     async def run(self) -> None:
         """End pauses when their time is over, until cancelled."""
@@ -270,7 +272,10 @@ class Controls:
         store = self._peer.store
         if store is None:
             raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
-        return await trio.to_thread.run_sync(ledger, store, MAX_MEMBERS_TOLD)
+        async with self._ledger_lock:
+            if store not in self._ledgers:
+                self._ledgers = {store: ChainLedger(store)}
+            return await trio.to_thread.run_sync(self._ledgers[store].read, MAX_MEMBERS_TOLD)
 
     async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"run": self._peer.status().run, **await self._peer.weights()}

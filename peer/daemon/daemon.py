@@ -327,6 +327,7 @@ class Daemon:
             lives.status(),
             pid=os.getpid(),
             uptime_s=trio.current_time() - self._started_at,
+            mono=time.monotonic(),
             addresses=lives.addresses(),
             invitation=lives.part.invitation(),
             invite_command=lives.part.invite_command(),

@@ -17,6 +17,7 @@ to it is gone or silent.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
@@ -131,15 +132,15 @@ class Auditor:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
         outsized = await self._offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
         optional = dict.fromkeys([*outsized[:MAX_SUSPECTS], *drawn])
-        checked = 0
+        right = Counter[str]()
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
             finding = await self._audit(case, chunk)
             if isinstance(finding, WrongAverage):
                 raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
             if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
-            checked += finding is Finding.RIGHT
-        self._session.emit(AuditDone(record.round, len(optional), checked))
+            right[case.signer(chunk)] += finding is Finding.RIGHT
+        self._session.emit(AuditDone(record.round, len(optional), right.total(), dict(+right)))
 
     async def contradictions(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None

@@ -555,11 +555,15 @@ class PeerEjected(Event):
 
 @dataclass(frozen=True)
 class AuditDone(Event):
-    """Before the vote, this peer was to recompute `chunks` averages of other peers, and recomputed `checked` of them."""
+    """Before the vote, this peer was to recompute `chunks` averages of other peers, and recomputed `checked` of them.
+
+    right: number of averages found right, by the peer that signed them.
+    """
 
     round: int
     chunks: int
     checked: int
+    right: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,11 @@ class SwarmPeer:
     version: version of its software.  addresses: where it says it listens.
     link: its connection to this peer: direct, reversed, punched or relayed; empty while it has none.
     team: the team to which it says that it belongs; empty without one.
+    reach: the network of this connection: this computer, home network or internet; empty while unknown, as behind a relay.
+    round_trip_s: the shortest round trip over it; None while unknown.  up_bytes, down_bytes: bytes that its open sockets
+    carried to and from the peer.
+    line_up_bytes_per_s, line_down_bytes_per_s: the rates of its line, by its own word; 0 while unknown.
+    known_s: seconds since this peer first heard of it, or heard of it again after it had been away for long.
     """
 
     peer: str
@@ -125,6 +130,13 @@ class SwarmPeer:
     addresses: list[str] = field(default_factory=list)
     link: str = ""
     team: str = ""
+    reach: str = ""
+    round_trip_s: float | None = None
+    up_bytes: int = 0
+    down_bytes: int = 0
+    line_up_bytes_per_s: float = 0.0
+    line_down_bytes_per_s: float = 0.0
+    known_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -398,7 +410,8 @@ class NodeStatus:
 class PeerStatus(NodeStatus):
     """A running peer: its node and the process around it.
 
-    pid: the peer's process ID.  uptime_s: seconds since its start.  addresses: where it listens.
+    pid: the peer's process ID.  uptime_s: seconds since its start.  mono: now on the monotonic clock of its events; 0 if an
+    older peer does not tell it.  addresses: where it listens.
     invitation: an invitation to the run, if the run is open; else empty.
     invite_command: command with which the organiser of a run that admits by token makes an invitation, with PEER_ID in place
     of the guest's ID; else empty.
@@ -410,6 +423,7 @@ class PeerStatus(NodeStatus):
 
     pid: int
     uptime_s: float
+    mono: float = 0.0
     addresses: list[str] = field(default_factory=list)
     invitation: str = ""
     invite_command: str = ""

@@ -17,7 +17,7 @@ from protocol.chain.history import History
 from protocol.events.events import Event, PeerGone, PeerSuspected
 from protocol.events.status import SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.liveness import Liveness, Membership, Neighbour
 from protocol.run.settings import NodeSettings
 from protocol.team import team_named
 from protocol.trainer_link import Progress
@@ -166,26 +166,37 @@ class Heartbeats:
 
     def neighbours(self) -> list[SwarmPeer]:
         """Return the other peers for `peer status`, with unproven peers only if they are members."""
-        now = trio.current_time()
         return [
-            SwarmPeer(
-                peer=peer,
-                name=known.heartbeat.name,
-                role=known.heartbeat.role.value,
-                phase=known.heartbeat.phase.value,
-                round=known.heartbeat.round,
-                steps=known.heartbeat.steps,
-                tokens_per_s=known.heartbeat.tokens_per_s,
-                liveness=known.liveness.value,
-                heard_s=now - known.heard,
-                version=known.heartbeat.version,
-                team=team_named(known.heartbeat.team),
-                addresses=list(known.heartbeat.addresses),
-                link=self._session.network.link(peer),
-            )
+            self._neighbour(peer, known)
             for peer, known in sorted(self._membership, key=lambda item: item[0])
             if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)
         ]
+
+    def _neighbour(self, peer: PeerId, known: Neighbour) -> SwarmPeer:
+        now, beat, network = trio.current_time(), known.heartbeat, self._session.network
+        measured = network.measured_link(peer)
+        return SwarmPeer(
+            peer=peer,
+            name=beat.name,
+            role=beat.role.value,
+            phase=beat.phase.value,
+            round=beat.round,
+            steps=beat.steps,
+            tokens_per_s=beat.tokens_per_s,
+            liveness=known.liveness.value,
+            heard_s=now - known.heard,
+            version=beat.version,
+            team=team_named(beat.team),
+            addresses=list(beat.addresses),
+            link=network.link(peer),
+            reach=measured.reach,
+            round_trip_s=measured.round_trip_s,
+            up_bytes=measured.up_bytes,
+            down_bytes=measured.down_bytes,
+            line_up_bytes_per_s=beat.up_bytes_per_s,
+            line_down_bytes_per_s=beat.down_bytes_per_s,
+            known_s=now - known.since,
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -146,11 +146,13 @@ class Liveness(Enum):
 class Neighbour:
     """Knowledge about one other peer.
 
-    said: the trio time of its newest heartbeat.  heard: the trio time of its last sign of life; for an unproven peer, the
-    time at which we began to listen.  brought_by: the neighbour that forwarded its first heartbeat, or the peer itself.
+    since: the trio time of its first heartbeat.  said: the trio time of its newest one.  heard: the trio time of its last
+    sign of life; for an unproven peer, the time at which we began to listen.  brought_by: the neighbour that forwarded its
+    first heartbeat, or the peer itself.
     """
 
     heartbeat: Heartbeat
+    since: float
     said: float
     heard: float
     liveness: Liveness
@@ -276,12 +278,12 @@ class Membership:
             return False, []
         if known is None and not self._make_room(peer, forwarder):
             return False, []
-        brought_by = known.brought_by if known is not None else forwarder
+        brought_by, since = (known.brought_by, known.since) if known is not None else (forwarder, now)
         if peer not in self._connected and (known is None or known.liveness is Liveness.UNPROVEN):
-            self._peers[peer] = Neighbour(beat, now, self.started, Liveness.UNPROVEN, brought_by)
+            self._peers[peer] = Neighbour(beat, since, now, self.started, Liveness.UNPROVEN, brought_by)
             return True, []
         new = known is None or known.heartbeat.incarnation < beat.incarnation or known.liveness is not Liveness.ALIVE
-        self._peers[peer] = Neighbour(beat, now, now, Liveness.ALIVE, brought_by)
+        self._peers[peer] = Neighbour(beat, since, now, now, Liveness.ALIVE, brought_by)
         return True, [_joined(peer, beat)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:

@@ -18,7 +18,7 @@ import trio
 
 from protocol.transport.interface import Members
 from protocol.transport.library import Connection, Host, peer_id_of
-from protocol.transport.sockets import End, is_dialled, local_end, remote_end
+from protocol.transport.sockets import End, Socket, is_dialled, local_end, local_end_of, remote_end, remote_end_of
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId, public_key_of
 
@@ -198,6 +198,14 @@ def reach_of(ip: Address) -> Reach:
     if ip in _HOME_6:
         return Reach.HOME_NETWORK
     return Reach.INTERNET if ip in _INTERNET_6 and not any(ip in network for network in _NOWHERE_6) else Reach.NOWHERE
+
+
+def reach_between(sock: Socket) -> Reach | None:
+    """Return the scope that contains both ends of a socket; None if either end has closed it."""
+    ends = [address_of(end[0]) for end in (local_end_of(sock), remote_end_of(sock)) if end is not None]
+    if len(ends) < 2 or (there := ends[1]) is None:
+        return None
+    return Reach.THIS_COMPUTER if ends[0] == there else reach_of(there)
 
 
 def is_an_address(ip: str) -> bool:

@@ -257,6 +257,10 @@ class Bulk:
         """Bytes of data pushed to us since the start."""
         return self._receiving.down_bytes
 
+    def links_to(self, peer: PeerId) -> list[Link]:
+        """Return the open sockets from and to a peer."""
+        return [*self._links.get(peer, []), *self._sending.links_to(peer), *self._spare.links_to(peer)]
+
     def bandwidth(self) -> Bandwidth:
         """Return the measured rates of the links, within our limits."""
         return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))

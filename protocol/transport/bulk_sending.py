@@ -178,6 +178,10 @@ class Sending:
         """Return all open links."""
         return [lane.link for lane in self._all() if lane.link is not None]
 
+    def links_to(self, peer: PeerId) -> list[Link]:
+        """Return the open links to a peer."""
+        return [lane.link for lane in self._lanes.get(peer, []) if lane.link is not None]
+
     def busy_links(self) -> list[Link]:
         """Return the open links that have data to send or wait for an answer."""
         return [lane.link for lane in self._all() if lane.link is not None and lane.busy]

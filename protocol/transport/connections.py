@@ -101,6 +101,12 @@ class DeadEnds:
         """True while one of our addresses is gone and not every peer connected through it is reconnected."""
         return any(self._ending.values())
 
+    def sockets_to(self, peer: PeerId) -> list[Socket]:
+        """Return the sockets of the connections to a peer, the oldest first."""
+        connections = self._swarm.connections.get(library_id(peer), [])
+        self._sockets |= {each: socket_of(each) for each in connections if self._sockets.get(each) is None}
+        return [sock for each in connections if (sock := self._sockets[each]) is not None]
+
     async def run(self) -> None:
         """Look for dead connections once a second, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -89,6 +89,21 @@ class Traffic:
     down_bytes: int
 
 
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """Measurements of the open sockets to one peer.
+
+    reach: this computer, home network or internet; empty if a relay hides it.  round_trip_s: the shortest one without
+    queues; None if a relay or the kernel hides it.  up_bytes, down_bytes: carried by these sockets, headers of packets left
+    out.
+    """
+
+    reach: str = ""
+    round_trip_s: float | None = None
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
 class Landing:
     """The destination of a push: a writable `buffer` of exactly the push's size.
 
@@ -180,6 +195,10 @@ class Network(Protocol):
 
     def link(self, peer: PeerId) -> str:
         """Return the kind of a peer's connection: direct, reversed, punched or relayed; "" if the peer is not connected."""
+        ...
+
+    def measured_link(self, peer: PeerId) -> LinkMeasurement:
+        """Return the measurements of a peer's connection; empty ones if it has none."""
         ...
 
     def welcome(self, peer: PeerId) -> None:

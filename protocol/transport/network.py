@@ -15,8 +15,16 @@ from multiaddr import Multiaddr
 from protocol.events.events import Event, LinkChanged, PeerBanned
 from protocol.short_id import short_id
 from protocol.transport import connections
-from protocol.transport.addresses import ObservedAddresses, OwnAddresses, at_interfaces, listening_hosts, transport_address
+from protocol.transport.addresses import (
+    ObservedAddresses,
+    OwnAddresses,
+    at_interfaces,
+    listening_hosts,
+    reach_between,
+    transport_address,
+)
 from protocol.transport.bulk import FIRST_BYTE, Bulk
+from protocol.transport.bulk_link import socket_state
 from protocol.transport.connections import Connections, DeadEnds
 from protocol.transport.dialer import Attempt, Dialer
 from protocol.transport.gossip import Gossip
@@ -32,7 +40,7 @@ from protocol.transport.host import (
 )
 from protocol.transport.inbound import InboundConnections
 from protocol.transport.inbound_policy import InboundLimits
-from protocol.transport.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
+from protocol.transport.interface import Bandwidth, Handlers, LinkMeasurement, NetworkError, Traffic, Unreachable, nothing
 from protocol.transport.library import Connection, HostConnections, LibraryId, TaskStatus, library_id, peer_id_of
 from protocol.transport.nat.reachability import DialBack, Inquiry, Reachability
 from protocol.transport.nat.traversal import Traversal
@@ -249,6 +257,20 @@ class Stack:
     def link(self, peer: PeerId) -> str:
         """Return the kind of a peer's connection; "" if the peer is not connected."""
         return self.traversal.way(peer).kind.value if peer in self.connections else ""
+
+    def measured_link(self, peer: PeerId) -> LinkMeasurement:
+        """Return the measurements of a peer's connection; empty ones if it has none."""
+        if peer not in self.connections:
+            return LinkMeasurement()
+        sockets = self.dead_ends.sockets_to(peer)
+        found = [socket_state(each) for each in sockets] + [link.state for link in self.bulk.links_to(peer)]
+        states = [state for state in found if state is not None]
+        up_bytes, down_bytes = sum(state.acked_bytes for state in states), sum(state.received_bytes for state in states)
+        if self.traversal.way(peer).relay is not None:
+            return LinkMeasurement(up_bytes=up_bytes, down_bytes=down_bytes)
+        trips = [state.least_rtt_s for state in states if state.least_rtt_s]
+        reaches = [reach.value for each in sockets if (reach := reach_between(each)) is not None]
+        return LinkMeasurement(next(iter(reaches), ""), min(trips, default=None), up_bytes, down_bytes)
 
     def bandwidth(self) -> Bandwidth:
         """Return the measured rates of our links, lowered if relays carry less."""
@@ -508,6 +530,10 @@ class Libp2pNetwork:
     def link(self, peer: PeerId) -> str:
         """Return the kind of a peer's connection: direct, reversed, punched or relayed; "" if the peer is not connected."""
         return self._stack.link(peer) if self._stack is not None else ""
+
+    def measured_link(self, peer: PeerId) -> LinkMeasurement:
+        """Return the measurements of a peer's connection; empty ones if it has none."""
+        return self._stack.measured_link(peer) if self._stack is not None else LinkMeasurement()
 
     def welcome(self, peer: PeerId) -> None:
         """Stop treating `peer` as a stranger on all its connections, because a handshake has admitted it."""

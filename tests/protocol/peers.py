@@ -9,7 +9,7 @@ import trio
 
 from protocol.events.events import Event
 from protocol.events.status import WhyIdle
-from protocol.transport.interface import Session, Unreachable
+from protocol.transport.interface import LinkMeasurement, Session, Unreachable
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
@@ -97,6 +97,9 @@ class TableNetwork:
 
     def link(self, peer: PeerId) -> str:
         return "direct" if peer in self.answers else ""
+
+    def measured_link(self, peer: PeerId) -> LinkMeasurement:
+        return LinkMeasurement()
 
     def forget(self, peer: PeerId) -> None:
         self.forgotten.append(peer)

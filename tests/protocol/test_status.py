@@ -150,6 +150,7 @@ EARLY: dict[str, Any] = {
     "block_bytes": {},
     "pid": 1,
     "uptime_s": 0.5,
+    "mono": 0.0,
     "addresses": ["/ip4/127.0.0.1/tcp/1"],
     "invitation": "",
     "invite_command": "",

@@ -1,6 +1,6 @@
 """What a peer told a viewer, kept in a file.  `python -m tests.tui.recording FOLDER SECONDS FILE` makes one.
 
-A line is a map with one key: "found", "status", "curves", "event" or "stopped".
+A line is a map with one key: "found", "status", "curves", "ledger", "event" or "stopped".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.control.client import ControlError, Stamped
 from peer.control.curves import RunCurves
 from protocol.events.status import PeerStatus
+from tui.contributions import Contributions
 from tui.feed import Feed, PeerFound, Stopped, Told
 
 STATUS_EVERY = 3
@@ -31,6 +32,8 @@ def read(path: Path) -> list[Told]:
                 told.append(Stamped.from_fields(fields))
             case {"curves": fields}:
                 told.append(RunCurves.from_fields(fields))
+            case {"ledger": fields}:
+                told.append(Contributions.from_fields(fields))
             case {"stopped": reason}:
                 told.append(Stopped(reason))
     return told
@@ -76,6 +79,8 @@ def line_of(told: Told) -> str:
             return json.dumps({"status": told.to_fields()})
         case RunCurves():
             return json.dumps({"curves": told.to_fields()})
+        case Contributions():
+            return json.dumps({"ledger": told.to_fields()})
         case Stamped():
             return json.dumps({"event": told.to_fields()})
 

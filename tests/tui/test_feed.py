@@ -17,11 +17,13 @@ from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from protocol.events import events as ev
 from protocol.events.status import PeerStatus
-from tests.protocol.example_status import status
+from tests.protocol.example_status import OTHER, status
 from tui import feed as feeds
+from tui.contributions import Contributions, PeerCredit
 from tui.feed import Feed, PeerFound, Stopped, Told
 
 PATIENCE_S = 30.0
+LEDGER = Contributions(3, {OTHER: PeerCredit(1, 3, 300, 0.75, 0, 0)})
 
 
 @contextmanager
@@ -36,8 +38,12 @@ def served(folder: Path, log: EventLog) -> Iterator[Callable[[ev.Event], None]]:
     async def curves_of(fields: dict[str, object]) -> dict[str, object]:
         return RunCurves(Series([LossPoint(1.0, 1, 100, 3.0)])).to_fields()
 
+    async def ledger_of(fields: dict[str, object]) -> dict[str, object]:
+        return LEDGER.to_fields()
+
     async def serve() -> None:
-        server = ControlServer(folder, log, {"status": status_of, "curves": curves_of}, status)
+        commands = {"status": status_of, "curves": curves_of, "ledger": ledger_of}
+        server = ControlServer(folder, log, commands, status)
         await server.open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run)
@@ -85,6 +91,7 @@ def test_a_feed_follows_a_peer_through_its_lives_and_tells_nothing_twice(
             emit(ev.Notice("info", "while"))
             until(feed, told, Stamped, 2)
             until(feed, told, PeerStatus, 3)
+            until(feed, told, Contributions, 1)
         until(feed, told, Stopped, sum(isinstance(each, Stopped) for each in told) + 1)
         with served(tmp_path, log) as emit:  # the same log: its last events are in the snapshot again
             until(feed, told, PeerFound, 2)
@@ -92,6 +99,7 @@ def test_a_feed_follows_a_peer_through_its_lives_and_tells_nothing_twice(
             until(feed, told, Stamped, 3)
         assert texts(told) == ["before", "while", "after"]
         curves = [each.training.points for each in told if isinstance(each, RunCurves)]
+        assert [each for each in told if isinstance(each, Contributions)] == [LEDGER], "no round was committed since"
         assert curves == [[LossPoint(1.0, 1, 100, 3.0)]] * 2, "in each life, what its log has"
     finally:
         feed.close()

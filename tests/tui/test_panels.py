@@ -12,6 +12,7 @@ from protocol.events import events as ev
 from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
 from tests.protocol.example_status import COMPUTER, FACTS, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
+from tui.contributions import Contributions
 from tui.panels import header, rollouts, round, run, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
@@ -119,16 +120,61 @@ def test_a_peer_that_has_used_up_the_delay_says_what_it_waits_for() -> None:
     assert header.draw(picture, "", 78, True)[1].plain.startswith("EXCHANGING with 2 others")
 
 
-def test_past_rounds_of_fragments_say_which_and_how_long_was_trained_ahead() -> None:
-    picture = streamed()
-    for at, event in (
-        (0.0, ev.PhaseChanged("computing", "", "")),
-        (3.0, ev.PhaseChanged("exchanging", "", "")),
-        (5.0, ev.RoundCommitted(12, "aa" * 32, [OTHER], 9, 2.0, True, {}, 0, 4)),
-    ):
+def lived(picture: Picture, *events: tuple[float, ev.Event]) -> None:
+    """The events happen at these times."""
+    for at, event in events:
         picture.apply(Stamped(at, at, event))
-    shown = [row.plain.rstrip() for row in round.draw(picture, 98, 12, Look())]
-    assert "round 12, fragment 1 of 4: 1 member; training 3 s, exchange 2 s, trained ahead for 2 s" in shown
+
+
+def test_past_rounds_of_fragments_say_which_and_count_training_ahead_as_busy() -> None:
+    picture = streamed()
+    lived(
+        picture,
+        (0.0, ev.PhaseChanged("computing", "", "")),
+        (3.0, ev.PhaseChanged("ready", "waiting for members", "")),
+        (4.0, ev.PhaseChanged("exchanging", "", "")),
+        (6.0, ev.RoundCommitted(12, "aa" * 32, [OTHER], 9, 2.0, True, {}, 0, 4)),
+    )
+    shown = [row.plain.split() for row in round.draw(picture, 98, 12, Look(unicode=False))]
+    assert ["12.1", "3.0", "1.0", "2.0", "-", "-", "83", "%", "1", "#" * 14 + "." * 5 + "=" * 10] in shown
+
+
+def test_a_round_is_drawn_as_parts_in_tenths_of_seconds_and_the_running_one_up_to_now() -> None:
+    picture = Picture()
+    picture.update(status())
+    lived(
+        picture,
+        (10.0, ev.PhaseChanged("computing", "", "")),
+        (30.25, ev.PhaseChanged("ready", "waiting for members", "")),
+        (31.0, ev.PhaseChanged("exchanging", "exchanging", "")),
+        (39.0, ev.PhaseChanged("voting", "committing", "")),
+        (39.75, ev.RoundCommitted(12, "aa" * 32, [ME, OTHER], 9, 2.0, True)),
+        (39.75, ev.PhaseChanged("applying", "committing", "")),
+        (40.0, ev.PhaseChanged("computing", "", "")),
+    )
+    picture.update(status(round=13, mono=50.0, busy_share=0.625, run_tokens_per_s=2624.0))
+    drawn = round.draw(picture, 78, 12, Look(unicode=False))
+    rows = [row.plain.rstrip() for row in drawn]
+    assert rows[-4] == "computing 62 % here (last hour), 50 % in the swarm (last round); in seconds:"
+    assert rows[-3].split() == "ROUND # TRAIN . WAIT = EXCHANGE + VOTES - COMMIT BUSY".split()
+    assert rows[-2].split() == ["13", "10.0", "-", "-", "-", "-", "running", "######"]
+    assert rows[-1].split() == ["12", "20.2", "0.8", "8.0", "0.8", "0.2", "68", "%", "############.====+"]
+    assert all(columns(row) <= 78 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({"run_tokens_per_s": 2624.0}, 0.5),
+        ({"run_tokens_per_s": 9999.0}, 1.0),
+        ({"run_tokens_per_s": None}, None),
+        ({"run_tokens_per_s": 2624.0, "members": []}, None),
+        ({"run_tokens_per_s": 2624.0, "members": [ME, "unknown"]}, None),
+        ({"run_tokens_per_s": 2624.0, "tokens_per_s": 0.0}, None),
+    ],
+)
+def test_the_swarm_computes_as_much_as_its_members_speeds_say(changes: dict[str, object], share: float | None) -> None:
+    assert round.swarm_busy(status(**changes)) == share
 
 
 def test_a_run_without_fragments_says_nothing_of_them() -> None:
@@ -156,7 +202,7 @@ def test_the_swarm_shows_how_each_peer_is_connected(link: str, width: int) -> No
     picture = Picture()
     picture.update(status(swarm=[replace(NEIGHBOUR, link=link), replace(NEIGHBOUR, liveness="gone", link="", heard_s=200)]))
     rows = [row.plain for row in swarm.draw(picture, width, 12, Look())]
-    assert any(row.rstrip().endswith(f" {link}") for row in rows) and any(row.rstrip().endswith("3 min ago") for row in rows)
+    assert any(f"  {link}" in row for row in rows) and any("3 min ago" in row for row in rows)
 
 
 def test_the_swarm_shows_no_half_of_a_number() -> None:
@@ -309,3 +355,81 @@ def test_curves_have_units_a_legend_and_a_zoom(zoom: int, unit: int, caption: st
     assert rows[-1].replace(" k", "_k").split() == [tick.replace(" ", "_") for tick in ticks]
     ends = [row for row in rows if row.endswith(("training", "held out", "code")) or row.endswith("[31mred[bol")]
     assert len(ends) == 4, "each line has its name at its end"
+
+
+def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
+    near = replace(
+        NEIGHBOUR,
+        link="direct",
+        reach="home network",
+        round_trip_s=0.0031,
+        line_up_bytes_per_s=5e6,
+        line_down_bytes_per_s=2e7,
+        known_s=7500.0,
+        team="bees",
+    )
+    picture = Picture()
+    picture.update(status(swarm=[replace(near, up_bytes=1000, down_bytes=0)]))
+    picture.update(status(swarm=[replace(near, up_bytes=25_000, down_bytes=4_000)], uptime_s=7502.0))
+    ranked = {"members": [_member(ME, 9), _member(OTHER, 3)], "untold": 0}
+    picture.contributions = Contributions.from_fields(ranked)
+    for number, event in enumerate(
+        (ev.AuditDone(3, 2, 2, {OTHER: 2}), ev.AuditDone(4, 1, 1, {OTHER: 1}), ev.MemberLost(5, OTHER))
+    ):
+        picture.apply(Stamped(0.0, float(number), event))
+    look = Look(alone=True, chosen=OTHER)
+    rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
+    assert rows[-8:] == [
+        f"peer      kitchen  {OTHER}",
+        "work      trainer, ready, 2.0 k tokens/s; 12 rounds, step 20 of the next",
+        "counted   3 rounds, 300 tokens (25.0 %); place 2 of 2; team bees",
+        "audits    3 averages recomputed here, all right; stopped delivering in 1 exchange",
+        "link      direct, home network, 3.1 ms; 12.0 kB/s to it, 2.0 kB/s from it",
+        "its line  5.0 MB/s up, 20.0 MB/s down, by its own measurements",
+        "seen      alive, heard 1 s ago; known for 2 h 5 min; version 0.1",
+        "address   -",
+    ]
+    picture.apply(Stamped(0.0, 9.0, ev.PeerEjected(OTHER, "signed a wrong average", "ab")))
+    rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
+    assert rows[-5] == "audits    ! ejected: signed a wrong average"
+
+
+def _member(peer: str, rounds: int) -> dict[str, object]:
+    return {"peer": peer, "share": rounds / 12, "rounds": rounds, "tokens": 100 * rounds, "batches": 0, "accepted_tokens": 0}
+
+
+def test_the_swarm_by_distance_has_a_heading_for_each_group() -> None:
+    trips = {"far": 0.14, "near": 0.012, "nearer": 0.011, "unknown": None}
+    others = [replace(NEIGHBOUR, name=name, peer=name, reach="internet", round_trip_s=trip) for name, trip in trips.items()]
+    others += [replace(NEIGHBOUR, name="beside", peer="beside", reach="this computer", round_trip_s=0.00004)]
+    picture = Picture()
+    picture.update(status(swarm=others))
+    order = [title for title, _ in swarm.ORDERS].index(swarm.DISTANCE)
+    rows = [row.plain.rstrip() for row in swarm.draw(picture, 118, 24, Look(alone=True, order=order))]
+    assert [row.split("  ")[0].split(" …")[0] for row in rows[1:11]] == [
+        "attic (me)",
+        "this computer: 1 peer",
+        "beside",
+        "nearer than 50 ms: 2 peers",
+        "nearer",
+        "near",
+        "farther: 1 peer",
+        "far",
+        "without a measured connection: 1 peer",
+        "unknown",
+    ]
+
+
+def test_down_goes_from_peer_to_peer_over_the_headings() -> None:
+    picture, look = Picture(), Look(alone=True, order=len(swarm.ORDERS) - 1)
+    picture.update(status(swarm=[NEIGHBOUR]))
+    swarm.draw(picture, 98, 18, look)
+    look.moved = 1
+    swarm.draw(picture, 98, 18, look)
+    assert look.chosen == OTHER
+
+
+@pytest.mark.parametrize("given", [{}, {"members": 3}, {"members": [3], "untold": 0}, {"members": [], "untold": "x"}])
+def test_what_is_no_ledger_is_a_value_error(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Contributions.from_fields(given)

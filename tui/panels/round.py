@@ -6,19 +6,24 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from peer.formatting import bar, clean, duration, fit, many, naming, of_fragment, pad, short
+from peer.formatting import bar, clean, fit, naming, of_fragment, pad, short
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
-from tui.picture import PARTS, TRAINED_AHEAD, Picture, RoundPicture
+from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
 
 TITLE = "Round"
 NAME = 24
 AHEAD, WAITING = "ahead", "waiting"
 """Words for the training for the next round, in place of a phase."""
+CELLS = {TRAINING: "█#", WAIT: "░.", EXCHANGE: "▓=", VOTES: "▒+", COMMIT: "▄-"}
+"""Characters of the parts in a round's bar, with and without Unicode."""
+ROUND, BUSY, MEMBERS = 7, 8, 9
+COLUMNS = {TRAINING: 8, WAIT: 7, EXCHANGE: 11, VOTES: 8, COMMIT: 9}
+LEAST_BAR, MEMBERS_FROM = 10, 90
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw the peers still missing, a bar for each trainer, the remedy for the wait, and past rounds if there is room."""
+    """Draw the peers still missing, a bar for each trainer, the remedy for the wait, and the times of rounds below."""
     status = picture.status
     if status is None:
         return []
@@ -38,10 +43,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if len(others) > room > 0:
         lines[-1] = line((fit(f"and {len(others) - room + 1} more trainers", width), FAINT))
     lines += [line(each) for each in todo]
-    past = [each for each in picture.rounds if each.mine is not None]
-    rows = range(len(past) - 1, -1, -1)
-    shown = look.window(len(past), height - len(lines))
-    return [*lines, *(_past(past[rows[place]], width) for place in shown)]
+    return [*lines, *_timeline(picture, status, width, height - len(lines), look)]
 
 
 def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
@@ -75,9 +77,73 @@ def _progress(name: str, phase: str, steps: int, inner_steps: int, width: int, l
     return line(pad(name, NAME), (bar(done, total, room, unicode=look.unicode), style), fit(tail, width - NAME - room))
 
 
-def _past(past: RoundPicture, width: int) -> Text:
-    parts = ", ".join(f"{part} {duration(past.seconds[part])}" for part in PARTS if past.seconds.get(part))
-    parts += f", trained ahead for {duration(past.seconds[TRAINED_AHEAD])}" if past.seconds.get(TRAINED_AHEAD) else ""
-    which = f"round {past.round}{of_fragment(past.fragment, past.fragments)}"
-    whose = many(past.members, "member") + ("" if past.mine else ", without us")
-    return line((fit(f"{which}: {whose}" + (f"; {parts}" if parts else ""), width), FAINT))
+def swarm_busy(status: PeerStatus) -> float | None:
+    """Return the share of the last round in which its members computed; None while a member's speed is unknown.
+
+    It is the rate at which the run read tokens, over the sum of the rates at which its members train.
+    """
+    rates = {known.peer: known.tokens_per_s for known in status.swarm} | {status.peer: status.tokens_per_s}
+    speeds = [rates.get(peer, 0.0) for peer in status.members]
+    if status.run_tokens_per_s is None or not speeds or not all(speed > 0 for speed in speeds):
+        return None
+    return min(1.0, status.run_tokens_per_s / sum(speeds))
+
+
+def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, look: Look) -> list[Text]:
+    """Draw the share of time spent computing, and the parts of the running and the past rounds in seconds and as bars."""
+    running = picture.running()
+    rounds = [
+        *([running] if running is not None else []),
+        *(each for each in reversed(picture.rounds) if each.mine is not None),
+    ]
+    has_members = width >= MEMBERS_FROM
+    room = width - ROUND - sum(COLUMNS.values()) - BUSY - MEMBERS * has_members - 2
+    room = room if room >= LEAST_BAR else 0
+    marks = {part: f"{CELLS[part][not look.unicode]} " if room else "" for part in PARTS}
+    heads = [f"{marks[part]}{part.upper()}".rjust(columns) for part, columns in COLUMNS.items()]
+    titles = ["ROUND".ljust(ROUND), *heads, "BUSY".rjust(BUSY), "MEMBERS".rjust(MEMBERS) if has_members else ""]
+    lines = [line((fit(_utilisation(status), width), STRONG)), line((fit("".join(titles), width), FAINT))]
+    shown = look.window(len(rounds), height - len(lines))
+    if not shown:
+        return []
+    longest = max(_length(rounds[place]) for place in shown)
+    return lines + [_times(rounds[place], longest, width, room, look) for place in shown]
+
+
+def _utilisation(status: PeerStatus) -> str:
+    """Say which share of the time this peer and the swarm compute."""
+    swarm = swarm_busy(status)
+    mine = f"{100 * status.busy_share:.0f} % here (last hour)" if status.busy_share is not None else ""
+    all_of_us = f"{100 * swarm:.0f} % in the swarm (last round)" if swarm is not None else ""
+    told = ", ".join(each for each in (mine, all_of_us) if each)
+    return f"computing {told}; in seconds:" if told else "rounds in seconds:"
+
+
+def _times(told: RoundPicture, longest: float, width: int, room: int, look: Look) -> Text:
+    """Draw the seconds of each part of a round, the share of them spent computing, and a bar of the parts."""
+    cells = [
+        (f"{seconds:.1f}" if (seconds := told.seconds.get(part, 0.0)) else "-").rjust(columns)
+        for part, columns in COLUMNS.items()
+    ]
+    name = f"{told.round}" + (f".{told.fragment + 1}" if told.fragments > 1 else "")
+    members = f"{told.members or '-':>{MEMBERS}}" if width >= MEMBERS_FROM else ""
+    text = fit("".join((name.ljust(ROUND), *cells, _busy(told).rjust(BUSY), members)), width)
+    parts, so_far, taken = list[tuple[str, str]](), 0.0, 0
+    for part in PARTS if room and longest > 0 else ():
+        so_far += told.seconds.get(part, 0.0)
+        end = round(room * so_far / longest)
+        parts.append((CELLS[part][not look.unicode] * (end - taken), GOOD if part == TRAINING else ""))
+        taken = end
+    return line((text, "" if told.mine is None else FAINT), "  ", *parts)
+
+
+def _length(told: RoundPicture) -> float:
+    return sum(told.seconds.get(part, 0.0) for part in PARTS)
+
+
+def _busy(told: RoundPicture) -> str:
+    if told.mine is None:
+        return "running"
+    if not told.mine:
+        return "absent"
+    return f"{100 * told.busy_share:.0f} %" if told.busy_share is not None else "-"

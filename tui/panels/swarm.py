@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
+from math import inf
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, duration, fit, pad, short
+from peer.formatting import amount, clean, columns, duration, fit, many, pad, short, size
+from protocol.events.rollout_tally import ACCEPTED, REJECTED
 from protocol.events.status import PeerStatus, SwarmPeer
+from tui.contributions import Contributions
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
-from tui.picture import Picture
+from tui.picture import PeerAudit, Picture
 
 TITLE = "Swarm"
 NAME = 24
-WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
-"""Widths of name, role, phase, round, rate, share and link.  Columns are never cut, because a cut number is wrong."""
-DETAILS = 6
+WIDTHS = (NAME, 10, 11, 5, 8, 7, 12, 12, 10)
+"""Widths of name, role, phase, round, rate, share, link, distance and tokens so far.
+
+Columns are never cut, because a cut number is wrong.
+"""
+DETAILS = 8
 """Lines of the details of a peer."""
-LEAST_HEIGHT = 14
+LEAST_HEIGHT = 16
 """Lines of the panel below which the details would leave too few peers."""
-ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
-    ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
-    ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
-    ("round", lambda known: (-known.round, -known.steps, known.peer)),
-    ("last seen", lambda known: (-known.heard_s, known.peer)),
+NEAR_S = 0.05
+"""Round trip below which a peer on the internet is near."""
+GROUPS = ("this computer", "home network", f"nearer than {1000 * NEAR_S:.0f} ms", "farther", "without a measured connection")
+"""Groups of peers by their distance in the network."""
+DISTANCE = "distance"
+ORDERS: tuple[tuple[str, Callable[[SwarmPeer, Contributions], tuple[object, ...]]], ...] = (
+    ("name", lambda known, _: (known.liveness != "alive", known.name.lower(), known.peer)),
+    ("tokens/s", lambda known, _: (-known.tokens_per_s, known.peer)),
+    ("round", lambda known, _: (-known.round, -known.steps, known.peer)),
+    ("last seen", lambda known, _: (-known.heard_s, known.peer)),
+    ("tokens so far", lambda known, counted: (each.rank if (each := counted.of.get(known.peer)) else inf, known.peer)),
+    (DISTANCE, lambda known, _: (_group(known), known.round_trip_s or inf, known.peer)),
 )
 
 
@@ -35,59 +48,158 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if status is None:
         return []
     title, key = ORDERS[look.order % len(ORDERS)]
-    others = sorted(status.swarm, key=key)
+    others = sorted(status.swarm, key=lambda known: key(known, picture.contributions))
     if look.search:
         others = [known for known in others if look.search.lower() in f"{known.name} {known.peer}".lower()]
     totals = defaultdict(float, {status.role: status.tokens_per_s})
     for known in others:
         totals[known.role] += known.tokens_per_s if known.liveness == "alive" else 0.0
-    titles = (f"{'PEER':<{NAME}}", f"{'ROLE':<10}", f"{'PHASE':<11}", "ROUND", f"{'TOK/S':>8}", f"{'SHARE':>7}", "  LINK")
+    titles = (
+        f"{'PEER':<{NAME}}",
+        f"{'ROLE':<10}",
+        f"{'PHASE':<11}",
+        "ROUND",
+        f"{'TOK/S':>8}",
+        f"{'SHARE':>7}",
+        "  LINK",
+        f"{'DISTANCE':>12}",
+        f"{'TOKENS':>10}",
+    )
     head = _shown(titles, width)
-    lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
+    lines = [line((fit(f"{head}   by {title}" if width > columns(head) + 20 else head, width), STRONG))]
     if look.alone and height >= LEAST_HEIGHT:
-        return lines + _with_details([_me(status), *others], totals, width, height - 1, look)
-    lines.append(_row(_me(status), totals, width, mine=True))
+        rows = _grouped(others) if title == DISTANCE else others
+        return lines + _with_details([_me(status), *rows], totals, picture, width, height - 1, look)
+    lines.append(_row(_me(status), totals, picture, width, mine=True))
     shown = look.window(len(others), height - len(lines))
-    lines += [_row(others[place], totals, width) for place in shown]
+    lines += [_row(others[place], totals, picture, width) for place in shown]
     if shown and len(shown) < len(others):
         lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
     return lines
 
 
+def _group(known: SwarmPeer) -> int:
+    """Return the place in `GROUPS` of a peer."""
+    if known.reach in GROUPS[:2]:
+        return GROUPS.index(known.reach)
+    if known.round_trip_s is None:
+        return len(GROUPS) - 1
+    return 2 if known.round_trip_s < NEAR_S else 3
+
+
+def _grouped(peers: Sequence[SwarmPeer]) -> list[SwarmPeer | str]:
+    """Return the peers, with a heading before each group."""
+    found = list[SwarmPeer | str]()
+    for group, members in groupby(peers, key=_group):
+        known = [*members]
+        found += [f"{GROUPS[group]}: {many(len(known), 'peer')}", *known]
+    return found
+
+
 def _with_details(
-    peers: Sequence[SwarmPeer], totals: Mapping[str, float], width: int, height: int, look: Look
+    rows: Sequence[SwarmPeer | str], totals: Mapping[str, float], picture: Picture, width: int, height: int, look: Look
 ) -> list[Text]:
-    """Draw a page of peers, with the chosen one on it, and its details below.  The first peer is this one."""
-    places = {known.peer: place for place, known in enumerate(peers)}
+    """Draw a page of peers and headings, with the chosen peer on it, and its details below.  The first peer is this one."""
+    peers = [(place, row) for place, row in enumerate(rows) if isinstance(row, SwarmPeer)]
+    places = {known.peer: place for place, (_, known) in enumerate(peers)}
     chosen = max(0, min(places.get(look.chosen, 0) + look.moved, len(peers) - 1))
-    look.chosen, look.moved, look.scroll = peers[chosen].peer, 0, 0
+    at, known = peers[chosen]
+    look.chosen, look.moved, look.scroll = known.peer, 0, 0
     room = height - DETAILS - 2
-    first = chosen // room * room
+    first = at // room * room
     lines = [
-        _row(known, totals, width, mine=place == 0, chosen=place == chosen)
-        for place, known in list(enumerate(peers))[first : first + room]
+        _row(row, totals, picture, width, mine=place == 0, chosen=place == at)
+        if isinstance(row, SwarmPeer)
+        else line((fit(row, width), FAINT))
+        for place, row in list(enumerate(rows))[first : first + room]
     ]
     lines += [line("")] * (room - len(lines))
     found = f", with {look.search!r} in the name or ID" if look.search else ""
     keys = f"{chosen + 1} of {len(peers)}{found}; up and down choose, / finds, s sorts"
-    return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(peers[chosen], width)]
+    return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(known, picture, width)]
 
 
-def _details(known: SwarmPeer, width: int) -> list[Text]:
+def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
     """Draw what is known of a peer, in `DETAILS` lines."""
-    link = clean(known.link, 10) or "not connected"
-    heard = "this peer" if link == "me" else f"{clean(known.liveness, 12)}, heard {duration(known.heard_s)} ago; {link}"
     steps = f", step {known.steps} of the next" if known.steps else ""
+    has_line = known.line_up_bytes_per_s or known.line_down_bytes_per_s
+    its_line = f"{size(known.line_up_bytes_per_s)}/s up, {size(known.line_down_bytes_per_s)}/s down, by its own measurements"
     rows = (
         ("peer", f"{clean(known.name, 40)}  {known.peer}"),
-        ("work", f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {amount(known.tokens_per_s)} tokens/s"),
-        ("team", clean(known.team, 24) or "-"),
-        ("rounds", f"{known.round}{steps}"),
-        ("seen", f"{heard}; version {clean(known.version, 20) or 'unknown'}"),
+        (
+            "work",
+            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {amount(known.tokens_per_s)} tokens/s; "
+            f"{many(known.round, 'round')}{steps}",
+        ),
+        ("counted", _counted(known, picture)),
+        ("audits", _audited(known.peer, picture)),
+        ("link", _link(known, picture)),
+        ("its line", its_line if has_line else "not measured yet"),
+        ("seen", _seen(known)),
         ("address", ", ".join(clean(address, 100) for address in known.addresses[:3]) or "-"),
     )
     assert len(rows) == DETAILS
     return [line((f"{name:<10}", FAINT), fit(text, max(0, width - 10))) for name, text in rows]
+
+
+def _counted(known: SwarmPeer, picture: Picture) -> str:
+    """Return a peer's contribution by the records, and its team."""
+    team = f"; team {clean(known.team, 24)}" if clean(known.team, 24) else ""
+    credit = picture.contributions.of.get(known.peer)
+    if credit is None:
+        return ("nothing yet" if picture.contributions.peers else "not known yet") + team
+    told = f"{many(credit.rounds, 'round')}, {amount(credit.tokens)} tokens ({100 * credit.share:.1f} %)"
+    if credit.batches:
+        told += f", {many(credit.batches, 'batch', 'batches')} of {amount(credit.accepted_tokens)} tokens learned from"
+    return f"{told}; place {credit.rank} of {picture.contributions.peers}{team}"
+
+
+def _audited(peer: str, picture: Picture) -> str:
+    """Return the outcomes of this peer's checks of another one."""
+    known, batches = picture.audits.get(peer, PeerAudit()), picture.rollouts.last(author=peer)
+    if known.proven:
+        return f"! ejected: {clean(known.proven, 200)}"
+    aside = [each for each in picture.rollouts.aside if each.peer == peer]
+    verdicts = Counter(batch.verdict for batch in batches)
+    told = [
+        f"! set aside: {clean(aside[-1].reason, 100)}" if aside else "",
+        f"{many(known.right, 'average')} recomputed here, all right" if known.right else "",
+        f"{verdicts[ACCEPTED]} of the last {many(len(batches), 'batch', 'batches')} accepted, {verdicts[REJECTED]} rejected"
+        if batches
+        else "",
+        f"stopped delivering in {many(known.lost, 'exchange')}" if known.lost else "",
+    ]
+    return "; ".join(each for each in told if each) or "nothing checked here yet"
+
+
+def _link(known: SwarmPeer, picture: Picture) -> str:
+    """Return a peer's connection, its distance and its present rates."""
+    if known.link == "me":
+        return "this peer"
+    if not known.link:
+        return "not connected"
+    up, down = picture.peer_rates.get(known.peer, (0.0, 0.0))
+    parts = (clean(known.link, 10), known.reach if known.reach in GROUPS else "", _round_trip(known))
+    return f"{', '.join(each for each in parts if each)}; {size(up)}/s to it, {size(down)}/s from it"
+
+
+def _seen(known: SwarmPeer) -> str:
+    version = f"version {clean(known.version, 20) or 'unknown'}"
+    if known.link == "me":
+        return f"started {duration(known.known_s)} ago; {version}"
+    since = f"known for {duration(known.known_s)}; " if known.known_s else ""
+    return f"{clean(known.liveness, 12)}, heard {duration(known.heard_s)} ago; {since}{version}"
+
+
+def _round_trip(known: SwarmPeer) -> str:
+    trip = known.round_trip_s
+    return "" if trip is None else f"{1000 * trip:.1f} ms" if trip < 0.01 else f"{1000 * trip:.0f} ms"
+
+
+def _distance(known: SwarmPeer) -> str:
+    """Return a peer's distance in a few characters."""
+    where = {"this computer": "here", "home network": "home"}.get(known.reach, "")
+    return f"{where} {_round_trip(known)}".strip() or "-"
 
 
 def _me(status: PeerStatus) -> SwarmPeer:
@@ -104,14 +216,25 @@ def _me(status: PeerStatus) -> SwarmPeer:
         heard_s=0.0,
         version=status.version,
         team=status.team,
+        known_s=status.uptime_s,
+        addresses=status.addresses,
     )
 
 
-def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False, chosen: bool = False) -> Text:
+def _row(
+    known: SwarmPeer,
+    totals: Mapping[str, float],
+    picture: Picture,
+    width: int,
+    *,
+    mine: bool = False,
+    chosen: bool = False,
+) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
     total = totals[known.role]  # total of its role: generated tokens and trained tokens cannot be compared
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
+    counted = picture.contributions.of.get(known.peer)
     cells = (
         pad(f"{clean(known.name, 15)} {short(known.peer)}", NAME),
         f"{fit(known.role, 9):<10}",
@@ -119,7 +242,9 @@ def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: boo
         f"{known.round:>5}",
         f"{amount(known.tokens_per_s):>8}",
         f"{share:>7}",
-        f"  {link}",
+        f"  {link:<10}",
+        f"{_distance(known) if not mine else '':>12}",
+        f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
     style = GOOD if mine else "" if alive else WARNING
     return line((fit(_shown(cells, width), width), f"{style} reverse".strip() if chosen else style))

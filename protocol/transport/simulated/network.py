@@ -20,6 +20,7 @@ from protocol.transport.interface import (
     MAX_REQUEST_BYTES,
     Bandwidth,
     Handlers,
+    LinkMeasurement,
     Offence,
     Refused,
     Traffic,
@@ -58,6 +59,10 @@ class MemoryNetwork(Endpoint):
     def link(self, peer: PeerId) -> str:
         """Return "direct" for every peer that we can reach, else ""."""
         return "direct" if peer in self.connected() else ""
+
+    def measured_link(self, peer: PeerId) -> LinkMeasurement:
+        """Return no measurements: there are no sockets."""
+        return LinkMeasurement()
 
     def welcome(self, peer: PeerId) -> None:
         """Do nothing: there are no strangers here."""

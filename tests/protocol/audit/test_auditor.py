@@ -12,8 +12,9 @@ from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
 from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash
-from protocol.audit.auditor import Auditor
+from protocol.audit.auditor import Auditor, Finding
 from protocol.audit.evidence import Law, TwoStatements, judge
+from protocol.events.events import AuditDone, Event
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity
@@ -96,3 +97,18 @@ def test_what_is_no_contradiction_convicts_nobody() -> None:
     by_successor = {0: signed(0, ENTRIES[0], BOB)}
     assert found(by_successor, [OTHER, *ENTRIES[1:]]) == [], "a successor may average another version"
     assert found(AS_RECEIVED, [OTHER] * 3, forged=True) == [], "the proposer made the signatures up"
+
+
+def test_an_audit_tells_whose_averages_were_right() -> None:
+    class Sure(Auditor):
+        async def _audit(self, case: Any, chunk: int) -> Finding:
+            return Finding.RIGHT
+
+    nothing: Any = SimpleNamespace(data=None)
+    events: list[Event] = []
+    replica: Any = SimpleNamespace(layouts=LAW.layouts, manifest=SimpleNamespace(aggregation=LAW.rule))
+    auditor = Sure(a_session(RUN, TableNetwork(), events), replica, at_once, nothing, nothing)
+    signatures = [AS_RECEIVED[chunk].signature for chunk in range(3)]
+    trio.run(auditor.check, RECORD, ENTRIES, _provenance(signatures), None, None)
+    [(peer, right)] = [pair for event in events if isinstance(event, AuditDone) for pair in event.right.items()]
+    assert peer in (ANN.peer_id, BOB.peer_id) and right == 1

@@ -15,7 +15,15 @@ from protocol.transport import bulk_flows as flows_module
 from protocol.transport import bulk_link as link_module
 from protocol.transport.addresses import ANY_IPV4, has_ipv6
 from protocol.transport.bulk_link import FrameKind, Link, SocketState
-from protocol.transport.interface import MAX_PUSH_BYTES, Landing, NetworkError, Offence, Refused, Unreachable
+from protocol.transport.interface import (
+    MAX_PUSH_BYTES,
+    Landing,
+    LinkMeasurement,
+    NetworkError,
+    Offence,
+    Refused,
+    Unreachable,
+)
 from protocol.transport.library import library_id
 from protocol.transport.network import Libp2pNetwork
 from protocol.wire.identity import PeerId
@@ -42,6 +50,10 @@ def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None
             await two.push(one.peer_id, b"empty", memoryview(b""), timeout_s=PATIENCE_S)
             assert a.buffers[b"empty"] == b""
             assert one.traffic().up_bytes >= 5 * len(DATA) and two.traffic().down_bytes >= 5 * len(DATA)
+            out, back = one.measured_link(two.peer_id), two.measured_link(one.peer_id)
+            assert out.reach == back.reach == "this computer" and out.round_trip_s is not None and out.round_trip_s < 1
+            assert out.up_bytes >= 5 * len(DATA) and back.down_bytes >= 5 * len(DATA)
+            assert one.measured_link(one.peer_id) == LinkMeasurement(), "not connected"
             with pytest.raises(NetworkError, match="limit"):
                 await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=PATIENCE_S)
 
