@@ -30,9 +30,9 @@ def test_a_round_says_how_long_each_part_took() -> None:
         (24.0, ev.PhaseChanged("ready", "waiting for members", "")),
     )
     first, second = picture.rounds
-    assert first.seconds == {"training": 10.0, "exchange": 5.0, "commit": 3.0}
+    assert first.seconds == {"train": 10.0, "wait": 2.0, "exchange": 3.0, "votes": 1.0, "commit": 3.0}
     assert (first.members, first.mine, second.round, second.mine) == (2, True, 1, None)
-    assert second.seconds == {"training": 5.0}
+    assert second.seconds == {"train": 5.0}
 
 
 def test_steps_for_the_next_round_leave_the_current_one_as_it_is() -> None:
@@ -51,7 +51,7 @@ def test_steps_for_the_next_round_leave_the_current_one_as_it_is() -> None:
         (11.0, ready),
     )
     first, second = picture.rounds
-    assert first.seconds == {"training": 2.0, "exchange": 6.0, "commit": 1.0, "trained ahead": 4.0}
+    assert first.seconds == {"train": 2.0, "wait": 3.0, "exchange": 3.0, "commit": 1.0, "trained ahead": 4.0}
     assert (first.members, first.fragment, first.fragments, second.round, second.mine) == (1, 0, 4, 1, None)
 
 
