@@ -29,7 +29,16 @@ from peer.cli import build_parser
 from peer.errors import ExitCode
 from peer.settings.preferences import SETTINGS, Setting
 from protocol.events.events import EVENTS, PROGRESS
-from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus, RolloutStatus, RunDefinition, RunMixture, SwarmPeer
+from protocol.events.status import (
+    ComputerStatus,
+    ContributionStatus,
+    GpuStatus,
+    PeerStatus,
+    RolloutStatus,
+    RunDefinition,
+    RunMixture,
+    SwarmPeer,
+)
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import DERIVED
 
@@ -40,7 +49,7 @@ PICTURES = {
     "interface.svg": "test_a_run_that_says_what_it_is_for[together-120x40].svg",
     "training.svg": "test_a_run_that_says_what_it_is_for[training-80x24].svg",
     "run.svg": "test_a_run_that_says_what_it_is_for[run-80x24].svg",
-    "me.svg": "test_a_panel_alone[6-me-80x24].svg",
+    "me.svg": "test_the_owner_of_a_gpu[alone-80x24].svg",
     "rollouts.svg": "test_the_rollouts_alone[writer-80x24].svg",
 }
 """Pictures in docs/pictures, each with the snapshot that it is a copy of."""
@@ -283,6 +292,7 @@ def status_page() -> str:
         ("`mixtures` of `run_definition`", RunMixture, {}),
         ("`computer`", ComputerStatus, {}),
         ("`gpus` of `computer`", GpuStatus, {}),
+        ("`contribution`", ContributionStatus, {}),
     ):
         names = [field.name for field in dataclasses.fields(cls)]
         general, found = "", dict(more)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.short_id import short_id
 
 if TYPE_CHECKING:
-    from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus
+    from protocol.events.status import GpuStatus, PeerStatus
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -199,32 +199,62 @@ def energy(joules: float) -> str:
 
 
 def gpu_line(gpu: GpuStatus) -> str:
-    """Describe a GPU: its model, memory, load, temperature and power, as far as its driver tells them."""
-    parts = [clean(gpu.name, 60)] if gpu.name else []
-    if gpu.memory_used is not None and gpu.memory_total is not None:
-        parts.append(f"{size(gpu.memory_used)} of {size(gpu.memory_total)}")
+    """Describe a GPU: its load, power, temperature, memory and model, as far as its driver tells them."""
+    parts = []
     if gpu.busy_share is not None:
         parts.append(f"{100 * gpu.busy_share:.0f} % busy")
-    if gpu.temperature is not None:
-        parts.append(f"{gpu.temperature:.0f} °C")
     if gpu.watts is not None:
         parts.append(f"{gpu.watts:.0f} W")
+    if gpu.temperature is not None:
+        parts.append(f"{gpu.temperature:.0f} °C")
+    if gpu.memory_used is not None and gpu.memory_total is not None:
+        parts.append(f"{size(gpu.memory_used)} of {size(gpu.memory_total)}")
+    if gpu.name:
+        parts.append(clean(gpu.name, 60))
     return ", ".join(parts) or "no figures"
 
 
-def computer_rows(computer: ComputerStatus | None) -> list[tuple[str, str]]:
-    """Describe this computer: a word and a text for each GPU, the processor with the memory, and the energy."""
+def computer_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """Describe the peer's computer: a word and a text for each GPU, the energy, and the processor with the memory."""
+    computer = status.computer
     if computer is None:
         return []
     rows = [("gpu", gpu_line(gpu)) for gpu in computer.gpus]
-    used = f"{size(computer.memory_used)} of {size(computer.memory_total)} of memory"
-    busy = [f"{100 * computer.busy_share:.0f} % busy"] if computer.busy_share is not None else []
-    power = [f"{computer.watts:.0f} W"] if computer.watts is not None else []
-    rows.append(("processor", ", ".join([clean(computer.processor, 60), *busy, *power, used])))
     if computer.joules is not None or computer.all_joules is not None:
         now = f"{energy(computer.joules or 0.0)} since the start"
         rows.append(("energy", f"{now}, {energy(computer.all_joules or 0.0)} in all"))
+    used = f"{size(computer.memory_used)} of {size(computer.memory_total)} of memory"
+    busy = [f"{100 * computer.busy_share:.0f} % busy"] if computer.busy_share is not None else []
+    power = [f"{computer.watts:.0f} W"] if computer.watts is not None else []
+    rows.append(("processor", ", ".join([*busy, *power, used, clean(computer.processor, 60)])))
     return rows
+
+
+def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """Describe the peer's contribution: a word and a text for its tokens with its rank, and for its rounds."""
+    given = status.contribution
+    if given is None:
+        return []
+    place = f"; rank {given.rank} of {given.contributors}" if given.rank is not None else ""
+    days = f", {given.days} days in a row" if given.days > 1 else ""
+    return [
+        ("given", f"{amount(given.tokens_today)} tokens today, {amount(given.tokens)} in all{place}"),
+        ("counted", f"{given.rounds} of {many(status.round, 'round')}, the last {given.streak} in a row{days}"),
+    ]
+
+
+def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """Describe the planned rests of the peer, and the limits in force: a word and a text for each.
+
+    Nothing of a peer that has not read its computer yet, or is too old to tell.
+    """
+    if status.computer is None:
+        return []
+    memory = status.computer.memory_limit
+    limits = [f"{clean(name)} {clean(shown)}" for name, shown in status.limits.items()]
+    limits += [f"memory {size(memory)} (container)"] if memory is not None else []
+    rests = clean(status.next_rest, 300) or "none planned; `peer config schedule` plans hours"
+    return [("rests", rests), ("limits", ", ".join(limits) or "none; `peer config` sets some")]
 
 
 def of_fragment(fragment: int, fragments: int) -> str:

@@ -109,8 +109,10 @@ def describe_status(status: PeerStatus) -> list[str]:
         amount,
         clean,
         computer_rows,
+        contribution_rows,
         duration,
         goal_line,
+        limit_rows,
         many,
         number,
         of_fragment,
@@ -136,6 +138,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
+    rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
         f"run       {clean(status.run_name)} {status.run}",
@@ -153,7 +156,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         *blocks,
         f"trainer   {trainer_line(status)}",
-        *(f"{word:<9} {text}" for word, text in computer_rows(status.computer)),
+        *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {status.version}",
         f"reachable {_reachable(status)}",
         f"members   {_members(status)}, {many(status.peers, 'other peer')} here",

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from peer.errors import ExitCode, PeerError
-from protocol.events.status import PeerStatus, RolloutStatus
+from protocol.events.status import ComputerStatus, PeerStatus, RolloutStatus
 from protocol.wire.presence import Phase
 
 HOST = "127.0.0.1"
@@ -43,6 +43,11 @@ def families(status: PeerStatus) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
     if status.rollouts is not None:
         yield from _of_rollouts(status.rollouts)
+    if status.computer is not None:
+        yield from _of_computer(status.computer)
+    if status.contribution is not None:
+        text = "Tokens of this peer's work that the record chain credits to it."
+        yield GaugeMetricFamily("manyhands_credited_tokens", text, value=status.contribution.tokens)
     for way, count in (("up", status.up_bytes), ("down", status.down_bytes)):
         yield CounterMetricFamily(f"manyhands_{way}_bytes", f"Bytes {way} since the start, all channels.", value=count)
 
@@ -74,6 +79,24 @@ def _of_rollouts(told: RolloutStatus) -> Iterator[Metric]:
         ("accepted_tokens", "Tokens of this peer's rollouts that records name.", told.accepted_tokens),
     ):
         yield CounterMetricFamily(f"manyhands_{name}", text, value=value)
+
+
+def _of_computer(computer: ComputerStatus) -> Iterator[Metric]:
+    for name, text, figure in (
+        ("gpu_busy_share", "Share of about a second in which the GPU worked.", "busy_share"),
+        ("gpu_memory_used_bytes", "Memory of the GPU that all programs use.", "memory_used"),
+        ("gpu_temperature_celsius", "Temperature of the GPU.", "temperature"),
+        ("gpu_power_watts", "Power that the GPU draws.", "watts"),
+    ):
+        family = GaugeMetricFamily(f"manyhands_{name}", text, labels=["gpu"])
+        for number, gpu in enumerate(computer.gpus):
+            if (value := getattr(gpu, figure)) is not None:
+                family.add_metric([str(number)], value)
+        if family.samples:
+            yield family
+    if computer.joules is not None:
+        text = "Energy that the GPUs and the processor drew while the peer did not rest."
+        yield CounterMetricFamily("manyhands_energy_joules", text, value=computer.joules)
 
 
 def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:

@@ -22,6 +22,7 @@ import trio
 from peer.console.display import Output, Style, show
 from peer.console.streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
+from peer.control.contribution import ContributionCount, ContributionMonitor
 from peer.control.curves import RunCurves, logged_curves
 from peer.control.event_log import LOG_NAMES, EventLog, log_file
 from peer.control.metrics import serve_metrics
@@ -39,7 +40,7 @@ from peer.rests.keeper import in_a_thread
 from peer.rests.reasons import TimedPause, keep_pause, kept_pause
 from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
-from peer.settings.preferences import SETTINGS
+from peer.settings.preferences import SETTINGS, limits_in_force
 from peer.tracking.child import keep_tracking
 from protocol.chain.store import Store
 from protocol.disk import StoreFailed
@@ -187,6 +188,8 @@ class Daemon:
         hardware = Hardware(lambda: settings.live.now.gpus or "0")
         meter = EnergyMeter(settings.data_dir)
         self._hardware = HardwareMonitor(meter, in_a_thread(hardware.read), lambda: self._lives.is_working)
+        count = ContributionCount(choice.run, identity.peer_id, run_dir(settings.data_dir, choice.run))
+        self._contribution = ContributionMonitor(count, lambda: node.tip if (node := self._lives.node) else None)
         self._scope = trio.CancelScope()
         """Cancel scope of all work that a second signal interrupts."""
         self._shown = trio.Event()
@@ -211,6 +214,7 @@ class Daemon:
                 nursery.start_soon(controls.run)
                 nursery.start_soon(self._show)
                 nursery.start_soon(self._hardware.run)
+                nursery.start_soon(self._contribution.run)
                 nursery.start_soon(obey_signals, self, signals)
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.leave.ignore_closed_output)
                 if (port := self._settings.live.now.metrics_port) is not None:
@@ -335,6 +339,9 @@ class Daemon:
             reachability=reachability,
             run_definition=lives.part.run_definition(),
             computer=self._hardware.status,
+            contribution=self._contribution.status,
+            next_rest=lives.next_rest,
+            limits=limits_in_force(self._settings.live.now),
         )
 
     @property

@@ -216,6 +216,13 @@ class Lives:
         return not self._is_away and self.part.is_working
 
     @property
+    def next_rest(self) -> str:
+        """Description of the end of a pause, or of the rests that the settings plan; empty if there are none."""
+        if self._paused is not None:
+            return f"paused {self._paused.end(time.time())}"
+        return self.part.next_rest
+
+    @property
     def away(self) -> str:
         """Reason for staying out of the run, a sentence; empty if there is none."""
         return self._rest.detail if self._is_away and self._rest is not None else ""

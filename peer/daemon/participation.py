@@ -231,6 +231,11 @@ class Participation:
         """True while it may compute: it has a trainer, and no reason to rest."""
         return self._trainer is not None and self.node is not None and not self.node.rests
 
+    @property
+    def next_rest(self) -> str:
+        """Description of the rests that the settings plan; empty if there are none."""
+        return self._keeper.planned if self._keeper is not None else ""
+
     def addresses(self) -> list[str]:
         """Return the addresses at which this peer listens."""
         return list(self.network.addresses()) if self.network is not None else []

@@ -324,10 +324,21 @@ def _cpu_quota(folder: Path) -> float:
     return quota / period if quota > 0 and period > 0 else math.inf
 
 
+def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes to which control groups limit our memory; None if they do not limit it."""
+    limit = min(map(_memory_limit, _folders("memory", groups, membership)), default=UNLIMITED)
+    return limit if limit < UNLIMITED else None
+
+
+def _memory_limit(folder: Path) -> int:
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    return UNLIMITED if limit is None else min(limit, UNLIMITED)
+
+
 def _memory_left(folder: Path) -> int:
     """Return the bytes that the group may still use, including memory of file pages that can be dropped."""
-    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-    if limit is None or limit >= UNLIMITED:
+    limit = _memory_limit(folder)
+    if limit == UNLIMITED:
         return UNLIMITED
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
     kept = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)

@@ -21,7 +21,7 @@ import trio
 
 from peer.files import write_atomically
 from peer.formatting import clean
-from peer.resources.computer import open_nvml, visible_gpus
+from peer.resources.computer import memory_limit, open_nvml, visible_gpus
 from protocol.events.status import ComputerStatus, GpuStatus
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -63,6 +63,7 @@ class Hardware:
             busy_share=self._busy_share(),
             memory_used=int(memory.total - memory.available),
             memory_total=int(memory.total),
+            memory_limit=memory_limit(),
             watts=self._package.read(),
             gpus=[self._read_gpu(handle) for handle in self._handles()],
         )

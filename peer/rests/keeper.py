@@ -65,6 +65,32 @@ class Rest:
     detail: str
 
 
+def planned_rest(limits: RestLimits, now: datetime, is_portable: bool) -> str:
+    """Describe when a peer rests, or by the clock resumes, under these limits, as "from Monday 08:00, on battery".
+
+    Empty if it never rests.
+
+    is_portable: True if the computer has a battery.
+    """
+    clock = ""
+    if (schedule := limits.schedule) is not None:
+        change = schedule.next_change(now)
+        if schedule.allows(change) is not schedule.allows(now):
+            clock = f"{'from' if schedule.allows(now) else 'resumes at'} {change:%A %H:%M}"
+    planned = [
+        text
+        for holds, text in (
+            (bool(clock), clock),
+            (limits.unused_for is not None, "while somebody uses this computer"),
+            (is_portable and not limits.on_battery, "on battery"),
+            (limits.yield_gpu, "while other programs use the GPU"),
+            (limits.max_temperature is not None, f"above {limits.max_temperature or 0:.0f} °C"),
+        )
+        if holds
+    ]
+    return ", ".join(planned)
+
+
 class _Threshold:
     """Threshold with hysteresis.
 
@@ -186,6 +212,13 @@ class RestKeeper:
     def __init__(self, judge: RestJudge, ask: Ask, peer: Resting) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer
         self._changed = trio.Event()
+        self._reading: SensorReading | None = None
+
+    @property
+    def planned(self) -> str:
+        """Description of the rests that the limits plan; empty if there are none, and before the first reading."""
+        last = self._reading
+        return planned_rest(self._judge.limits, last.now, last.plugged is not None) if last is not None else ""
 
     def change(self, limits: RestLimits) -> None:
         """Judge by these limits, at once."""
@@ -199,6 +232,7 @@ class RestKeeper:
             self._changed = trio.Event()
             reading = await self._ask()
             rest = self._judge.judge(reading) if reading is not None else None
+            self._reading = reading or self._reading
             if rest is not None and rest != resting:
                 self._peer.rest(rest.why, rest.detail)
             if resting is not None and (rest is None or rest.why is not resting.why):

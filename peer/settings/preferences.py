@@ -309,6 +309,24 @@ class Preferences:
     log_format: str = _setting("human", "format of the log on standard output", one_of("human", "json"))
 
 
+LIMITS = (
+    "max_up",
+    "max_down",
+    "monthly_quota",
+    "max_disk",
+    "weights_cap",
+    "threads",
+    "max_power",
+    "max_temperature",
+)
+"""Settings that limit the use of this computer, unless they are not set."""
+
+
+def limits_in_force(now: Preferences) -> dict[str, str]:
+    """Return the limits that are set, as a person writes them, by name."""
+    return {name: SETTINGS[name].shown(value) for name in LIMITS if (value := getattr(now, name)) is not None}
+
+
 def _defined() -> dict[str, Setting]:
     return {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
 

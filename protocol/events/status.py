@@ -252,7 +252,8 @@ class ComputerStatus:
     """The computer of a peer, with all programs on it.
 
     processor: its model.  busy_share: share of the processor's time, 0 to 1, in which it worked in the last seconds; None
-    before the second reading.  memory_used, memory_total: bytes.  watts: power that the processor draws; None unless the
+    before the second reading.  memory_used, memory_total: bytes.  memory_limit: bytes that the peer's container or service
+    may use; None without a limit.  watts: power that the processor draws; None unless the
     system lets this user read it.  gpus: the GPUs that this peer may use.
     joules: energy that these GPUs and the processor drew since the peer's start while it did not rest; None if neither
     tells its power.  all_joules: the same for all peers of this data directory until now.
@@ -262,10 +263,31 @@ class ComputerStatus:
     busy_share: float | None = None
     memory_used: int = 0
     memory_total: int = 0
+    memory_limit: int | None = None
     watts: float | None = None
     gpus: list[GpuStatus] = field(default_factory=list)
     joules: float | None = None
     all_joules: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionStatus:
+    """Credit of a peer on the record chain, as `peer ledger` counts it.
+
+    rounds: rounds that count its work.  tokens: tokens that it trained, and those of its rollouts that were learned from.
+    tokens_today: those of them since midnight, local time.
+    rank: its place among the contributors, by tokens; None before its first credit.  contributors: peers with credit.
+    streak: number of the latest rounds in a row that count its work.  days: number of days in a row with such a round, up to
+    today or yesterday.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    tokens_today: int = 0
+    rank: int | None = None
+    contributors: int = 0
+    streak: int = 0
+    days: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,6 +441,10 @@ class PeerStatus(NodeStatus):
     reachability: the same for each address at which they see this peer or which it announces.
     run_definition: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
     computer: this computer, a map; None before its first reading.
+    contribution: credit of this peer on the record chain, a map; None before it is counted.
+    next_rest: a phrase that tells when this peer rests by its settings, such as "from Monday 08:00, on battery", or, while
+    it rests by the clock, when it resumes; empty if no rest is planned.
+    limits: the limits in force, as a person writes them, by the name of the setting.
     """
 
     pid: int
@@ -431,6 +457,9 @@ class PeerStatus(NodeStatus):
     reachability: dict[str, str] = field(default_factory=dict)
     run_definition: RunDefinition | None = None
     computer: ComputerStatus | None = None
+    contribution: ContributionStatus | None = None
+    next_rest: str = ""
+    limits: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
@@ -452,6 +481,7 @@ class PeerStatus(NodeStatus):
             nested = {
                 "run_definition": _run_definition(given.get("run_definition")),
                 "computer": _computer(given.get("computer")),
+                "contribution": _contribution(given.get("contribution")),
             }
             return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, **nested})
         except (TypeError, AttributeError) as error:
@@ -470,6 +500,10 @@ def _computer(given: Any) -> ComputerStatus | None:
         return None
     gpus = [GpuStatus(**_known(GpuStatus, each)) for each in given.get("gpus", ())]
     return ComputerStatus(**{**_known(ComputerStatus, given), "gpus": gpus})
+
+
+def _contribution(given: Any) -> ContributionStatus | None:
+    return ContributionStatus(**_known(ContributionStatus, given)) if given is not None else None
 
 
 def _known(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

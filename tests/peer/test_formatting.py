@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,12 @@ from peer.formatting import (
     attempted,
     clean,
     computer_rows,
+    contribution_rows,
     duration,
     endpoint,
     energy,
     gpu_line,
+    limit_rows,
     naming,
     number,
     roughly,
@@ -22,10 +25,10 @@ from peer.formatting import (
     size,
     to_go,
 )
-from protocol.events.status import ComputerStatus, GpuStatus
+from protocol.events.status import ComputerStatus, ContributionStatus, GpuStatus
 from protocol.short_id import short_id
 from protocol.wire.identity import Identity
-from tests.protocol.example_status import COMPUTER
+from tests.protocol.example_status import COMPUTER, status
 
 
 def test_numbers_have_units_that_a_person_reads() -> None:
@@ -72,15 +75,45 @@ def test_addresses_and_what_came_of_them() -> None:
 
 
 def test_a_computer_is_described_as_far_as_it_is_known() -> None:
-    assert computer_rows(COMPUTER) == [
-        ("gpu", "NVIDIA GeForce RTX 3090, 19.3 GB of 25.7 GB, 97 % busy, 71 °C, 298 W"),
-        ("processor", "AMD Ryzen 9 5950X 16-Core Processor, 14 % busy, 64 W, 11.8 GB of 33.5 GB of memory"),
+    assert computer_rows(status(computer=COMPUTER)) == [
+        ("gpu", "97 % busy, 298 W, 71 °C, 19.3 GB of 25.7 GB, NVIDIA GeForce RTX 3090"),
         ("energy", "750 Wh since the start, 42.0 kWh in all"),
+        ("processor", "14 % busy, 64 W, 11.8 GB of 33.5 GB of memory, AMD Ryzen 9 5950X 16-Core Processor"),
     ]
-    assert computer_rows(None) == []
+    assert computer_rows(status()) == []
     unknown = ComputerStatus(processor="x", memory_used=0, memory_total=1000, gpus=[GpuStatus()])
-    assert computer_rows(unknown) == [("gpu", "no figures"), ("processor", "x, 0 B of 1.0 kB of memory")]
-    assert gpu_line(GpuStatus(name="\x1b[2J", watts=0.4)) == "[2J, 0 W"
+    assert computer_rows(status(computer=unknown)) == [("gpu", "no figures"), ("processor", "0 B of 1.0 kB of memory, x")]
+    assert gpu_line(GpuStatus(name="\x1b[2J", watts=0.4)) == "0 W, [2J"
+
+
+def test_a_contribution_has_a_rank_once_there_is_credit_and_days_once_there_are_several() -> None:
+    given = ContributionStatus(
+        rounds=9, tokens=34_100_000, tokens_today=1_200_000, rank=3, contributors=12, streak=4, days=5
+    )
+    assert contribution_rows(status(contribution=given)) == [
+        ("given", "1.2 M tokens today, 34.1 M in all; rank 3 of 12"),
+        ("counted", "9 of 12 rounds, the last 4 in a row, 5 days in a row"),
+    ]
+    assert contribution_rows(status(contribution=ContributionStatus(days=1))) == [
+        ("given", "0 tokens today, 0 in all"),
+        ("counted", "0 of 12 rounds, the last 0 in a row"),
+    ]
+    assert contribution_rows(status()) == []
+
+
+def test_limits_and_rests_are_named_as_settings() -> None:
+    limited = replace(COMPUTER, memory_limit=8_000_000_000)
+    planned = "from Monday 08:00, on battery"
+    told = status(computer=limited, limits={"max_up": "20Mbit", "max_disk": "50GB"}, next_rest=planned)
+    assert limit_rows(told) == [
+        ("rests", planned),
+        ("limits", "max_up 20Mbit, max_disk 50GB, memory 8.0 GB (container)"),
+    ]
+    assert limit_rows(status(computer=COMPUTER)) == [
+        ("rests", "none planned; `peer config schedule` plans hours"),
+        ("limits", "none; `peer config` sets some"),
+    ]
+    assert limit_rows(status()) == [], "of an older peer, nobody knows"
 
 
 @pytest.mark.parametrize(

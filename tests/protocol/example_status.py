@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protocol.events.status import ComputerStatus, GpuStatus, PeerStatus, RunDefinition, RunMixture, SwarmPeer
+from protocol.events.status import (
+    ComputerStatus,
+    ContributionStatus,
+    GpuStatus,
+    PeerStatus,
+    RunDefinition,
+    RunMixture,
+    SwarmPeer,
+)
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
@@ -56,6 +64,7 @@ COMPUTER = ComputerStatus(
     joules=2_700_000.0,
     all_joules=151_200_000.0,
 )
+GIVEN = ContributionStatus(rounds=11, tokens=22_400_000, tokens_today=1_200_000, rank=3, contributors=12, streak=9, days=5)
 TRAINING = PeerStatus(
     peer=ME,
     name="attic",

@@ -11,7 +11,7 @@ import pytest
 
 from peer.commands.status import describe_status
 from protocol.events.status import REMEDIES, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
-from tests.protocol.example_status import COMPUTER, FACTS, NEIGHBOUR, TRAINING, status
+from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.drawing import Look
 from tui.picture import Picture
@@ -44,7 +44,9 @@ def test_a_reason_that_only_a_newer_peer_has_is_taken_without_a_remedy() -> None
 
 
 def test_a_status_survives_the_socket_and_json() -> None:
-    shown = status(loss=None, round_left_s=1.5, invitation="mh1x", run_definition=FACTS, computer=COMPUTER)
+    shown = status(
+        loss=None, round_left_s=1.5, invitation="mh1x", run_definition=FACTS, computer=COMPUTER, contribution=GIVEN
+    )
     assert PeerStatus.from_fields(json.loads(json.dumps(shown.to_fields()))) == shown
     assert list(shown.to_fields()) == [each.name for each in fields(PeerStatus)]
     assert list(shown.to_fields()["swarm"][0]) == [each.name for each in fields(SwarmPeer)]
@@ -73,6 +75,7 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
         {**TRAINING.to_fields(), "swarm": 3},
         {**TRAINING.to_fields(), "rollouts": 3},
         {**TRAINING.to_fields(), "run_definition": 3},
+        {**TRAINING.to_fields(), "contribution": 3},
         {**TRAINING.to_fields(), "computer": 3},
         {**TRAINING.to_fields(), "computer": {"gpus": 3}},
         {**TRAINING.to_fields(), "computer": {"gpus": ["x"]}},
@@ -158,6 +161,9 @@ EARLY: dict[str, Any] = {
     "reachability": {},
     "run_definition": None,
     "computer": None,
+    "contribution": None,
+    "next_rest": "",
+    "limits": {},
 }
 """The status of a peer whose node does not run yet."""
 

@@ -10,7 +10,7 @@ from peer.control.client import Stamped
 from peer.formatting import columns
 from protocol.events import events as ev
 from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
-from tests.protocol.example_status import COMPUTER, FACTS, ME, NEIGHBOUR, OTHER, status
+from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
 from tui.panels import header, rollouts, round, run, swarm, training, transfers
@@ -44,6 +44,9 @@ def evil() -> Picture:
             goal_total=9,
             goal_left_s=1e12,
             computer=replace(COMPUTER, processor=EVIL * 99, gpus=[GpuStatus(name=EVIL * 99, watts=float("inf"))] * 20),
+            contribution=GIVEN,
+            next_rest=EVIL * 9,
+            limits={EVIL: EVIL, "max_up": EVIL * 9},
         )
     )
     for number, event in enumerate(

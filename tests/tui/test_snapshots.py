@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import pytest
 from textual.pilot import Pilot
 
+from tests.protocol.example_status import COMPUTER, GIVEN, status
 from tests.tui.recording import Recorded, read
 from tui.app import PANELS, ROLLOUTS, PeerApp
+from tui.feed import PeerFound
 
 RECORDED = Path(__file__).parent / "recorded"
 NEWCOMER, STREAMED = RECORDED / "newcomer.jsonl", RECORDED / "streamed.jsonl"
@@ -17,6 +19,17 @@ ORGANISER = RECORDED / "organiser.jsonl"
 """Founder of a run with an `[about]` and three sources, whose mixture changes once."""
 ROLES = ("trainer", "writer", "validator")
 """Peers of a run with rollouts (`tests.tui.rollout_swarm`); another one cheated there."""
+OWNED = status(
+    computer=COMPUTER,
+    contribution=GIVEN,
+    next_rest="from Monday 08:00, while somebody uses this computer",
+    limits={"max_up": "20Mbit", "max_disk": "50GB"},
+    device="cuda:0, bf16",
+    mfu=0.34,
+    busy_share=0.92,
+    joules_per_token=0.093,
+)
+"""A volunteer's peer, with everything that the panel Me tells; no recording has a GPU."""
 SIZES = ((80, 24), (120, 40))
 
 
@@ -74,6 +87,12 @@ def test_a_run_that_says_what_it_is_for(snap_compare: Compare, keys: str, size: 
 def test_a_run_with_fragments(snap_compare: Compare, lines: int) -> None:
     """The peer trains for the next round, and waits once it has used up the delay."""
     assert snap_compare(watched(lines, STREAMED), terminal_size=(120, 40), run_before=drawn(""))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("keys", ["", "6"], ids=["together", "alone"])
+def test_the_owner_of_a_gpu(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
+    assert snap_compare(PeerApp(Recorded([PeerFound(), OWNED])), terminal_size=size, run_before=drawn(keys))
 
 
 def test_the_help(snap_compare: Compare) -> None:

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, computer_rows, duration, fit, goal_line, many, number, short, size, trainer_line
+from peer.formatting import (
+    amount,
+    clean,
+    computer_rows,
+    contribution_rows,
+    duration,
+    fit,
+    goal_line,
+    limit_rows,
+    many,
+    number,
+    short,
+    size,
+    trainer_line,
+)
 from protocol.events.status import PeerStatus
 from tui.panels.drawing import FAINT, Look, line
 from tui.picture import Picture
@@ -20,13 +34,14 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
     total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
-    rows: tuple[tuple[str, str], ...] = (
+    seen = f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row"
+    organised = f"; organised by {short(status.organiser)}" if status.organiser else ""
+    rows = (
         _work(status, share),
-        *computer_rows(status.computer),
-        (
-            "counted",
-            f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row",
-        ),
+        *(contribution_rows(status) or [("counted", seen)]),
+        *computer_rows(status),
+        *limit_rows(status),
+        *([("run", f"{goal_line(status)}{organised}")] if status.goal_total else []),
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", trainer_line(status)),
@@ -35,9 +50,6 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
         ("others", _reached(status)),
     )
-    if status.goal_total:
-        organised = f"; organised by {short(status.organiser)}" if status.organiser else ""
-        rows = (rows[0], ("run", f"{goal_line(status)}{organised}"), *rows[1:])
     shown = look.window(len(rows), height)
     return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]
 

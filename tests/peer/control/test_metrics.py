@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peer.control.metrics import HOST, families, serve_metrics
 from peer.errors import ExitCode, PeerError
-from protocol.events.status import RolloutStatus
-from tests.protocol.example_status import ME, TRAINING
+from protocol.events.status import ComputerStatus, GpuStatus, RolloutStatus
+from tests.protocol.example_status import COMPUTER, GIVEN, ME, TRAINING
 
 
 def free_port() -> int:
@@ -28,6 +28,25 @@ def test_what_is_not_known_is_left_out() -> None:
     assert {"manyhands_loss", "manyhands_held_out_loss", "manyhands_up_bytes"} <= names
     unknown = {family.name for family in families(replace(TRAINING, loss=None, eval_loss=None))}
     assert names - unknown == {"manyhands_loss", "manyhands_held_out_loss"}
+
+
+def test_the_computer_has_the_figures_that_it_tells() -> None:
+    without = {family.name for family in families(TRAINING)}
+
+    def added(computer: ComputerStatus) -> dict[str, float]:
+        found = [family for family in families(replace(TRAINING, computer=computer)) if family.name not in without]
+        return {sample.name: sample.value for family in found for sample in family.samples}
+
+    assert added(COMPUTER) == {
+        "manyhands_gpu_busy_share": 0.97,
+        "manyhands_gpu_memory_used_bytes": 19.3e9,
+        "manyhands_gpu_temperature_celsius": 71.0,
+        "manyhands_gpu_power_watts": 298.0,
+        "manyhands_energy_joules_total": 2.7e6,
+    }
+    assert added(ComputerStatus(gpus=[GpuStatus(watts=5.0), GpuStatus()])) == {"manyhands_gpu_power_watts": 5.0}
+    given = [family for family in families(replace(TRAINING, contribution=GIVEN)) if family.name not in without]
+    assert [(family.name, family.samples[0].value) for family in given] == [("manyhands_credited_tokens", 22_400_000)]
 
 
 def test_a_run_with_rollouts_has_their_figures_too() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from peer.resources import computer
-from peer.resources.computer import CLOCK, WANTED, available_memory, seconds_since_boot, usable_cores
+from peer.resources.computer import CLOCK, WANTED, available_memory, memory_limit, seconds_since_boot, usable_cores
 from protocol.transport.inbound_policy import InboundLimits
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -107,10 +107,12 @@ def test_memory_is_the_least_of_all_limits(tmp_path: Path) -> None:
     mine = put(tmp_path / "membership", "0::/a/b")
     put(tmp_path / "groups/a/b/memory.max", "max")
     assert 0 < available_memory(tmp_path / "groups", mine) <= free
+    assert memory_limit(tmp_path / "groups", mine) is None
     put(tmp_path / "groups/a/memory.max", str(GB))
     put(tmp_path / "groups/a/memory.current", str(GB // 2))
     put(tmp_path / "groups/a/memory.stat", f"anon 5\ninactive_file {GB // 4}")
     assert available_memory(tmp_path / "groups", mine) == GB - GB // 2 + GB // 4
+    assert memory_limit(tmp_path / "groups", mine) == GB
     put(tmp_path / "groups/a/memory.current", str(2 * GB))
     assert available_memory(tmp_path / "groups", mine) == 0
 
@@ -120,7 +122,7 @@ def test_memory_of_the_first_version(tmp_path: Path) -> None:
     put(tmp_path / "groups/memory/x/memory.limit_in_bytes", "9223372036854771712")
     put(tmp_path / "groups/memory/x/memory.usage_in_bytes", str(GB))
     before = available_memory(tmp_path / "groups", mine)
-    assert before > GB // 8
+    assert before > GB // 8 and memory_limit(tmp_path / "groups", mine) is None
     put(tmp_path / "groups/memory/x/memory.limit_in_bytes", str(GB + 4096))
     put(tmp_path / "groups/memory/x/memory.stat", "inactive_file 7\ntotal_inactive_file 1000")
     assert available_memory(tmp_path / "groups", mine) == 5096

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from datetime import datetime
 
+import pytest
 import trio
 import trio.testing
 
@@ -18,6 +19,7 @@ from peer.rests.keeper import (
     RestLimits,
     SensorReading,
     in_a_thread,
+    planned_rest,
 )
 from peer.settings.values import read_schedule
 from protocol.events.status import WhyIdle
@@ -50,6 +52,28 @@ def test_outside_its_hours_it_says_until_when() -> None:
     assert rest is not None and rest.why is WhyIdle.OUTSIDE_HOURS
     assert rest.detail == "rests until Tuesday 09:00: these are not its hours (09:00-17:00)"
     assert judge.judge(CALM) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "hour", "is_portable", "text"),
+    [
+        (RestLimits(), 12, False, ""),
+        (RestLimits(), 12, True, "on battery"),
+        (RestLimits(on_battery=True), 12, True, ""),
+        (RestLimits(read_schedule("09:00-17:00")), 12, False, "from Monday 17:00"),
+        (RestLimits(read_schedule("09:00-17:00")), 20, False, "resumes at Tuesday 09:00"),
+        (RestLimits(read_schedule("mon-sun")), 12, False, ""),
+        (
+            RestLimits(read_schedule("09:00-17:00"), 80.0, yield_gpu=True, unused_for=600.0),
+            12,
+            True,
+            "from Monday 17:00, while somebody uses this computer, on battery, while other programs use the GPU, "
+            "above 80 °C",
+        ),
+    ],
+)
+def test_the_rests_that_limits_plan_are_told(limits: RestLimits, hour: int, is_portable: bool, text: str) -> None:
+    assert planned_rest(limits, NOON.replace(hour=hour), is_portable) == text
 
 
 def test_it_rests_while_somebody_uses_the_computer_if_it_is_asked_to() -> None:
