@@ -23,6 +23,8 @@ def register(subparsers: Subparsers) -> None:
 
 PUBLISH_TIMEOUT_S = 3600.0
 BAR_CELLS = 64
+ATTEMPTS = 5
+"""Attempts of a single push; with --every it is tried for ever."""
 
 
 def _register_weights(subparsers: Subparsers) -> None:
@@ -131,9 +133,10 @@ def _register_export(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "export",
-        "write the model to a Hugging Face folder",
+        "write the model to a Hugging Face folder, or push it to a hub",
         run_export,
-        epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.",
+        epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.  A "
+        "push takes the token in HF_TOKEN, begins where the repository ends, and may be killed and started again.",
     )
     parser.add_argument(
         "run_id",
@@ -141,7 +144,7 @@ def _register_export(subparsers: Subparsers) -> None:
         nargs="?",
         help="a run ID or its beginning (default: the running run, else the latest one here)",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="new folder for the model")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="new folder for the model; none with --push")
     parser.add_argument(
         "--checkpoint",
         type=whole_number(0, 1 << 53),
@@ -150,6 +153,17 @@ def _register_export(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32, exact"
+    )
+    parser.add_argument(
+        "--push",
+        metavar="hf:OWNER/NAME",
+        help="commit the newest state to this repository of a hub instead, with a model card",
+    )
+    parser.add_argument(
+        "--every",
+        type=whole_number(1, 1 << 53),
+        metavar="ROUNDS",
+        help="with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
     )
 
 
@@ -161,8 +175,16 @@ def run_export(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
     from peer.weights.folders import export
 
-    data, folder = data_dir(args.data_dir), Path(args.folder).absolute()
-    signed = chosen_run(args.run_id, data)
+    data = data_dir(args.data_dir)
+    if args.push is not None:
+        return _push(args, data)
+    if args.every is not None:
+        raise PeerError("--every is for --push; name a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
+    words = [word for word in (args.run_id, args.folder) if word is not None]
+    if not words:
+        raise PeerError("name a new folder for the model, or a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
+    run_id, folder = words[0] if len(words) == 2 else None, Path(words[-1]).absolute()
+    signed = chosen_run(run_id, data)
     done = export(signed, data, folder, args.dtype, args.checkpoint, share_reporter("writing"))
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
     print(f"rounds      {done.state.rounds}" + (", the final state of the run" if done.state.is_final else ""))
@@ -175,6 +197,22 @@ def run_export(args: argparse.Namespace) -> int:
             else "The folder has no tokenizer: this computer does not have the run's; copy it from the model that the "
             "run began with."
         )
+    return ExitCode.OK
+
+
+def _push(args: argparse.Namespace, data: Path) -> int:
+    """Push the state to a hub, again and again with --every."""
+    from functools import partial
+
+    from peer.hubs.pushing import Pusher, PushOptions
+    from peer.hubs.repository import HubRepository, repository_name
+    from peer.joining.run_source import chosen_run
+
+    if args.folder is not None or args.checkpoint is not None:
+        raise PeerError("--push takes the newest state, and no FOLDER; leave out the others", ExitCode.USAGE)
+    repository = HubRepository(repository_name(args.push))
+    options = PushOptions(args.dtype, args.every, ATTEMPTS if args.every is None else None)
+    Pusher(chosen_run(args.run_id, data), data, repository, options, partial(print, flush=True)).run()
     return ExitCode.OK
 
 

@@ -1,0 +1,104 @@
+"""Model card of a pushed state: README.md with YAML front matter, as hubs show it.
+
+The organiser of the run chose its name, description, licence and home page.  In the front matter they are quoted strings; in
+the text all their punctuation is escaped, so that they are neither links, headings, HTML nor formulas.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from dataclasses import dataclass
+
+from peer.formatting import amount
+from peer.joining.purpose import purpose_lines
+from peer.page.history import HeldOut, plain
+from peer.weights.folders import ExportedState
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import AboutSection
+
+CARD = "README.md"
+MARK = "<!-- written by manyhands; a card without this line stays as it is -->"
+TEXT_CHARACTERS = 500
+LICENCES = frozenset(
+    "apache-2.0 mit openrail bigscience-openrail-m bigscience-bloom-rail-1.0 creativeml-openrail-m afl-3.0 agpl-3.0 "
+    "bsl-1.0 bsd bsd-2-clause bsd-3-clause cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 "
+    "cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 "
+    "cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 wtfpl "
+    "ecl-2.0 epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 gfdl gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc ms-pl mpl-2.0 "
+    "odc-by odbl openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl".split()
+)
+"""Licences that hubs know by these words."""
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """Facts of a card besides the run's own.  tokens: of all members.  held_out: of this state; None if unknown.
+
+    dtype: "bf16" or "fp32".  tokenizer: true if the folder has one.
+    """
+
+    state: ExportedState
+    tokens: int
+    held_out: HeldOut | None
+    dtype: str
+    tokenizer: bool
+
+
+def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> bytes:
+    """Return the card of a state.  repository: its name on the hub, such as owner/name."""
+    about, state = manifest.about or AboutSection(), facts.state
+    said = dict(purpose_lines(manifest))
+    rounds = f"{state.rounds}{', the final state' * state.is_final}"
+    rows = [
+        ("Run", f"`{state.run}`"),
+        ("Trained", escaped(said["trains"])),
+        ("Data", escaped(said["reads"])),
+        ("Rounds", f"{rounds} (tag `round-{state.rounds}`)"),
+        ("Tokens", amount(facts.tokens).strip()),
+        *([("Held-out loss", f"{facts.held_out.loss:.4f}")] if facts.held_out is not None else []),
+        ("Format", facts.dtype if facts.tokenizer else f"{facts.dtype}, without a tokenizer"),
+        *([("Licence", escaped(about.licence))] if about.licence else []),
+        *([("Home page", escaped(about.url))] if about.url else []),
+    ]
+    lines = [
+        *_front_matter(about.licence),
+        MARK,
+        "",
+        f"# {escaped(manifest.name) or 'Model'}",
+        "",
+        *([escaped(about.description), ""] if about.description else []),
+        "| | |",
+        "|---|---|",
+        *(f"| {subject} | {statement} |" for subject, statement in rows),
+        "",
+        "Volunteers trained this model together, peer to peer, with Manyhands. Name, description and licence are the words "
+        "of the run's organiser.",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{repository}", revision="round-{state.rounds}")',
+        "```",
+    ]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _front_matter(licence: str) -> list[str]:
+    """Return the front matter.  An unknown licence is "other", with its name in the few characters that hubs take."""
+    word = licence.lower().replace(" ", "-")
+    name = re.sub(r"[^a-z0-9.-]+", "-", plain(word, 64)).strip("-.")
+    said = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
+    if name and word not in LICENCES:
+        said.append(f"license_name: {json.dumps(name)}")
+    return ["---", *said, "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- manyhands", "---"]
+
+
+ENTITIES = {"\\": "&#92;", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
+def escaped(text: str) -> str:
+    """Return a stranger's text as one line of Markdown that shows the same characters and is nothing but text."""
+    shown = plain(text, TEXT_CHARACTERS)
+    return "".join(ENTITIES.get(each) or (f"\\{each}" if each in string.punctuation else each) for each in shown)

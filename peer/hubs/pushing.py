@@ -1,0 +1,197 @@
+"""Pushes of a run's states, each exported to this disk, committed to a repository and tagged.
+
+The repository's own `manyhands.json` says which state it has, so a state is pushed once, however often the process is
+killed.  An export stays on disk until the repository has it, so a state that was begun is pushed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from peer.errors import ExitCode, PeerError
+from peer.formatting import duration, many, size
+from peer.hubs.card import CARD, MARK, CardFacts, model_card
+from peer.hubs.repository import Head, HubBusy, HubRepository
+from peer.page.history import RunHistory
+from peer.paths import make_private, run_dir
+from peer.weights.folders import ORIGIN, ExportedState, export
+from protocol.run.manifest import SignedManifest
+
+FOLDER = "push"
+"""Folder in a run's folder with an export for each repository, until it is pushed."""
+LOCK = "lock"
+CONFIG, WEIGHTS = "config.json", (".safetensors", ".safetensors.index.json")
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
+"""Bounds of the time between two attempts, unless the hub asks for another; each wait is about twice the last."""
+LOOK_S = 5.0
+"""Seconds between two looks for a new state."""
+
+
+Tell = Callable[[str], None]
+"""Function that takes a sentence for the person."""
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Options of pushes.  every: rounds; None for one push.  attempts: for a push, None without bound."""
+
+    dtype: str
+    every: int | None
+    attempts: int | None
+
+
+class Pusher:
+    """Pusher of one run's states to one repository.  tell: takes sentences for the person.  Blocking; raises `PeerError`."""
+
+    def __init__(
+        self,
+        signed: SignedManifest,
+        data: Path,
+        repository: HubRepository,
+        options: PushOptions,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._signed, self._data, self._repository, self._options, self._tell = signed, data, repository, options, tell
+        self._place = run_dir(data, signed.run) / FOLDER / repository.name.replace("/", "--")
+        self._model = self._place / options.dtype
+        self._history = RunHistory(signed, run_dir(data, signed.run))
+
+    def run(self) -> None:
+        """Push the newest state, and with `every` each later state that is due, until the final one is pushed."""
+        with self._alone():
+            pushed = self._patiently(self._pushed)
+            if (begun := ExportedState.of_folder(self._model)) is not None and begun.rounds > pushed:
+                pushed = self._patiently(self._push)
+            while True:
+                self._history.read()
+                rounds, is_over = len(self._history.rounds), self._history.progress.is_over
+                if self._options.every is None and not rounds:
+                    raise PeerError(
+                        "no round of the run is on this disk yet; push it later, or with --every", ExitCode.INPUT
+                    )
+                if self._is_due(rounds, pushed, is_over=is_over) and self._exported():
+                    pushed = self._patiently(self._push)
+                    continue
+                if self._options.every is None or (is_over and pushed >= rounds):
+                    self._tell(f"{self._repository.name} has the state after {many(pushed, 'round')}")
+                    return
+                time.sleep(LOOK_S)
+
+    def _is_due(self, rounds: int, pushed: int, *, is_over: bool) -> bool:
+        every = self._options.every
+        return rounds > pushed and (every is None or is_over or rounds // every > pushed // every)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from the folder, and remove what killed ones left there."""
+        make_private(self._place)
+        try:
+            with FileLock(self._place / LOCK, timeout=0):
+                for path in {*self._place.iterdir()} - {self._place / LOCK, self._model}:
+                    shutil.rmtree(path)
+                yield
+        except Timeout as error:
+            raise PeerError(
+                f"another process pushes this run to {self._repository.name}; end it first", ExitCode.ALREADY_RUNNING
+            ) from error
+
+    def _exported(self) -> bool:
+        """Export the newest state; return False if it has to be waited for."""
+        shutil.rmtree(self._model, ignore_errors=True)
+        try:
+            export(self._signed, self._data, self._model, self._options.dtype, None)
+        except PeerError as error:
+            if self._options.every is None or error.exit_code is not ExitCode.INPUT:
+                raise
+            return False  # its last result is on its way
+        return True
+
+    def _patiently(self, attempt: Callable[[], int]) -> int:
+        """Return the result of `attempt`, which is repeated while the hub is busy or away."""
+        wait_s, told, attempts = FIRST_WAIT_S, "", 0
+        while True:
+            try:
+                return attempt()
+            except HubBusy as error:
+                attempts += 1
+                if attempts == self._options.attempts:
+                    raise PeerError(f"{error.text}; run it again later, and it goes on where it stopped") from error
+                if error.text != told:
+                    self._tell(f"{error.text}; it is tried again")
+                told = error.text
+                time.sleep(wait_s * random.uniform(0.75, 1.25) if error.wait_s is None else error.wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _pushed(self) -> int:
+        """Return the rounds of the state in the repository, which gets its tag; 0 without one."""
+        head = self._repository.head()
+        state = self._state(head)
+        if state is None:
+            return 0
+        self._repository.tag(_tag(state), head.commit)
+        return state.rounds
+
+    def _push(self) -> int:
+        """Commit and tag the exported state unless the repository has it or a later one; return the rounds there."""
+        state = ExportedState.of_folder(self._model)
+        assert state is not None
+        head = self._repository.head()
+        there = self._state(head)
+        if there is None or there.rounds < state.rounds:
+            files: dict[str, Path | bytes] = {path.name: path for path in sorted(self._model.iterdir())}
+            total = sum(path.stat().st_size for path in self._model.iterdir())
+            if self._writes_card(head):
+                files[CARD] = self._card(state)
+            gone = frozenset(path for path in head.files if _is_weights(path)) - files.keys()
+            begun = time.monotonic()
+            commit = self._repository.commit(head.commit, f"State after {many(state.rounds, 'round')}", files, gone)
+            self._repository.tag(_tag(state), commit)
+            took = duration(time.monotonic() - begun)
+            self._tell(
+                f"pushed the state after {many(state.rounds, 'round')} to {self._repository.name} ({size(total)}, {took})"
+            )
+        else:
+            self._repository.tag(_tag(there), head.commit)
+        shutil.rmtree(self._model)
+        return max(state.rounds, there.rounds if there is not None else 0)
+
+    def _state(self, head: Head) -> ExportedState | None:
+        """Return the state in the repository; None if it is new.  Raises `PeerError` if something else is in it."""
+        name = self._repository.name
+        if ORIGIN not in head.files:
+            if any(path == CONFIG or _is_weights(path) for path in head.files):
+                raise PeerError(f"{name} has a model that is no push of a run; name another repository", ExitCode.INPUT)
+            return None
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
+            fields = json.loads(self._repository.read(ORIGIN, head.commit))
+            state = ExportedState(str(fields["run"]), "", int(fields["rounds"]), bool(fields["is_final"]))
+            if state.run == self._signed.run.hex():
+                return state
+        raise PeerError(f"{name} has the model of another run; name another repository", ExitCode.INPUT)
+
+    def _writes_card(self, head: Head) -> bool:
+        return CARD not in head.files or MARK.encode() in self._repository.read(CARD, head.commit)
+
+    def _card(self, state: ExportedState) -> bytes:
+        rounds = self._history.rounds
+        tokens = rounds[state.rounds - 1].tokens if 0 < state.rounds <= len(rounds) else 0
+        held_out = self._history.held_out.get(state.rounds)
+        facts = CardFacts(state, tokens, held_out, self._options.dtype, (self._model / "tokenizer.json").exists())
+        return model_card(self._signed.manifest, facts, self._repository.name)
+
+
+def _tag(state: ExportedState) -> str:
+    return f"round-{state.rounds}"
+
+
+def _is_weights(path: str) -> bool:
+    return path.endswith(WEIGHTS) and "/" not in path

@@ -1,0 +1,116 @@
+"""Model cards: strangers' words are text and nothing else, for a reader of YAML and for one of Markdown."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from peer.hubs.card import CardFacts, escaped, model_card
+from peer.page.history import HeldOut
+from peer.weights.folders import ExportedState
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.sections import AboutSection
+
+HOSTILE = [
+    "---\nlicense: mit\n---",
+    '"\nlicense: mit\ntags: [evil]',
+    "'}\n- &a !!python/object:os.system x",
+    "# A heading",
+    "a\n\n# A heading\n\n- a list\n\n```sh\nrm -rf\n```",
+    "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "[a link](https://evil.example) ![a picture](https://evil.example/x.png) <https://evil.example>",
+    "https://evil.example www.evil.example me@evil.example",
+    "a | b\n|---|---|\n| c | d |",
+    "**bold** _it_ `code` ~~gone~~ [^1] [x]: y",
+    "> quote\n1. one\n+ two\n    code",
+    "\\\\(x^2\\\\) $$y$$ \\<b> &lt;b&gt; &#60;b&#62;",
+    "=====\n-----",
+    "\u202eright to left\x1b[31m\u200b\x00\ud800",
+    "x" * 1_000_000,
+    "e" + "\u0301" * 10_000,
+]
+
+
+def manifest_of(text: str, licence: str = "") -> RunManifest:
+    about = AboutSection.model_construct(description=text, url=text, licence=licence or text)
+    return demo_manifest().manifest.model_copy(update={"name": text, "about": about})
+
+
+def card_of(manifest: RunManifest, *, is_final: bool = False) -> str:
+    state = ExportedState("ab" * 32, manifest.name, 120, is_final)
+    facts = CardFacts(state, 3_000_000, HeldOut(1.25, {}), "bf16", tokenizer=True)
+    return model_card(manifest, facts, "me/model").decode()
+
+
+def parsed(card: str) -> tuple[dict[str, Any], str]:
+    yaml: Any = import_module("yaml")
+    start, front, body = card.split("---\n", 2)
+    assert start == ""
+    return yaml.safe_load(front), body
+
+
+def tokens_of(body: str) -> list[tuple[str, str]]:
+    """Kinds and texts of all parts, as GitHub's Markdown with links and HTML reads them."""
+    markdown: Any = import_module("markdown_it")
+    reader = markdown.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    return [
+        (each.type, each.content)
+        for block in reader.parse(body)
+        for each in (block, *(block.children or ()))
+        if each.type != "inline"
+    ]
+
+
+def test_a_card_tells_the_runs_facts() -> None:
+    about = AboutSection(description="Letters, by friends.", url="https://example.org/run", licence="Apache-2.0")
+    card = card_of(demo_manifest().manifest.model_copy(update={"name": "our letters", "about": about}), is_final=True)
+    front, body = parsed(card)
+    assert front["license"] == "apache-2.0" and "license_name" not in front
+    assert front["library_name"] == "transformers" and front["tags"] == ["manyhands"]
+    texts = [content for _, content in tokens_of(body)]
+    for fact in (
+        "our letters",
+        "Letters, by friends.",
+        "https://example.org/run",
+        "120, the final state (tag ",
+        "3.0 M",
+        "1.2500",
+    ):
+        assert fact in texts, (fact, texts)
+    assert 'from_pretrained("me/model", revision="round-120")' in card
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_words_of_strangers_are_text_and_nothing_else(text: str) -> None:
+    expected, body = parsed(card_of(manifest_of("plain")))
+    front, found = parsed(card_of(manifest_of(text)))
+    assert {**front, "license_name": ""} == {**expected, "license_name": ""} and front["license"] == "other"
+    assert set(front.get("license_name", "")) <= set("abcdefghijklmnopqrstuvwxyz0123456789-.")
+    kinds = [kind for kind, _ in tokens_of(found) if kind not in ("text", "text_special")]
+    assert kinds == [kind for kind, _ in tokens_of(body) if kind not in ("text", "text_special")]
+    assert len(found) < 10_000 and found.replace("\n", "").isprintable()
+
+
+def test_what_is_escaped_is_shown_as_it_was() -> None:
+    text = r"""a !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~ \\(b\\) &amp; é 中"""
+    assert "".join(content for _, content in tokens_of(escaped(text))) == text
+
+
+@pytest.mark.parametrize(
+    ("licence", "told"),
+    [
+        ("MIT", {"license": "mit"}),
+        ("Apache 2.0", {"license": "apache-2.0"}),
+        ("Our own v2!", {"license_name": "our-own-v2"}),
+    ],
+)
+def test_licences_are_words_that_hubs_take(licence: str, told: dict[str, str]) -> None:
+    front, _ = parsed(card_of(manifest_of("x", licence)))
+    assert told.items() <= front.items()
+
+
+def test_a_run_without_a_licence_claims_none() -> None:
+    front, _ = parsed(card_of(demo_manifest().manifest.model_copy(update={"about": None})))
+    assert "license" not in front and "license_name" not in front
