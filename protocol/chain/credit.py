@@ -98,7 +98,7 @@ def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
     return named
 
 
-def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Event]:
+def counted(record: Record, me: PeerId, before: Mapping[Name, int], rollouts_per_batch: int) -> list[Event]:
     """Return the event that names the authors of a record's rollouts; no event if the record has none.
 
     before: batches that earlier records named, with their tokens.  Each token is credited, and so reported, once.
@@ -114,7 +114,8 @@ def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Even
     told = {author: of_author[author] for author in sorted(of_author, key=lambda peer: (peer != me, -of_author[peer], peer))}
     shown = dict([*told.items()][:MOST_TOLD])
     mine, others = sorted(root.hex() for author, root in new if author == me), len(told) - len(shown)
-    return [RolloutsCounted(record.round, reward_of(record), len(new), sum(used.values()), shown, others, mine)]
+    rollouts = len(new) * rollouts_per_batch
+    return [RolloutsCounted(record.round, reward_of(record), len(new), sum(used.values()), shown, others, mine, rollouts)]
 
 
 def reward_of(record: Record) -> float | None:

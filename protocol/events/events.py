@@ -310,7 +310,8 @@ class RolloutsCounted(Event):
     Emitted again for a round whose record was replaced by another branch; earlier events about that round and later rounds
     are then void.  batches: number of batches that no earlier record names.  tokens: number of output tokens in these
     batches.  authors: accepted tokens of each rollout peer: first of this peer if it is one, then the largest, at most 64.
-    others: number of rollout peers that are left out.  mine: the roots of this peer's batches.
+    others: number of rollout peers that are left out.  mine: the roots of this peer's batches.  rollouts: number of rollouts
+    in these batches; 0 from an older peer.
     """
 
     round: int
@@ -320,6 +321,7 @@ class RolloutsCounted(Event):
     authors: dict[str, int]
     others: int
     mine: list[str]
+    rollouts: int = 0
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class RolloutTally:
     """The tally of one peer, whose ID is `me`.
 
     generated, generated_tokens, generating_s: number of our batches, their tokens and the time that they took. judged:
-    number of batches that we verified.  rewards: rounds, each with its mean reward.  accepted_tokens: number of our tokens
-    that records name.
+    number of batches that we verified.  rewards: rounds, each with its mean reward.  lengths: rounds, each with the mean
+    number of output tokens of a rollout.  accepted_tokens: number of our tokens that records name.
     """
 
     me: str = ""
@@ -72,6 +72,7 @@ class RolloutTally:
     counts: Counter[str] = field(default_factory=Counter)
     """Number of batches by verdict, including batches that are no longer kept."""
     rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_REWARDS))
+    lengths: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_REWARDS))
     aside: deque[Aside] = field(default_factory=lambda: deque(maxlen=KEPT_ASIDE))
     generated: int = 0
     generated_tokens: int = 0
@@ -119,7 +120,7 @@ class RolloutTally:
         """Return an independent copy."""
         other = copy(self)
         other.batches, other.counts = self.batches.copy(), self.counts.copy()
-        other.rewards, other.aside = self.rewards.copy(), self.aside.copy()
+        other.rewards, other.lengths, other.aside = self.rewards.copy(), self.lengths.copy(), self.aside.copy()
         other.earned, other.learned = self.earned.copy(), self.learned.copy()
         return other
 
@@ -146,6 +147,8 @@ class RolloutTally:
         self._leave(event.round)
         if event.reward is not None:
             self.rewards.append((event.round, event.reward))
+        if event.rollouts:
+            self.lengths.append((event.round, event.tokens / event.rollouts))
         self.earned[event.round] = event.authors.get(self.me, 0)
         self.accepted_tokens += self.earned[event.round]
         if len(self.earned) > KEPT_REWARDS:
@@ -156,8 +159,9 @@ class RolloutTally:
         """Undo the counts of this round and later rounds, because they belong to a branch that is no longer ours."""
         for later in [each for each in self.earned if each >= round]:
             self.accepted_tokens -= self.earned.pop(later)
-        while self.rewards and self.rewards[-1][0] >= round:
-            self.rewards.pop()
+        for series in (self.rewards, self.lengths):
+            while series and series[-1][0] >= round:
+                series.pop()
         for key, batch in self.batches.items():
             if batch.author == self.me and batch.round is not None and batch.round >= round:
                 self.batches[key] = replace(batch, round=None)

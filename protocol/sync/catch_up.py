@@ -114,8 +114,9 @@ class CatchUp:
         before: deque[Record] = deque(maxlen=rl.max_async)
         for round in range(max(0, start - rl.max_async), history.length):
             record = (await self.offload(history.commit_at, round)).record
-            for event in counted(record, self.session.me, named_in(before)) if round >= start else []:
-                self.session.emit(event)
+            if round >= start:
+                for event in counted(record, self.session.me, named_in(before), rl.rollouts_per_batch):
+                    self.session.emit(event)
             before.append(record)
 
     async def _load(self, shared: int) -> None:

@@ -95,12 +95,13 @@ def test_a_record_that_another_branch_replaced_counts_no_more() -> None:
     tally = of(
         made(),
         made(1, "bb"),
-        ev.RolloutsCounted(6, 0.5, 1, 10, {ANN: 10}, 0, []),
+        ev.RolloutsCounted(6, 0.5, 1, 10, {ANN: 10}, 0, [], 4),
         ev.RolloutsCounted(7, 0.25, 1, 100, {ME: 100}, 0, ["aa"]),
-        ev.RolloutsCounted(8, 0.75, 1, 100, {ME: 100}, 0, ["bb"]),
-        ev.RolloutsCounted(7, 0.125, 1, 100, {ME: 100}, 0, ["bb"]),
+        ev.RolloutsCounted(8, 0.75, 1, 100, {ME: 100}, 0, ["bb"], 16),
+        ev.RolloutsCounted(7, 0.125, 1, 100, {ME: 100}, 0, ["bb"], 16),
     )
     assert tally.accepted_tokens == 100 and [*tally.rewards] == [(6, 0.5), (7, 0.125)]
+    assert [*tally.lengths] == [(6, 2.5), (7, 6.25)]
     assert {batch.root: batch.round for batch in tally.last()} == {"aa": None, "bb": 7}
 
 

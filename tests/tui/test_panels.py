@@ -436,3 +436,17 @@ def test_down_goes_from_peer_to_peer_over_the_headings() -> None:
 def test_what_is_no_ledger_is_a_value_error(given: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Contributions.from_fields(given)
+
+
+def test_the_length_of_outputs_is_a_curve_beside_the_reward() -> None:
+    picture = Picture()
+    picture.update(status(rollouts=RolloutStatus()))
+    for number in range(3):
+        counted = ev.RolloutsCounted(number, number / 4, 2, 160 * (number + 1), {OTHER: 9}, 0, [], 16)
+        picture.apply(Stamped(float(number), float(number), counted))
+    rows = [row.plain.rstrip() for row in rollouts.draw(picture, 78, 19, Look())]
+    assert rows[2] == f"{'mean reward by round':<40}tokens of an output by round"
+    assert "0.5" in rows[3] and rows[3].index("┤", 40) > 0 and "30" in rows[3][40:]
+    assert all(columns(row) <= 78 for row in rows)
+    narrow = [row.plain.rstrip() for row in rollouts.draw(picture, 58, 19, Look())]
+    assert narrow[2] == "mean reward by round", "two curves would be too narrow"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.text import Text
 
 from peer.formatting import amount, clean, fit, many, naming, number, pad
-from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
+from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen, RolloutTally
 from tui.panels.chart import Curve, amounts, chart
 from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture
@@ -17,6 +17,8 @@ TITLE = "Rollouts"
 NAME = 24
 CURVE_FROM = 8
 """Smallest height, in lines, at which the reward curve is drawn."""
+LEAST_CURVE, GAP = 36, 2
+"""Columns of a curve, at least, and between two curves."""
 MOST_ASIDE = 3
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
 STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}
@@ -29,13 +31,40 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     counts = _counts(picture)
     lines = [line((fit(_head(picture), width), STRONG)), _shares(counts, width, look)]
     lines += _aside(picture, width)
-    rewards = [(float(round), reward) for round, reward in picture.rollouts.rewards if math.isfinite(reward)]
-    if height >= CURVE_FROM and len(rewards) > 1:
-        room = max(3, (height - len(lines)) * 2 // 5)
-        lines += chart([Curve("reward", GOOD, rewards)], width, room, amounts, unicode=look.unicode)
-    elif height >= CURVE_FROM:
-        lines.append(line((fit("the reward curve starts with the second version", width), FAINT)))
+    if height >= CURVE_FROM:
+        lines += _curves(picture.rollouts, width, max(4, (height - len(lines)) * 2 // 5), look)
     return [*lines, *_batches(picture, width, height - len(lines), look)]
+
+
+def _curves(tally: RolloutTally, width: int, height: int, look: Look) -> list[Text]:
+    """Draw the rewards, and the lengths of the outputs beside them if there is room, each with a caption."""
+    drawn = [("mean reward by round", GOOD, tally.rewards), ("tokens of an output by round", "cyan", tally.lengths)]
+    known = [
+        (caption, Curve(caption, style, finite)) for caption, style, points in drawn if len(finite := _finite(points)) > 1
+    ]
+    if not known:
+        return [line((fit("the reward curve starts with the second version", width), FAINT))]
+    room = (width - GAP * (len(known) - 1)) // len(known)
+    if room < LEAST_CURVE:
+        known, room = known[:1], width
+    columns = [
+        [line((fit(caption, room), FAINT)), *chart([curve], room, height - 1, amounts, unicode=look.unicode)]
+        for caption, curve in known
+    ]
+    return [_beside(row, room) for row in zip(*columns, strict=True)]
+
+
+def _finite(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
+    return [(float(round), value) for round, value in points if math.isfinite(value)]
+
+
+def _beside(parts: Sequence[Text], room: int) -> Text:
+    """Join lines into one, each but the last in `room` columns with a gap after it."""
+    joined = parts[0].copy()
+    for part in parts[1:]:
+        joined.pad_right(room + GAP - joined.cell_len)
+        joined.append_text(part)
+    return joined
 
 
 def _head(picture: Picture) -> str:

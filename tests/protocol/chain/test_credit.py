@@ -41,11 +41,13 @@ def test_a_batch_counts_once_whoever_learned_from_it_and_whenever() -> None:
     both = a_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 100)], 0.5))
     again = a_record(1, ([(DAN, 1, 100)], 0.5))
     assert ledger([a_commit(both), a_commit(again)])[DAN] == Credit(0, 0, 1, 100)
-    (event,) = counted(both, DAN, {})
+    (event,) = counted(both, DAN, {}, 8)
     assert event.to_fields()["tokens"] == 100 and event.to_fields()["authors"] == {DAN: 100}
-    (event,) = counted(again, DAN, named_in([both]))
+    assert event.to_fields()["rollouts"] == 8, "of one batch"
+    (event,) = counted(again, DAN, named_in([both]), 8)
     fields = event.to_fields()
     assert (fields["batches"], fields["tokens"], fields["authors"], fields["mine"]) == (0, 0, {}, [])
+    assert fields["rollouts"] == 0
     assert fields["reward"] == 0.5, "of all that it was made of"
 
 
@@ -55,7 +57,7 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
     beside = a_record(0, ([(DAN, 1, 0)], 0.5), ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 7)], 0.5))
     for records in ([before, later], [later, before], [beside], [beside, later]):
         assert ledger(map(a_commit, records))[DAN] == Credit(0, 0, 1, 100)
-        told = [counted(record, DAN, named_in(records[:at]))[0].to_fields() for at, record in enumerate(records)]
+        told = [counted(record, DAN, named_in(records[:at]), 8)[0].to_fields() for at, record in enumerate(records)]
         assert sum(each["batches"] for each in told) == sum(len(each["mine"]) for each in told) == 1
         assert sum(each["tokens"] for each in told) == sum(each["authors"].get(DAN, 0) for each in told) == 100
 
@@ -71,14 +73,14 @@ def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
 
 
 def test_a_round_without_rollouts_tells_nothing_of_them() -> None:
-    assert counted(RECORD, ANN, {}) == []
+    assert counted(RECORD, ANN, {}, 8) == []
     assert all(credit.batches == 0 for credit in ledger([a_commit(RECORD)]).values())
 
 
 def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
     crowd = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(100)]
     record = a_record(0, ([(peer, at, 1000 + at) for at, peer in enumerate(crowd)] + [(DAN, 1000, 1)], 0.5))
-    (event,) = counted(record, DAN, {})
+    (event,) = counted(record, DAN, {}, 8)
     fields = event.to_fields()
     assert [*fields["authors"]][:2] == [DAN, crowd[99]] and len(fields["authors"]) == MOST_TOLD
     assert fields["others"] == 101 - MOST_TOLD and fields["batches"] == 101
