@@ -143,10 +143,8 @@ def _with_processes(setup: TrainerSetup, state: int, needed: int) -> TrainerMemo
 def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
     """Return the memory of a rank's step on the run's data, or of the comparison of preferences before it."""
     model, length, unit = config.model, config.data.sequence_length, config.unit_rows
-    plan = StepPlan(1, model.layers)
-    if setup.device == "cpu" and not config.spares_memory:
-        plan = cpu_plan(model, length, unit, bf16=setup.bf16)
-    rows = min(-(-config.data.sequences_per_step // setup.ranks), plan.units) * unit
+    plan = step_plan(config, setup)
+    rows = plan.units * unit
     logit_bytes = (
         PREFERENCE_LOGIT_BYTES if unit == 2 else (GPU_LOGIT_BYTES if setup.device != "cpu" else 2 if setup.bf16 else 4)
     )
@@ -189,6 +187,14 @@ class StepPlan:
 
     units: int
     recomputed: int
+
+
+def step_plan(config: TrainingConfig, setup: TrainerSetup) -> StepPlan:
+    """Return how a rank divides a step: on a CPU as it will, on a GPU for the least memory."""
+    if setup.device != "cpu" or config.spares_memory:
+        return StepPlan(1, config.model.layers)
+    plan = cpu_plan(config.model, config.data.sequence_length, config.unit_rows, bf16=setup.bf16)
+    return StepPlan(min(-(-config.data.sequences_per_step // setup.ranks), plan.units), plan.recomputed)
 
 
 def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1, *, bf16: bool = False) -> StepPlan:

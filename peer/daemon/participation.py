@@ -40,7 +40,7 @@ from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
 from peer.resources.check import TrainerDivision, check_division, check_generator, check_memory, chosen_role, may_offload
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
-from peer.resources.requirements import requirement_problem, this_computer
+from peer.resources.requirements import requirement_problem, slow_line, this_computer
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.reasons import Sensors
@@ -116,6 +116,7 @@ class Participation:
         self._keeps_moments = False
         """True if the disk has room for the trainer's moments and residual as well."""
         self._role = settings.role
+        self._definition: RunDefinition | None = None
         self._scratch: ScratchFolder | None = None
         """Files in place of memory; None while the state lies in memory."""
         self.scratch_bytes = 0
@@ -258,8 +259,9 @@ class Participation:
 
     def run_definition(self) -> RunDefinition | None:
         """Return the run's facts for people; None until its manifest is known."""
-        signed = self.choice.signed
-        return run_definition(signed.manifest) if signed is not None else None
+        if self._definition is None and self.choice.signed is not None:
+            self._definition = run_definition(self.choice.signed.manifest)
+        return self._definition
 
     def invite_command(self) -> str:
         """Return the command that makes an invitation with a token; empty unless we organise a run that admits by token."""
@@ -329,6 +331,8 @@ class Participation:
         )
         if unmet and role is Role.TRAINER:
             raise PeerError(unmet, ExitCode.RESOURCES)
+        if slow := slow_line(manifest, role, computer):
+            self._emit(Notice("warning", slow))
         self._role = role
         standing = await trio.to_thread.run_sync(
             find_standing,

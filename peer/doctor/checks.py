@@ -25,8 +25,16 @@ from peer.discovery.upnp import Upnp
 from peer.errors import PeerError
 from peer.formatting import size
 from peer.measurements.speeds import measure_disk
-from peer.resources.computer import StatePlace, available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
-from peer.resources.requirements import required, requirement_problem, this_computer
+from peer.resources.check import TrainerDivision
+from peer.resources.computer import (
+    StatePlace,
+    available_memory,
+    free_gpu_memory,
+    memory_need,
+    training_sentence,
+    usable_cores,
+)
+from peer.resources.requirements import required, requirement_problem, slow_line, this_computer
 from peer.resources.room import STATES_ON_DISK, DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.events import Event, PortMapped
@@ -331,15 +339,22 @@ def requirements(folder: Path, run: Path, manifest: RunManifest, role: Role, pre
     """Check the requirements that the organiser stated.  folder: data directory.  run: folder of the run in it."""
     wanted = required(manifest.requires) if manifest.requires is not None else ""
     facts = this_computer(DiskRoom(folder, lambda: preferences.max_disk), run, preferences)
-    missing, _, remedy = requirement_problem(manifest, role, facts).rpartition("; ")
-    if missing:
-        return Check("requirements", CheckResult.FAIL, missing, wanted, remedy)
+    for sentence, verdict in (
+        (requirement_problem(manifest, role, facts), CheckResult.FAIL),
+        (slow_line(manifest, role, facts), CheckResult.WARN),
+    ):
+        problem, _, remedy = sentence.rpartition("; ")
+        if problem:
+            return Check("requirements", verdict, problem, wanted, remedy)
     return ok("requirements", "met" if role is Role.TRAINER else f"none for the role {role.value}", wanted)
 
 
-def memory(manifest: RunManifest, role: Role, gpu_free: int | None, place: StatePlace = StatePlace.RAM) -> list[Check]:
-    """Check the memory of the computer and of the GPU against the run's need at a peer with this role."""
-    setup, available = sole_process(gpu_free), available_memory()
+def memory(manifest: RunManifest, role: Role, division: TrainerDivision, place: StatePlace = StatePlace.RAM) -> list[Check]:
+    """Check the memory of the computer and of the GPU against the run's need at a peer with this role.
+
+    division: of the trainer, as `peer join` chooses it.
+    """
+    setup, gpu_free, available = division.setup, division.gpu, available_memory()
     need, on_disk = (memory_need(manifest, role, setup, each) for each in (place, StatePlace.DISK))
     seed = memory_need(manifest, Role.SEED, place=place).host
     files = f", keep the state in files (--state disk, {size(on_disk.host)})"
@@ -349,6 +364,8 @@ def memory(manifest: RunManifest, role: Role, gpu_free: int | None, place: State
     found = [at_least("memory", available, need.host, size, remedy, CheckResult.FAIL)]
     if gpu_free is not None and role is not Role.SEED:
         found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, CheckResult.FAIL))
+    if role is Role.TRAINER and all(check.verdict is CheckResult.OK for check in found):
+        found.append(ok("steps", training_sentence(manifest, setup, gpu_free, place, available)))
     return found
 
 

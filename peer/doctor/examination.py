@@ -31,7 +31,7 @@ from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
 from peer.paths import run_dir
-from peer.resources.check import choose_role
+from peer.resources.check import TrainerDivision, check_division, choose_role
 from peer.resources.computer import (
     StatePlace,
     available_memory,
@@ -40,6 +40,7 @@ from peer.resources.computer import (
     state_place,
     usable_cores,
 )
+from peer.resources.line import kept_line
 from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
@@ -97,7 +98,7 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
         value, _, remedy = error.text.partition("; ")
         return Check("lines", CheckResult.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
     down, up = speed.down_bytes_per_s, speed.up_bytes_per_s
-    shown = f"down {_line(down)}, up {_line(up) if up else 'not known yet'}"
+    shown = _rates(up, down)
     known = [rate for rate in (down, up) if rate]
     if known and min(known) < LEAST_LINE:
         return Check(
@@ -108,6 +109,10 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
             "stop other programs that use the line, or raise the caps",
         )
     return ok("lines", shown, f"at least {_line(LEAST_LINE)}")
+
+
+def _rates(up: float, down: float) -> str:
+    return f"down {_line(down) if down else 'not known yet'}, up {_line(up) if up else 'not known yet'}"
 
 
 def _line(bytes_per_s: float) -> str:
@@ -217,13 +222,15 @@ def _kept(folder: Path) -> TrainingSpeed | None:
 CHECK_S = 30.0
 VISIT_S = 90.0
 TRAINING_S = 90.0
-NOT_MEASURED = Check(
-    "lines",
-    CheckResult.UNKNOWN,
-    "not measured while no peer runs here",
-    "",
-    "join, then run this again, or `peer bench --only lines`",
-)
+MEASURE_LINES = "join, then run this again, or `peer bench --only lines`"
+
+
+def known_lines(folder: Path) -> Check:
+    """Return the check of the lines while no peer runs here: the last measurement, if there is one."""
+    line = kept_line(folder)
+    if line is None:
+        return Check("lines", CheckResult.UNKNOWN, "not measured while no peer runs here", "", MEASURE_LINES)
+    return ok("lines", f"{_rates(line.up, line.down)} (measured on {line.day})", f"at least {_line(LEAST_LINE)}")
 
 
 class Examination:
@@ -270,13 +277,24 @@ class Examination:
             run = run_dir(self.folder, found.signed.run)
             look = partial(checks.requirements, self.folder, run, manifest, role, self.preferences)
             await self._thread("requirements", look)
-        place = state_place(self.preferences.state, manifest, role, available_memory(), gpu_free)
-        scratch = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
-        await self._thread("memory", partial(checks.memory, manifest, role, gpu_free, place))
+        scratch = 0
+        if (division := self._division(manifest, role)) is not None:
+            place = state_place(self.preferences.state, manifest, role, available_memory(), division.gpu, division.setup)
+            scratch = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
+            await self._thread("memory", partial(checks.memory, manifest, role, division, place))
         await self._thread("disk space", partial(checks.disk, self.folder, manifest, scratch))
         if role is Role.TRAINER:
             await self._estimate(manifest, found.rates)
         return self.checks
+
+    def _division(self, manifest: RunManifest, role: Role) -> TrainerDivision | None:
+        """Return the division of the trainer as `peer join` would choose it; None, with a failed check, if there is none."""
+        wanted = self.preferences
+        try:
+            return check_division(manifest, role, wanted.gpus, wanted.processes, wanted.offload)
+        except PeerError as error:
+            self._failed("memory", error)
+            return None
 
     async def _data(self, signed: SignedManifest, role: Role) -> None:
         """Check the corpora of the run, or this peer's own data."""
@@ -344,7 +362,7 @@ class Examination:
         except KeyfileError as error:
             self._failed("identity", error)
             return found
-        self.checks += [*_run(found), *found.checks, NOT_MEASURED]
+        self.checks += [*_run(found), *found.checks, known_lines(self.folder)]
         return found
 
     async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:

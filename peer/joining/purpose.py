@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
+from peer.resources.requirements import training_needs
 from protocol.events.status import RunDefinition, RunMixture
 from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import RunManifest
@@ -59,6 +60,7 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         environment=manifest.rl.environment if manifest.rl is not None else "",
         warm_rounds=manifest.rl.warm_rounds if manifest.rl is not None else 0,
         peak_rate=manifest.inner.lr,
+        requires=training_needs(manifest),
     )
 
 

@@ -25,6 +25,7 @@ from peer.measurements.exchange import ExchangeSpeed, measure_exchange
 from peer.measurements.sizes import DEMO, sized
 from peer.resources.computer import available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.core_share import chosen_threads
+from peer.resources.line import keep_line
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.run.manifest import RunManifest
@@ -188,17 +189,22 @@ TIMEOUT_S = 30.0
 
 
 def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
-    """Measure the lines to the peers of the running peer's run.  run: the ID that this run must have.  Raises PeerError."""
+    """Measure the lines to the peers of the running peer's run, and keep the rates in the data directory.
+
+    run: the ID that this run must have.  Raises PeerError.
+    """
     client = ControlClient(data_dir, timeout_s=TIMEOUT_S)
     try:
         running = client.status().run
         if run is not None and running != run:
             raise PeerError(f"the peer here takes part in another run, {running[:12]}; measure with that", ExitCode.INPUT)
-        return _line_speed(client.request("lines"))
+        speed = _line_speed(client.request("lines"))
     except NotRunning as error:
         raise PeerError(f"{error}; start one with `peer join` to measure its lines", ExitCode.NOT_RUNNING) from error
     except ControlError as error:
         raise PeerError(str(error), ExitCode.UNREACHABLE) from error
+    keep_line(data_dir, speed.up_bytes_per_s, speed.down_bytes_per_s)
+    return speed
 
 
 def _line_speed(answer: dict[str, Any]) -> LineSpeed:

@@ -17,9 +17,9 @@ from peer.resources.computer import (
     free_gpu_memory,
     memory_need,
     memory_problem,
-    offload_sentence,
     sole_process,
     state_place,
+    training_sentence,
 )
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
@@ -236,9 +236,8 @@ def check_memory(
     problem = memory_problem(manifest, role, available, gpu, place, setup)
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)
-    if setup.offload and gpu is not None:
-        need = memory_need(manifest, role, setup, place)
-        emit(Notice("info", offload_sentence(manifest, gpu, need, available)))
+    if role is Role.TRAINER:
+        emit(Notice("info", training_sentence(manifest, setup, gpu, place, available)))
     if state == "auto" and place is StatePlace.DISK:
         whole = memory_need(manifest, role, setup).host
         emit(Notice("info", IN_FILES.format(need=size(whole), available=size(available))))

@@ -25,7 +25,7 @@ from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
-from trainer.memory import TrainerSetup, TrainerWork, trainer_memory
+from trainer.memory import TrainerSetup, TrainerWork, step_plan, trainer_memory
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Memory that a run needs in the peer and in its trainer, estimated from the manifest alone.
@@ -191,6 +191,32 @@ def offload_sentence(manifest: RunManifest, gpu: int, need: Need, available: int
         f"{amount(manifest.parameters)} parameters on a GPU with {size(gpu)} free: parameters and optimiser lie in the "
         f"computer's memory, of which {size(need.host)} are needed and {size(available)} are free"
     )
+
+
+def training_sentence(manifest: RunManifest, setup: TrainerSetup, gpu: int | None, place: StatePlace, available: int) -> str:
+    """Return the sentence on the memory that training takes, and the division of its steps.
+
+    gpu: free bytes of its memory; None on a CPU.  available: free bytes of memory.
+    """
+    need = memory_need(manifest, Role.TRAINER, setup, place)
+    if gpu is not None and setup.offload:
+        return offload_sentence(manifest, gpu, need, available)
+    if gpu is not None:
+        return (
+            f"training takes {size(need.host)} of memory and at least {size(need.gpu)} of the {size(gpu)} that are free on "
+            f"the GPU; after its first step the trainer takes as many {_units(manifest, 2)} at a time as fit"
+        )
+    plan = step_plan(TrainingConfig.from_sections(manifest.trainer_sections()), setup)
+    again = f", with {plan.recomputed} of {manifest.model.layers} layers computed again" if plan.recomputed else ""
+    ranks = f" in each of {setup.ranks} processes" if setup.ranks > 1 else ""
+    steps = f", with {plan.units} {_units(manifest, plan.units)} at a time{ranks}{again}"
+    return f"training takes {size(need.host)} of memory on the CPU{steps if manifest.rl is None else ''}"
+
+
+def _units(manifest: RunManifest, count: int) -> str:
+    """Return the word for the units of a step."""
+    word = "pair" if manifest.data.format == "preference" else "row"
+    return word if count == 1 else f"{word}s"
 
 
 def memory_problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peer.formatting import duration, size
 from peer.resources.computer import memory_need, shared_bytes
-from peer.resources.requirements import required
+from peer.resources.requirements import training_needs
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.memory import TrainerSetup
@@ -22,9 +22,12 @@ FULL = 0.9
 
 def need_lines(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return what a run needs: (subject, statement)."""
-    wanted = required(manifest.requires) if manifest.requires is not None else ""
-    stated = [("requires", f"of those who train: {wanted}")] if wanted else []
-    return [*stated, ("memory", _memory(manifest)), ("GPUs", _gpus(manifest)), ("a round", _round(manifest))]
+    return [
+        ("requires", f"of those who train: {training_needs(manifest)}"),
+        ("memory", _memory(manifest)),
+        ("GPUs", _gpus(manifest)),
+        ("a round", _round(manifest)),
+    ]
 
 
 def _memory(manifest: RunManifest) -> str:

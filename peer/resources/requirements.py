@@ -5,6 +5,7 @@ The memory that follows from the model is checked apart from it (`peer.resources
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,17 @@ import psutil
 
 from peer.formatting import size
 from peer.resources.check import WORDS
-from peer.resources.computer import available_memory, free_gpu_memory, gpu_memories, memory_problem
-from peer.resources.room import DiskRoom, used_bytes
+from peer.resources.computer import available_memory, free_gpu_memory, gpu_memories, memory_need, memory_problem
+from peer.resources.line import MBIT, MeasuredLine, kept_line
+from peer.resources.room import STATES_ON_DISK, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import RequiresSection
+from protocol.version import version
 from protocol.wire.presence import Role
+from trainer.memory import TrainerSetup
 
 GB = 10**9
-MBIT = 10**6 / 8
-"""Bytes a second in a Mbit/s, the unit of run files."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Computer:
     """Hardware and limits of this computer.
 
     memory: bytes in all.  gpu: bytes in all of the largest GPU; None without one.  disk: bytes that the run may take up.
-    max_up, max_down: the settings of these names, in bytes a second; None without a limit.
+    max_up, max_down: the settings of these names, in bytes a second; None without a limit.  line: the measured line, if any.
     """
 
     memory: int
@@ -38,6 +40,7 @@ class Computer:
     disk: int
     max_up: float | None
     max_down: float | None
+    line: MeasuredLine | None = None
 
 
 def this_computer(room: DiskRoom, run: Path, preferences: Preferences) -> Computer:
@@ -48,19 +51,41 @@ def this_computer(room: DiskRoom, run: Path, preferences: Preferences) -> Comput
         room.left_bytes() + used_bytes(run),
         preferences.max_up,
         preferences.max_down,
+        kept_line(room.folder),
     )
 
 
 def required(requires: RequiresSection) -> str:
-    """Describe the requirements of a run; empty if there are none."""
+    """Describe the requirements that the organiser states; empty if there are none."""
     parts = [
         (requires.memory_gb, f"{requires.memory_gb:g} GB of memory"),
         (requires.gpu_gb, f"a GPU of {requires.gpu_gb:g} GB"),
         (requires.disk_gb, f"{requires.disk_gb:g} GB on disk"),
         (requires.up_mbit, f"{requires.up_mbit:g} Mbit/s up"),
         (requires.down_mbit, f"{requires.down_mbit:g} Mbit/s down"),
+        (requires.version, f"manyhands {_least(requires)} or later"),
     ]
     return ", ".join(text for wanted, text in parts if wanted)
+
+
+def training_needs(manifest: RunManifest) -> str:
+    """Describe the needs of a computer that trains: the stated ones, and those that follow from the model for the others.
+
+    Stated amounts of memory are a computer's in all; amounts that follow from the model have to be free.
+    """
+    stated = manifest.requires or RequiresSection()
+    on_cpu, on_gpu = (memory_need(manifest, setup=TrainerSetup(device)) for device in ("cpu", "cuda"))
+    derived = []
+    if not stated.memory_gb and stated.gpu_gb:
+        derived.append(f"{size(on_gpu.host)} of memory")
+    elif not stated.memory_gb:
+        derived.append(f"{size(on_cpu.host)} of memory, or {size(on_gpu.host)} and {size(on_gpu.gpu)} of a GPU's")
+    elif not stated.gpu_gb:
+        derived.append(f"{size(on_gpu.gpu)} of a GPU's memory if there is one")
+    if not stated.disk_gb:
+        derived.append(f"{size(STATES_ON_DISK * manifest.stored_bytes)} on disk")
+    parts = [required(stated), f"about {', '.join(derived)}" if derived else ""]
+    return "; by its model ".join(part for part in parts if part)
 
 
 def requirement_problem(manifest: RunManifest, role: Role, computer: Computer) -> str:
@@ -70,8 +95,31 @@ def requirement_problem(manifest: RunManifest, role: Role, computer: Computer) -
     """
     if manifest.requires is None or role is not Role.TRAINER:
         return ""
-    missing = ", ".join(_missing(manifest.requires, computer))
-    return f"the run requires of those who train {missing}; {_instead(manifest)}" if missing else ""
+    missing = list(_missing(manifest.requires, computer))
+    update = f"install manyhands {_least(manifest.requires)}, or " if _is_behind(manifest.requires) else ""
+    return f"the run requires of those who train {', '.join(missing)}; {update}{_instead(manifest)}" if missing else ""
+
+
+def slow_line(manifest: RunManifest, role: Role, computer: Computer) -> str:
+    """Return a sentence if the line was measured to be slower than the run requires; empty otherwise.
+
+    It is a warning: the lines of the peers with which it was measured may have been the limit.
+    """
+    requires, line = manifest.requires, computer.line
+    if requires is None or line is None or role is not Role.TRAINER:
+        return ""
+    rates = ((line.up, requires.up_mbit, "up"), (line.down, requires.down_mbit, "down"))
+    slow = [
+        f"{wanted:g} Mbit/s {name} (at least {rate / MBIT:.1f} Mbit/s were measured on {line.day})"
+        for rate, wanted, name in rates
+        if 0 < rate < wanted * MBIT
+    ]
+    return (
+        f"the run requires of those who train {', '.join(slow)}, and others may wait for a slower line; measure again with "
+        f"`peer bench --only lines` while a peer runs, or {_instead(manifest)}"
+        if slow
+        else ""
+    )
 
 
 def _missing(requires: RequiresSection, computer: Computer) -> Iterator[str]:
@@ -88,6 +136,23 @@ def _missing(requires: RequiresSection, computer: Computer) -> Iterator[str]:
     ):
         if limit is not None and limit < wanted * MBIT:
             yield f"{wanted:g} Mbit/s {name} (max_{name} is {limit / MBIT:g} Mbit/s)"
+    if _is_behind(requires):
+        yield f"manyhands {_least(requires)} or later (this is {version()})"
+
+
+def _least(requires: RequiresSection) -> str:
+    return requires.version.removeprefix(">=")
+
+
+def _is_behind(requires: RequiresSection) -> bool:
+    """Return True if this software is older than the run requires."""
+    return _numbers(version()) < _numbers(_least(requires))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the three numbers of a version; a number that is left out, and all after other characters, is 0."""
+    found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", text)
+    return tuple(int(number or 0) for number in found.groups()) if found else (0, 0, 0)
 
 
 def _instead(manifest: RunManifest) -> str:

@@ -209,7 +209,7 @@ class RunDefinition:
     mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.
+    from rollouts.  peak_rate: the highest learning rate on rows.  requires: what a computer needs to train, in words.
     """
 
     description: str = ""
@@ -229,6 +229,7 @@ class RunDefinition:
     environment: str = ""
     warm_rounds: int = 0
     peak_rate: float = 0.0
+    requires: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

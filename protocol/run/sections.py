@@ -68,6 +68,8 @@ class AboutSection(Section):
 
 
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+LEAST_VERSION = r"^(>=[0-9]{1,4}(\.[0-9]{1,4}){0,2})?$"
+"""Pattern of the least version of the software; empty: any."""
 
 
 class RequiresSection(Section):
@@ -76,6 +78,8 @@ class RequiresSection(Section):
     A value of 0 requires nothing.  Each peer checks itself: the requirements spare people an attempt, and keep nobody out.
     """
 
+    LATER: ClassVar[frozenset[str]] = frozenset({"version"})
+
     memory_gb: Amount = 0.0
     """Memory of the computer, in GB."""
     gpu_gb: Amount = 0.0
@@ -83,9 +87,11 @@ class RequiresSection(Section):
     disk_gb: Amount = 0.0
     """Room for the run on disk, within max_disk, in GB."""
     up_mbit: Amount = 0.0
-    """Mbit/s that a peer's max_up must allow."""
+    """Mbit/s that a peer's max_up must allow, and its line should carry."""
     down_mbit: Amount = 0.0
-    """Mbit/s that a peer's max_down must allow."""
+    """Mbit/s that a peer's max_down must allow, and its line should carry."""
+    version: Annotated[str, Field(max_length=20, pattern=LEAST_VERSION)] = ""
+    """Least version of the software, such as ">=0.2" or ">=0.2.1"; empty: any."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------

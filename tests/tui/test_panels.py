@@ -27,7 +27,9 @@ def evil() -> Picture:
     said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL, team=EVIL)
     others = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(50)]
     mixtures = [RunMixture(from_tokens=each, shares={EVIL: 0.5, f"{EVIL}{each}": 0.5}) for each in range(9)]
-    facts = replace(FACTS, description=EVIL * 99, url=EVIL, licence=EVIL, family=EVIL, rows=EVIL, environment=EVIL)
+    facts = replace(
+        FACTS, description=EVIL * 99, url=EVIL, licence=EVIL, requires=EVIL * 99, family=EVIL, rows=EVIL, environment=EVIL
+    )
     picture.update(
         status(
             swarm=others,
@@ -285,14 +287,18 @@ def test_the_run_says_what_is_trained_on_what_how_far_and_how_to_join() -> None:
     assert rows[4] == f"            {'#' * 7}{'.' * 24}  about 2 hours to go at this speed"
     assert rows[5] == "rate        0.003, stable (peak 0.003)"
     assert rows[6] == "data        text, about 4.1 M tokens, in rows of 256"
-    assert rows[7:10] == [
+    assert rows[7:9] == [
+        "requires    20 Mbit/s up; by its model about 525.3 MB of memory, or 3.4 GB and",
+        "            649.7 MB of a GPU's, 19.7 MB on disk",
+    ]
+    assert rows[9:12] == [
         "licence     Apache-2.0",
         "home page   https://bees.example",
         "invitation  i copies it: mh1abcdefghi…klmnop",
     ]
-    assert rows[10].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
-    assert rows[11].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
-    assert rows[13].split() == ["web", "-", "....................", "20.0", "%"]
+    assert rows[12].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
+    assert rows[13].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
+    assert rows[15].split() == ["web", "-", "....................", "20.0", "%"]
 
 
 def test_a_later_mixture_is_the_present_one_once_its_tokens_are_read() -> None:

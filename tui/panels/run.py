@@ -28,7 +28,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     facts = status.run_definition
     head = clean(status.run_name, 64) or "a run whose manifest is being fetched"
     organiser = f"   organised by {short(status.organiser)}" if status.organiser else ""
-    rows = [_row(label, text, width) for label, text in _facts(status, facts)]
+    rows = [_row(label, text, width) for label, text in _facts(status, facts, width)]
     sources = _sources(facts, status.run_tokens, width, look) if facts is not None else []
     told = wrap(clean(facts.description, 500), max(1, width)) if facts is not None and facts.description else []
     room = max(1, height - 2 - len(rows) - len(sources))
@@ -40,7 +40,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     return [lines[place] for place in look.window(len(lines), height)]
 
 
-def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, str]]:
+def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[tuple[str, str]]:
     read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
     rows = [("goal", goal_amount(status) + read if status.goal_total else "-")]
     if facts is not None:
@@ -49,6 +49,8 @@ def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, s
         model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]
+        needs = wrap(clean(facts.requires, 300), max(1, width - LABEL))[:2]
+        rows += zip(("requires", ""), needs, strict=False)
         if facts.licence:
             rows.append(("licence", clean(facts.licence, 64)))
         if facts.url:

@@ -15,7 +15,8 @@ from peer.doctor.checks import Check, CheckResult, reachable
 from peer.doctor.examination import Examination, estimate, fields, lines, may_take_part
 from peer.errors import PeerError
 from peer.measurements.speeds import TrainingSpeed
-from peer.resources.computer import StatePlace, memory_need
+from peer.resources.check import TrainerDivision
+from peer.resources.computer import StatePlace, memory_need, sole_process
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
@@ -29,6 +30,7 @@ from trainer.environments.sandbox import SandboxUnavailable
 DEMO = demo_manifest().manifest
 SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
 FAR = "/ip4/93.184.216.34/tcp/4001"
+ON_CPU = TrainerDivision(sole_process(None))
 
 
 def verdicts(checks: list[Check]) -> dict[str, CheckResult]:
@@ -69,18 +71,19 @@ def test_a_build_of_torch_that_does_not_fit_the_gpu_is_told(
 
 def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "available_memory", lambda: 1 << 20)
-    (memory,) = checks.memory(DEMO, Role.TRAINER, None)
+    (memory,) = checks.memory(DEMO, Role.TRAINER, ON_CPU)
     assert memory.verdict is CheckResult.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
-    assert verdicts(checks.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is CheckResult.FAIL
+    assert verdicts(checks.memory(DEMO, Role.TRAINER, TrainerDivision(sole_process(1), 1)))["gpu memory"] is CheckResult.FAIL
 
 
 def test_memory_that_suffices_with_the_state_in_files_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     need = {place: memory_need(DEMO, Role.TRAINER, place=place).host for place in StatePlace}
     monkeypatch.setattr(checks, "available_memory", lambda: need[StatePlace.DISK])
-    (memory,) = checks.memory(DEMO, Role.TRAINER, None)
+    (memory,) = checks.memory(DEMO, Role.TRAINER, ON_CPU)
     assert memory.verdict is CheckResult.FAIL and "--state disk" in memory.remedy
-    (memory,) = checks.memory(DEMO, Role.TRAINER, None, StatePlace.DISK)
+    memory, steps = checks.memory(DEMO, Role.TRAINER, ON_CPU, StatePlace.DISK)
     assert memory.verdict is CheckResult.OK
+    assert steps.value.startswith("training takes ") and steps.value.endswith("rows at a time")
 
 
 def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from peer.errors import ExitCode, PeerError
 from peer.measurements.speeds import measure_lines
+from peer.resources.line import kept_line
 from tests.protocol.example_status import status
 
 ONE = {
@@ -113,6 +114,8 @@ def test_the_peer_that_runs_here_is_asked_for_its_lines(tmp_path: Path) -> None:
         assert found.peers[0].name == "bob" and measure_lines(tmp_path / "data", status().run) == found
         with pytest.raises(PeerError, match="takes part in another run"):
             measure_lines(tmp_path / "data", "0f" * 32)
+        kept = kept_line(tmp_path / "data")
+        assert kept is not None and (kept.up, kept.down) == (3000.0, 2000.0), "the next run is compared with it"
 
     ask_the_peer(tmp_path / "data", lines, ask)
 

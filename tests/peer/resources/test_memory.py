@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.errors import ExitCode, PeerError
+from peer.formatting import size
 from peer.resources import check, computer
 from peer.resources.computer import (
     StatePlace,
@@ -18,6 +19,7 @@ from peer.resources.computer import (
     shared_bytes,
     sole_process,
     state_place,
+    training_sentence,
 )
 from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, demo_manifest
@@ -27,12 +29,14 @@ from protocol.wire.presence import Role
 from trainer.memory import TrainerSetup
 
 GB = 10**9
+SMALL = demo_manifest().manifest
 LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)
 """176 M parameters."""
 BILLIONS = parse_run_file(
     'name = "billions"\n[model]\ndim = 2048\nlayers = 33\nheads = 16\nkv_heads = 8\n', Identity.from_seed(bytes(32)).peer_id
 )
 """1.5 billion parameters."""
+LONG = BILLIONS.model_copy(update={"data": BILLIONS.data.model_copy(update={"sequence_length": 4096})})
 ROLLOUTS = parse_run_file(
     'name = "roles"\n[rl]\nenvironment = "sort"\nmax_tokens = 256\nrow_tokens = 512\nmicro_batch_tokens = 2048\n',
     Identity.from_seed(bytes(32)).peer_id,
@@ -88,8 +92,10 @@ def test_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(PeerError, match=r"in the trainer\), with its state in files, and 3.0 GB are free") as refused:
         check.check_memory(LARGE, Role.TRAINER, "auto", told.append)
     assert refused.value.exit_code is ExitCode.RESOURCES
+    (notice,) = told
+    assert isinstance(notice, Notice) and notice.text.startswith("training takes ")
     assert check.check_memory(LARGE, Role.SEED, "auto", told.append) is StatePlace.RAM
-    assert not told
+    assert told == [notice]
 
 
 @pytest.mark.parametrize("role", [Role.TRAINER, Role.SEED])
@@ -108,8 +114,9 @@ def test_auto_takes_files_if_memory_is_short_and_says_so(monkeypatch: pytest.Mon
     for available, place in ((need, StatePlace.RAM), (need - 1, StatePlace.DISK)):
         monkeypatch.setattr(check, "available_memory", lambda available=available: available)
         assert check.check_memory(LARGE, Role.TRAINER, "auto", told.append) is place
-    (notice,) = told
-    assert isinstance(notice, Notice) and "so the state lies in files" in notice.text and 'state = "ram"' in notice.text
+    (notice,) = (each for each in told if isinstance(each, Notice) and "so the state lies in files" in each.text)
+    assert 'state = "ram"' in notice.text
+    told.clear()
     assert check.check_memory(LARGE, Role.TRAINER, "disk", told.append) is StatePlace.DISK and len(told) == 1
     with pytest.raises(PeerError, match=r"keep the state in files \(--state disk, "):
         check.check_memory(LARGE, Role.TRAINER, "ram", told.append)
@@ -172,6 +179,25 @@ def test_a_trainer_offloads_what_its_gpu_cannot_hold(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check, "free_gpu_memories", lambda: [alone.gpu])
     for wanted, offloads in (("auto", False), ("on", True), ("off", False)):
         assert check.check_division(LARGE, Role.TRAINER, None, None, wanted).setup.offload is offloads
+
+
+@pytest.mark.parametrize(
+    ("manifest", "setup", "gpu", "ends"),
+    [
+        (SMALL, TrainerSetup(), None, "of memory on the CPU, with 4 rows at a time"),
+        (SMALL, TrainerSetup(ranks=4), None, "of memory on the CPU, with 1 row at a time in each of 4 processes"),
+        (SMALL, TrainerSetup("cuda"), 9 * GB, "takes as many rows at a time as fit"),
+        (LONG, TrainerSetup(), None, "with 1 row at a time, with 29 of 33 layers computed again"),
+        (ROLLOUTS, TrainerSetup(), None, "of memory on the CPU"),
+        (LARGE, TrainerSetup("cuda", offload=True), 2 * GB, "are needed and 50.0 GB are free"),
+    ],
+)
+def test_the_division_of_a_step_is_told_before_the_trainer_starts(
+    manifest: RunManifest, setup: TrainerSetup, gpu: int | None, ends: str
+) -> None:
+    told = training_sentence(manifest, setup, gpu, StatePlace.RAM, 50 * GB)
+    assert told.endswith(ends)
+    assert size(memory_need(manifest, setup=setup).host) in told
 
 
 def test_only_what_trains_has_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

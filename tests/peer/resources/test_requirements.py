@@ -8,16 +8,30 @@ from pathlib import Path
 import pytest
 
 from peer.doctor import checks
+from peer.doctor.examination import known_lines
+from peer.formatting import size
+from peer.joining.purpose import run_definition
 from peer.resources import requirements
+from peer.resources.computer import memory_need
+from peer.resources.line import FILE_NAME, KEPT_S, MBIT, MeasuredLine, keep_line, kept_line
 from peer.resources.needs import need_lines
-from peer.resources.requirements import Computer, required, requirement_problem, this_computer
+from peer.resources.requirements import (
+    Computer,
+    required,
+    requirement_problem,
+    slow_line,
+    this_computer,
+    training_needs,
+)
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.version import NOT_INSTALLED
 from protocol.wire import canonical
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
+from trainer.memory import TrainerSetup
 
 ME = Identity.from_seed(bytes(32)).peer_id
 GB = 10**9
@@ -61,6 +75,113 @@ def test_what_is_missing_is_told_in_one_sentence_with_a_possible_role(text: str,
     assert not requirement_problem(a_run(text), Role.SEED, computer), "only trainers have to meet them"
 
 
+@pytest.mark.parametrize(
+    ("least", "here", "met"),
+    [
+        ("0.1", "0.1.0", True),
+        ("0.1.0", "0.1", True),
+        ("0.2", "0.1.9", False),
+        ("0.10", "0.9.3", False),
+        ("1", "0.99.1", False),
+        ("0.2.1", "0.2.1rc1", True),
+        ("0.2.1", "0.2.0+local.9", False),
+        ("0.1", NOT_INSTALLED, False),
+    ],
+)
+def test_an_older_version_than_the_run_requires_does_not_train(
+    monkeypatch: pytest.MonkeyPatch, least: str, here: str, met: bool
+) -> None:
+    monkeypatch.setattr(requirements, "version", lambda: here)
+    problem = requirement_problem(a_run(f'version = ">={least}"'), Role.TRAINER, SMALL)
+    assert problem == (
+        ""
+        if met
+        else f"the run requires of those who train manyhands {least} or later (this is {here}); install manyhands {least}, "
+        "or join with --role seed (keeping and serving the run), which does not need that"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "starts", "ends"),
+    [
+        ("", "about {cpu} of memory, or {host} and {gpu} of a GPU's, ", "{disk} on disk"),
+        (
+            "memory_gb = 16",
+            "16 GB of memory; by its model about {gpu} of a GPU's memory if there is one, ",
+            "{disk} on disk",
+        ),
+        ("gpu_gb = 24", "a GPU of 24 GB; by its model about {host} of memory, ", "{disk} on disk"),
+        ("disk_gb = 60", "60 GB on disk; by its model about {cpu} of memory, or ", "{gpu} of a GPU's"),
+        ('memory_gb = 16\ngpu_gb = 24\ndisk_gb = 60\nversion = ">=0.2"', "16 GB of memory, a GPU of 24 GB", "0.2 or later"),
+    ],
+)
+def test_what_the_organiser_does_not_state_follows_from_the_model(text: str, starts: str, ends: str) -> None:
+    run = a_run(text)
+    on_cpu, on_gpu = memory_need(run, setup=TrainerSetup()), memory_need(run, setup=TrainerSetup("cuda"))
+    numbers = {
+        "cpu": size(on_cpu.host),
+        "host": size(on_gpu.host),
+        "gpu": size(on_gpu.gpu),
+        "disk": size(3 * run.stored_bytes),
+    }
+    told = training_needs(run)
+    assert told.startswith(starts.format(**numbers)) and told.endswith(ends.format(**numbers))
+    assert run_definition(run).requires == told
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The measured line.
+
+
+def test_a_line_that_was_measured_to_be_slower_is_a_warning(tmp_path: Path) -> None:
+    run = a_run("up_mbit = 20\ndown_mbit = 50")
+    for up, down, slow in ((20.0, 50.0, []), (3.25, 50.0, ["up"]), (3.25, 1.0, ["up", "down"]), (0.0, 90.0, [])):
+        keep_line(tmp_path, up * MBIT, down * MBIT)
+        computer = this_computer(DiskRoom(tmp_path), tmp_path / "run", Preferences())
+        told = slow_line(run, Role.TRAINER, computer)
+        assert [name for name in ("up", "down") if f"Mbit/s {name} (at least " in told] == slow
+        assert not requirement_problem(run, Role.TRAINER, computer) and not slow_line(run, Role.SEED, computer)
+    assert "20 Mbit/s up (at least 3.2 Mbit/s were measured on " in slow_line(
+        run, Role.TRAINER, replace(SMALL, line=MeasuredLine(3.25 * MBIT, 0.0, 0.0))
+    )
+    assert not slow_line(a_run(), Role.TRAINER, replace(SMALL, line=MeasuredLine(1.0, 1.0, 0.0)))
+
+
+def test_the_doctor_warns_of_a_slow_line_and_shows_what_was_measured(tmp_path: Path) -> None:
+    assert known_lines(tmp_path).verdict is checks.CheckResult.UNKNOWN
+    keep_line(tmp_path, 2 * MBIT, 0.0)
+    shown = known_lines(tmp_path)
+    assert shown.verdict is checks.CheckResult.OK and shown.value.startswith(
+        "down not known yet, up 2.0 Mbit/s (measured on "
+    )
+    found = checks.requirements(tmp_path, tmp_path / "run", a_run("up_mbit = 20"), Role.TRAINER, Preferences())
+    assert found.verdict is checks.CheckResult.WARN and "2.0 Mbit/s were measured" in found.value
+    assert "--role seed" in found.remedy
+
+
+def test_a_measurement_counts_for_a_month_and_only_if_something_was_measured(tmp_path: Path) -> None:
+    keep_line(tmp_path, 0.0, 0.0)
+    assert kept_line(tmp_path) is None
+    keep_line(tmp_path, 1.0, 2.0, lambda: 1000.0)
+    assert kept_line(tmp_path, lambda: 1000.0 + KEPT_S - 1) == MeasuredLine(1.0, 2.0, 1000.0)
+    assert kept_line(tmp_path, lambda: 1000.0 + KEPT_S) is kept_line(tmp_path, lambda: 999.0) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(b"", b"{", b"[]", b"null", b'{"up":1}', b'{"up":"x","down":1,"at":1}', b'{"up":NaN,"down":1,"at":1}'),
+        *(b'{"up":-1,"down":1,"at":1}', b'{"up":1e999,"down":1,"at":1}', b'{"up":1,"down":1,"at":NaN}', b"[" * 100_000),
+    ],
+)
+def test_a_damaged_measurement_does_not_count(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    assert kept_line(tmp_path, lambda: 1.0) is None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
 def test_the_role_that_is_possible_depends_on_the_run_and_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("memory_gb = 16", head='[rl]\nenvironment = "sort"\nmax_tokens = 256\nrow_tokens = 512')
     assert "--role rollout (generating rollouts)" in requirement_problem(run, Role.TRAINER, SMALL)
@@ -72,13 +193,24 @@ def test_requirements_come_back_and_are_not_in_other_manifests() -> None:
     run = a_run("gpu_gb = 24\nup_mbit = 20")
     assert parse_run_file(dump(run), ME) == run
     assert run.requires is not None and required(run.requires) == "a GPU of 24 GB, 20 Mbit/s up"
-    assert need_lines(run)[0] == ("requires", "of those who train: a GPU of 24 GB, 20 Mbit/s up")
-    assert "requires" not in dict(need_lines(a_run())) and "requires" not in dict(need_lines(a_run("memory_gb = 0")))
+    assert need_lines(run)[0][1].startswith("of those who train: a GPU of 24 GB, 20 Mbit/s up; by its model about ")
     assert "requires" not in canonical.decode(a_run().encode(), max_bytes=1 << 20)
+    told = canonical.decode(run.encode(), max_bytes=1 << 20)
+    assert isinstance(told, dict) and "version" not in told["requires"], "runs from before the field keep their IDs"
 
 
 @pytest.mark.parametrize(
-    "text", ["memory_gb = -1", "gpu_gb = inf", "disk_gb = nan", "up_mbit = 1e9", 'down_mbit = "9"', "cores = 4"]
+    "text",
+    [
+        "memory_gb = -1",
+        "gpu_gb = inf",
+        "disk_gb = nan",
+        "up_mbit = 1e9",
+        'down_mbit = "9"',
+        "cores = 4",
+        "version = 1",
+        *(f'version = "{text}"' for text in ("0.2", "==0.2", ">=", ">=1.2.3.4", ">=0.2rc1", ">=٢", ">=0.2 ", "\\n>=0.2")),
+    ],
 )
 def test_senseless_requirements_are_refused(text: str) -> None:
     with pytest.raises(RunFileError, match=r"requires\."):
