@@ -74,7 +74,7 @@ def training_needs(manifest: RunManifest) -> str:
     Stated amounts of memory are a computer's in all; amounts that follow from the model have to be free.
     """
     stated = manifest.requires or RequiresSection()
-    on_cpu, on_gpu = (memory_need(manifest, setup=TrainerSetup(device)) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = memory_need(manifest), memory_need(manifest, setup=TrainerSetup("cuda"))
     derived = []
     if not stated.memory_gb and stated.gpu_gb:
         derived.append(f"{size(on_gpu.host)} of memory")

@@ -117,7 +117,7 @@ def test_an_older_version_than_the_run_requires_does_not_train(
 )
 def test_what_the_organiser_does_not_state_follows_from_the_model(text: str, starts: str, ends: str) -> None:
     run = a_run(text)
-    on_cpu, on_gpu = memory_need(run, setup=TrainerSetup()), memory_need(run, setup=TrainerSetup("cuda"))
+    on_cpu, on_gpu = memory_need(run), memory_need(run, setup=TrainerSetup("cuda"))
     numbers = {
         "cpu": size(on_cpu.host),
         "host": size(on_gpu.host),
