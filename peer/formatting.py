@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.short_id import short_id
 
 if TYPE_CHECKING:
-    from protocol.events.status import GpuStatus, PeerStatus
+    from protocol.events.status import GpuStatus, PeerStatus, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -260,6 +260,12 @@ def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
 def of_fragment(fragment: int, fragments: int) -> str:
     """Format the fragment that a round exchanges, to follow its number: ", fragment 3 of 4"; "" if there is only one."""
     return f", fragment {fragment + 1} of {fragments}" if fragments > 1 else ""
+
+
+def claimed_pace(known: SwarmPeer) -> str:
+    """Format the rate of training that a peer claims, which nobody checks, beside the rate for which it got credit."""
+    claim, counted = f"{amount(known.tokens_per_s)} tokens/s", known.counted_tokens_per_s
+    return claim if counted is None else f"claims {claim}, counted {amount(counted)}"
 
 
 def goal_amount(status: PeerStatus) -> str:

@@ -107,6 +107,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import (
         amount,
+        claimed_pace,
         clean,
         computer_rows,
         contribution_rows,
@@ -168,7 +169,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     for known in status.swarm:
         seen = "" if known.liveness == "alive" else f" ({known.liveness})"
         who = f"{clean(known.name)} {short(known.peer)}"
-        lines.append(f"          {who}: {known.phase}, round {known.round}{seen}")
+        lines.append(f"          {who}: {known.phase}, round {known.round}, {claimed_pace(known)}{seen}")
     return lines
 
 

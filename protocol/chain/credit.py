@@ -50,7 +50,7 @@ class Ledger:
     def add(self, commit: Commit) -> None:
         """Count the next record."""
         credits = self.credits
-        for peer, given in _trained(commit):
+        for peer, given in trained(commit):
             old = credits.get(peer, Credit())
             credits[peer] = Credit(old.rounds + given.rounds, old.tokens + given.tokens, old.batches, old.accepted_tokens)
         named = named_in([commit.record])
@@ -134,7 +134,7 @@ def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
             yield from member.rollouts.batches
 
 
-def _trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:
+def trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:
     """Yield the credit of each member for training in this round."""
     for member, chunks in zip(commit.record.members, commit.averaged(), strict=True):
         yield PeerId(member.peer), Credit(int(chunks > 0), member.tokens * chunks // len(commit.index))

@@ -15,12 +15,14 @@ share of the added rounds or tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kernels.aggregate import weights_of
 from kernels.schedule import Place, RatePhase, rate_phase, scheduled_rate, warmed
+from protocol.chain.credit import trained
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Goal, Unit
 from protocol.wire import canonical
@@ -222,18 +224,34 @@ def rate_of(manifest: RunManifest, progress: RunProgress) -> tuple[float, RatePh
     return scheduled_rate(inner, place), rate_phase(inner, place)
 
 
+PACED_ROUNDS = 8
+"""Rounds over which the tokens of a member are counted: of one round, chance would decide."""
+
+
 class RunPace:
-    """Speed of the run as this peer measures it: the time between the last two records that it saw being made."""
+    """Speed of the run and its members as this peer measures it: the time between records that it saw being made."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._seconds, self._tokens = 0.0, 0
+        self._rounds: deque[tuple[float, Mapping[PeerId, int]]] = deque(maxlen=PACED_ROUNDS)
 
-    def note(self, tokens: int, now: float) -> None:
-        """Note a new record, which counts `tokens` tokens."""
+    def note(self, commit: Commit, now: float) -> None:
+        """Note a new record."""
         if self._at is not None:
-            self._seconds, self._tokens = now - self._at, tokens
+            self._seconds, self._tokens = now - self._at, counted_tokens(commit)
+            self._rounds.append((self._seconds, {peer: each.tokens for peer, each in trained(commit)}))
         self._at = now
+
+    def counted(self, peer: PeerId) -> float | None:
+        """Return the tokens a second for which a member got credit in the last rounds; None if it is in none of them.
+
+        It is less than the member's speed of training, because a round also takes the exchange, and waits for slow members.
+        """
+        seconds = sum(seconds for seconds, _ in self._rounds)
+        if seconds <= 0 or not any(peer in tokens for _, tokens in self._rounds):
+            return None
+        return sum(tokens.get(peer, 0) for _, tokens in self._rounds) / seconds
 
     def pause(self) -> None:
         """Ignore the time until the next record: after a pause, it says nothing about the speed."""

@@ -103,7 +103,7 @@ class SwarmPeer:
     """Another peer of the run, as its last heartbeat describes it.
 
     peer: its ID.  name: the name that it gives itself.  role, phase: as in the status of a peer.
-    round: rounds that it has committed.  steps: inner steps of its running round.  tokens_per_s: its last known rate.
+    round: rounds that it has committed.  steps: inner steps of its running round.  tokens_per_s: the rate that it claims.
     liveness: alive, suspect (no heartbeat for a while), gone (silent for too long), left (it said goodbye) or unproven (a
     member that has not been connected to this peer since this peer started; heartbeats that other peers forward may be old).
     heard_s: seconds since its last heartbeat; if it is unproven, seconds since this peer started.
@@ -115,6 +115,8 @@ class SwarmPeer:
     carried to and from the peer.
     line_up_bytes_per_s, line_down_bytes_per_s: the rates of its line, by its own word; 0 while unknown.
     known_s: seconds since this peer first heard of it, or heard of it again after it had been away for long.
+    counted_tokens_per_s: tokens a second for which it got credit in the last eight rounds that this peer saw being made;
+    None if it was in none of them.  A round also takes the exchange, and waits for slow members, so a claim may be higher.
     """
 
     peer: str
@@ -137,6 +139,7 @@ class SwarmPeer:
     line_up_bytes_per_s: float = 0.0
     line_down_bytes_per_s: float = 0.0
     known_s: float = 0.0
+    counted_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -164,15 +164,18 @@ class Heartbeats:
             admission=b"" if history.has_member(self._session.me) else settings.admission,
         )
 
-    def neighbours(self) -> list[SwarmPeer]:
-        """Return the other peers for `peer status`, with unproven peers only if they are members."""
+    def neighbours(self, counted: Callable[[PeerId], float | None]) -> list[SwarmPeer]:
+        """Return the other peers for `peer status`, with unproven peers only if they are members.
+
+        counted: returns the tokens a second for which a member got credit; None if they are not known.
+        """
         return [
-            self._neighbour(peer, known)
+            self._neighbour(peer, known, counted(peer))
             for peer, known in sorted(self._membership, key=lambda item: item[0])
             if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)
         ]
 
-    def _neighbour(self, peer: PeerId, known: Neighbour) -> SwarmPeer:
+    def _neighbour(self, peer: PeerId, known: Neighbour, counted: float | None) -> SwarmPeer:
         now, beat, network = trio.current_time(), known.heartbeat, self._session.network
         measured = network.measured_link(peer)
         return SwarmPeer(
@@ -196,6 +199,7 @@ class Heartbeats:
             line_up_bytes_per_s=beat.up_bytes_per_s,
             line_down_bytes_per_s=beat.down_bytes_per_s,
             known_s=now - known.since,
+            counted_tokens_per_s=counted,
         )
 
 

@@ -10,7 +10,7 @@ import trio
 
 from protocol.chain.base import RoundSettings
 from protocol.chain.history import History
-from protocol.chain.progress import RunPace, RunProgress, counted_tokens
+from protocol.chain.progress import RunPace, RunProgress
 from protocol.chain.replica import Replica
 from protocol.events.events import Notice, RunEnded
 from protocol.events.status import WhyIdle
@@ -493,7 +493,7 @@ class Life:
 
     async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         if isinstance(outcome, Commit):
-            self.pace.note(counted_tokens(outcome), trio.current_time())
+            self.pace.note(outcome, trio.current_time())
             if await self._keeper.advance(outcome):
                 nursery.start_soon(self._keeper.checkpoint)
         elif isinstance(outcome, StateDisagreement):

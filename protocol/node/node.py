@@ -349,7 +349,7 @@ class Node:
             busy_share=self._process.busy_share if self._process else None,
             joules_per_token=self._process.joules_per_token if self._process else None,
             version=self._settings.version,
-            swarm=self._heartbeats.neighbours(),
+            swarm=self._heartbeats.neighbours(self._life.pace.counted),
             organiser=manifest.organiser,
             goal_unit=progress.goal.unit.value,
             goal_total=progress.goal.total,

@@ -27,6 +27,9 @@ def test_the_rate_outlives_its_round() -> None:
             world.start(seat)
         assert first.node is None or first.node.status().round_left_s is None
         await world.until_round(3, within_s=60)
+        assert first.node is not None
+        (known,) = first.node.status().swarm
+        assert known.counted_tokens_per_s is not None and known.counted_tokens_per_s > 0
         between = [rate for seat, event, rate in seen if isinstance(event, RoundCommitted)]
         assert between and all(rate > 0 for rate in between), "a rate of 0 where a round ends and the next begins"
         steps = [event for seat, event, _ in seen if seat is first and isinstance(event, ComputeProgress)]

@@ -376,6 +376,7 @@ def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
         line_down_bytes_per_s=2e7,
         known_s=7500.0,
         team="bees",
+        counted_tokens_per_s=310.4,
     )
     picture = Picture()
     picture.update(status(swarm=[replace(near, up_bytes=1000, down_bytes=0)]))
@@ -390,7 +391,7 @@ def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
     rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
     assert rows[-8:] == [
         f"peer      kitchen  {OTHER}",
-        "work      trainer, ready, 2.0 k tokens/s; 12 rounds, step 20 of the next",
+        "work      trainer, ready, claims 2.0 k tokens/s, counted 310; 12 rounds, step 20 of the next",
         "counted   3 rounds, 300 tokens (25.0 %); place 2 of 2; team bees",
         "audits    3 averages recomputed here, all right; stopped delivering in 1 exchange",
         "link      direct, home network, 3.1 ms; 12.0 kB/s to it, 2.0 kB/s from it",

@@ -9,7 +9,7 @@ from math import inf
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, columns, duration, fit, many, pad, short, size
+from peer.formatting import amount, claimed_pace, clean, columns, duration, fit, many, pad, short, size
 from protocol.events.rollout_tally import ACCEPTED, REJECTED
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.contributions import Contributions
@@ -128,8 +128,7 @@ def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
         ("peer", f"{clean(known.name, 40)}  {known.peer}"),
         (
             "work",
-            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {amount(known.tokens_per_s)} tokens/s; "
-            f"{many(known.round, 'round')}{steps}",
+            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {claimed_pace(known)}; {many(known.round, 'round')}{steps}",
         ),
         ("counted", _counted(known, picture)),
         ("audits", _audited(known.peer, picture)),

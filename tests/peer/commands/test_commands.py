@@ -106,6 +106,13 @@ def test_a_lock_that_a_killed_peer_left_is_no_peer_that_starts(tmp_path: Path) -
     assert starting_process(tmp_path) is None, "the process with this number began after the lock was written"
 
 
+def test_status_compares_the_pace_that_a_peer_claims_with_its_credit() -> None:
+    others = [replace(NEIGHBOUR, tokens_per_s=1200.0, counted_tokens_per_s=counted) for counted in (300.0, None)]
+    *_, liar, newcomer = describe_status(status(swarm=others))
+    assert liar.endswith(": ready, round 12, claims 1.2 k tokens/s, counted 300")
+    assert newcomer.endswith(": ready, round 12, 1.2 k tokens/s")
+
+
 def test_the_ledger_calls_members_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     me, other, third = (f"12D3KooW{'x' * 38}{end}" for end in ("ABCDEF", "UVWXYZ", "GHIJKL"))
     told = {"members": [{"peer": me}, {"peer": other}, {"peer": third}]}

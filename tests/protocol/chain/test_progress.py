@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
-from protocol.chain.progress import RunPace, RunProgress, counted_tokens
+from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens
 from protocol.run.sections import Goal, Unit
 from protocol.wire.canonical import Malformed
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Extension, mask_of, pack
 from tests.protocol.council import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
 
@@ -143,11 +143,26 @@ def test_a_base_takes_only_the_organisers_newest_word(forgery: str) -> None:
 
 def test_the_speed_is_that_of_the_last_two_records_made_here() -> None:
     pace = RunPace()
-    pace.note(100, 0.0)
+    pace.note(a_commit(100), 0.0)
     assert pace.tokens_per_s is None and pace.left_s(TOKENS) is None
-    pace.note(200, 4.0)
+    pace.note(a_commit(200), 4.0)
     assert pace.tokens_per_s == 50 and pace.left_s(after(TOKENS, a_commit(200))) == 16.0
     assert pace.left_s(after(ROUNDS, *[a_commit(1)] * 4)) == 24.0
     pace.pause()
-    pace.note(200, 900.0)
+    pace.note(a_commit(200), 900.0)
     assert pace.tokens_per_s == 50
+
+
+def test_the_pace_of_a_member_is_counted_over_the_last_rounds() -> None:
+    one, other = (PeerId(RECORD.members[place].peer) for place in (0, 1))
+    pace = RunPace()
+    pace.note(a_commit(900), 0.0)
+    assert pace.counted(one) is None, "the time of the first record is not known"
+    for round in range(1, PACED_ROUNDS + 1):
+        pace.note(a_commit(400), 4.0 * round)
+    assert pace.counted(one) == 100.0 and pace.counted(other) is None
+    without = RECORD.model_copy(update={"members": [RECORD.members[1].model_copy(update={"tokens": 80})]})
+    for round in range(4):
+        pace.note(a_commit(1).model_copy(update={"record": without}), 4.0 * (PACED_ROUNDS + 1 + round))
+    assert pace.counted(one) == 50.0, "rounds that it missed count"
+    assert pace.counted(other) == 10.0
