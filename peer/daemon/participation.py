@@ -181,7 +181,7 @@ class Participation:
         if self._keeper is not None:
             self._keeper.change(_limits(now))
         if self._trainer is not None:
-            self._trainer.limit_power(now.max_power)
+            self._trainer.limit_pace(now.max_power, now.max_load)
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
             self.node.keep_weights(self._weights())
@@ -479,7 +479,7 @@ class Participation:
         settings = replace(settings, scratch=self._scratch, compiles=now.compile)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
-        trainer.limit_power(now.max_power)
+        trainer.limit_pace(now.max_power, now.max_load)
         return trainer
 
     async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:

@@ -20,6 +20,7 @@ from peer.settings.values import (
     read_folder,
     read_folders,
     read_gpus,
+    read_load,
     read_metrics_port,
     read_minutes,
     read_name,
@@ -271,6 +272,13 @@ class Preferences:
         live=True,
         unset="no limit",
     )
+    max_load: float | None = _setting(
+        None,
+        "limit on the share of the time in which the trainer computes, on a GPU or CPU, in percent, e.g. 60",
+        Notation(read_load, show_share, "PERCENT"),
+        live=True,
+        unset="no limit",
+    )
     yield_gpu: bool = _setting(False, "rest while other programs use the GPU", _SWITCH, live=True)
     unused_for: float | None = _setting(
         None,
@@ -316,6 +324,7 @@ LIMITS = (
     "max_disk",
     "weights_cap",
     "threads",
+    "max_load",
     "max_power",
     "max_temperature",
 )

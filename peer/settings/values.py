@@ -102,6 +102,8 @@ SIZE_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
 LEAST_RATE, MOST_RATE = 16e3, 1e12
 LEAST_SIZE, MOST_SIZE = 10**6, 10**16
 MOST_PROCESSES = 64
+LEAST_LOAD = 0.1
+"""A trainer waits at most nine times as long as it has worked."""
 MAX_NAME = 40
 USUAL_PORT = 4001
 MOST_ADDRESSES = 4
@@ -290,6 +292,14 @@ def read_share(text: str) -> float:
     if not 0 <= share <= 100:
         raise ValueError(f"{text} is not a percentage from 0% to 100%")
     return share / 100
+
+
+def read_load(text: str) -> float:
+    """Read a share of the time from "60%" or "60"; return it as a number up to 1."""
+    share = read_share(text)
+    if share < LEAST_LOAD:
+        raise ValueError(f"{text} is too little; write {show_share(LEAST_LOAD)} or more, or pause the peer")
+    return share
 
 
 def show_share(share: float) -> str:

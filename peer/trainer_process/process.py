@@ -373,7 +373,7 @@ class TrainerProcess:
         """True if the last process ran out of memory, and if later ones do with less."""
         self._at_risk = False
         """True during work on strangers' bytes: a death is then the strangers' fault, and only lengthens the pause."""
-        self._threads, self._watts = settings.threads, 0.0
+        self._threads, self._watts, self._load = settings.threads, 0.0, 1.0
         self._paused = False
         self._busy = False
         self._report_missing: Callable[[Hash, int], None] = lambda shard, number: None
@@ -534,13 +534,17 @@ class TrainerProcess:
             self._threads = threads
             self._send({"do": "threads", "threads": threads})
 
-    def limit_power(self, watts: float | None) -> None:
-        """Limit the average power of the GPU, from the next step on, also in later processes."""
-        if (watts or 0.0) != self._watts:
-            self._watts = watts or 0.0
-            self._send({"do": "power", "watts": self._watts})
-            if self._ready:
-                self._tell_power()
+    def limit_pace(self, watts: float | None, load: float | None) -> None:
+        """Limit the average power of the GPU, and the share of the time with work, also in later processes; None: no limit.
+
+        A running wait ends at once if the new limits allow it.
+        """
+        before, self._watts, self._load = (self._watts, self._load), watts or 0.0, load or 1.0
+        if before == (self._watts, self._load):
+            return
+        self._send({"do": "pace", "watts": self._watts, "load": self._load})
+        if self._ready and before[0] != self._watts:
+            self._tell_power()
 
     def _tell_power(self) -> None:
         if self._watts and not self._measures_power:
@@ -654,8 +658,8 @@ class TrainerProcess:
         offload = ranks.offload or (self._spares_memory and ranks.offload_later)
         if self._threads:
             channel.send({"do": "threads", "threads": self._threads})
-        if self._watts:
-            channel.send({"do": "power", "watts": self._watts})
+        if self._watts or self._load < 1:
+            channel.send({"do": "pace", "watts": self._watts, "load": self._load})
         answer = await channel.ask(
             "configure",
             sections={

@@ -51,6 +51,8 @@ class CommandInbox:
         self._threads = 0
         self.watts = 0.0
         """Limit on the GPU's average power in watts; 0 for none."""
+        self.load = 1.0
+        """Limit on the share of the time in which the trainer works."""
 
     def listen(self, connection: socket.socket) -> None:
         """Read commands from `connection` in a thread, and end this process when the peer ends."""
@@ -110,7 +112,7 @@ class CommandInbox:
         return job.applied
 
     def wait(self, seconds: float, running: Job | None) -> bool:
-        """Wait for `seconds` to save power; return True early if a command that ends the wait arrives.
+        """Wait for `seconds` between two pieces of work; return True early if a command that ends the wait arrives.
 
         running: the job that waits; None between jobs.
         """
@@ -138,8 +140,8 @@ class CommandInbox:
                     self._paused = False
                 case "threads":
                     self._threads = message["threads"]
-                case "power":
-                    self.watts = message["watts"]
+                case "pace":
+                    self.watts, self.load = message["watts"], message["load"]
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
                 case "applied" if self._latest is not None:

@@ -1,7 +1,7 @@
 """Service of the trainer process, which runs a peer's commands from a socket and reports results.
 
 Commands: configure, initialise, compute, evaluate (each answered with the command's `id`), finish, abandon, pause, resume,
-threads, power; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
+threads, pace; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
 sentence and ends the process; the peer then starts a new process.
 
 A computation, or an evaluation, that needs a block which is not here yet reports the block, and looks for it again.
@@ -46,9 +46,10 @@ from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
 from trainer.worker import Done, Task, Worker
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Power limit: the trainer waits between steps to keep a GPU's average power below a number of watts.
+# Limits on power and on load: the trainer rests between steps to keep a GPU's average power below a number of watts, and its
+# work below a share of the time.
 #
-# Only an administrator may set a card's own limit (`nvidia-smi -pl`). Waiting needs no such right, works in a container, and
+# Only an administrator may set a card's own limit (`nvidia-smi -pl`). Resting needs no such right, works in a container, and
 # takes account of the power that all programs draw on that card. Power is measured with the card's own energy counter
 # (`nvmlDeviceGetTotalEnergyConsumption`, Volta and later).
 
@@ -60,43 +61,64 @@ SMOOTHED_S = 1.0
 MOST_TIMES = 9.0
 """Longest wait, as a multiple of the time of the work before it: a limit below the card's idle power must not stop the
 work."""
+MOST_REST_S = 1200.0
+"""Longest wait in seconds: the peer ends a trainer that is silent for half an hour."""
+PIECE_S = 0.5
+"""Seconds of generation or verification, which have small steps, between two waits."""
+LEAST_WAIT_S = 1e-4
 
 Meter = Callable[[], float | None]
 """Function that returns joules since some fixed moment, or None if they are unknown."""
 
 
-class PowerPace:
-    """Pace of the work under a power limit.  watts: the limit; 0 for none.  clock: seconds.
+class WorkPace:
+    """Pace of the work under limits on power and load.
 
-    spent: joules that the device has drawn in work, since the owner last set it to 0.
+    watts: the limit on power; 0 for none.  load: the largest share of the time, up to 1, in which it works.  clock: seconds.
+    spent, rested: joules that the device has drawn in work, and seconds of waits, since the owner last set them to 0.
     """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:
         self._meter, self._clock = meter, clock
-        self.watts = 0.0
+        self.watts, self.load = 0.0, 1.0
         self._at, self._joules, self._debt = clock(), meter(), 0.0
-        self.spent = 0.0
+        self.spent = self.rested = 0.0
 
     @property
     def measures(self) -> bool:
         """True if the device has a counter of energy."""
         return self._joules is not None
 
+    @property
+    def is_due(self) -> bool:
+        """True if there is a limit, and the work since `begin` has taken long enough to wait after it."""
+        return bool(self.watts or self.load < 1) and self._clock() - self._at >= PIECE_S
+
     def begin(self) -> None:
         """Begin to count; energy drawn earlier, without work, does not count."""
         self._at, self._joules = self._clock(), self._meter()
 
     def keep(self, wait: Callable[[float], bool]) -> None:
-        """Wait, after some work, until the average power is at most `watts`.
+        """Wait, after some work, until the average power is at most `watts`, and the share of the work at most `load`.
 
         wait: waits the given number of seconds; returns True if an urgent command has arrived.
         """
         worked = self._clock() - self._at
         self.spent += self._count()
-        deadline = self._at + MOST_TIMES * worked
-        while self.watts and self._debt > 0 and self._at < deadline and not wait(LOOK_S):
+        end = self._at
+        deadline = end + min(MOST_TIMES * worked, MOST_REST_S)
+        while self._at < deadline:
+            idle = end + worked * (1 / self.load - 1) - self._at
+            too_warm = self.watts and self._debt > 0
+            if (not too_warm and idle < LEAST_WAIT_S) or wait(LOOK_S if too_warm else min(LOOK_S, idle)):
+                break
             self._count()
         self._debt = min(0.0, self._debt) if self._at >= deadline else self._debt
+        self.rested += self._at - end
+
+    def slowed(self, seconds: float) -> float:
+        """Return the time that work of so many seconds takes with its waits, those to come included."""
+        return seconds + max(self.rested, seconds * (1 / self.load - 1))
 
     def _count(self) -> float:
         """Count the time since the last call; return the joules that were drawn in it."""
@@ -277,7 +299,7 @@ class Service:
         self._config: TrainingConfig | None = None
         self._worker: Worker | None = None
         self._ranks: LeadingRank | None = None
-        self._pace = PowerPace(lambda: None)
+        self._pace = WorkPace(lambda: None)
         self._jobs: RolloutJobs | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
@@ -314,6 +336,8 @@ class Service:
 
     def _perform(self, job: Job) -> dict[str, Any]:
         self._use_threads()
+        self._limit_pace()
+        self._pace.begin()
         match job.message["do"]:
             case "configure":
                 return self._configure(job.message)
@@ -358,7 +382,7 @@ class Service:
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None
-        self._pace = PowerPace(meter_of(*devices))
+        self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))
         return {
@@ -387,6 +411,9 @@ class Service:
         task = Task(**job.message["task"])
 
         def after_step(steps: int, loss: float, tokens: int, tokens_per_s: float) -> bool:
+            self._limit_pace()
+            if tokens_per_s > 0 and not task.rollouts:  # there the rate includes the waits
+                tokens_per_s = tokens / self._pace.slowed(tokens / tokens_per_s)
             self._send(job, "progress", steps=steps, loss=loss, tokens=tokens, tokens_per_s=tokens_per_s)
             if steps < task.steps:
                 self._evaluate_some(job, task.steps - steps)
@@ -424,7 +451,7 @@ class Service:
             self._send(job, "progress", waits=False)
         self._inbox.wait_while_paused(job)
         self._pace.begin()
-        self._pace.spent = 0.0
+        self._pace.spent = self._pace.rested = 0.0
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
@@ -446,8 +473,12 @@ class Service:
         return tell
 
     def _rest(self, job: Job) -> None:
-        """Wait while paused, between the steps of a job other than training. Raises `Abandoned` if the job was abandoned."""
-        if self._inbox.is_held(job):
+        """Wait while paused, or as the pace demands, between the steps of a job other than training.
+
+        Raises `Abandoned` if the job was abandoned.
+        """
+        self._limit_pace()
+        if self._pace.is_due or self._inbox.is_held(job):
             self._keep_pace(job)
             self._inbox.wait_while_paused(job)
             self._use_threads()
@@ -486,10 +517,19 @@ class Service:
         else:
             self._send(job, "progress", done=evaluation.done, total=evaluation.total)
 
+    def _limit_pace(self) -> None:
+        self._pace.watts, self._pace.load = self._inbox.watts, self._inbox.load
+
     def _keep_pace(self, running: Job | None) -> None:
-        """Wait, after some work, as long as the power limit demands."""
-        self._pace.watts = self._inbox.watts
-        self._pace.keep(lambda seconds: self._inbox.wait(seconds, running))
+        """Wait, after some work, as long as the limits on power and load demand, which may change meanwhile."""
+
+        def wait(seconds: float) -> bool:
+            is_over = self._inbox.wait(seconds, running)
+            self._limit_pace()
+            return is_over
+
+        self._limit_pace()
+        self._pace.keep(wait)
 
     def _end_evaluation(self, job: Job, **answer: Any) -> None:
         self._evaluation = None

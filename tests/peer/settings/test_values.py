@@ -187,6 +187,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "schedule": read_schedule("mon-fri 18:00-08:00"),
         "max_temperature": 83.5,
         "max_power": 200.0,
+        "max_load": 0.6,
         "yield_gpu": True,
         "unused_for": 600.0,
         "on_battery": False,

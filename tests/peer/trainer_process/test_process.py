@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,32 @@ def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
         assert done.steps == heard[-1] < LONG.steps
         trainer.resume()
         assert (await trainer.compute(SHORT, bench.theta.view, lambda progress: None)).steps == SHORT.steps
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_limits_of_pace_change_while_the_trainer_runs(tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    theta = SharedRegion(4 * small.PARAMETERS)
+    trainer = TrainerProcess(TrainerSettings(SECTIONS, SIZE, tmp_path / "trainer.log"), theta)
+    trainer._channel = SimpleNamespace(send=said.append)  # type: ignore[assignment]
+    for watts, load in ((None, None), (None, 0.6), (200.0, 0.6), (200.0, 0.6), (None, None)):
+        trainer.limit_pace(watts, load)
+    assert said == [
+        {"do": "pace", "watts": 0.0, "load": 0.6},
+        {"do": "pace", "watts": 200.0, "load": 0.6},
+        {"do": "pace", "watts": 0.0, "load": 1.0},
+    ]
+    theta.close()
+
+
+def test_a_round_under_a_limit_of_load_is_whole(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.trainer.limit_pace(None, 0.5)
+        await bench.trainer.initialise(bench.theta.view)
+        heard: list[int] = []
+        done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.steps))
+        assert done.steps == SHORT.steps and heard == [*range(1, SHORT.steps + 1)]
 
     with_trainer(tmp_path, scenario)
 

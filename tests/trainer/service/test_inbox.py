@@ -11,7 +11,7 @@ def inbox(*commands: str) -> CommandInbox:
     """One to which these commands came, with the IDs 1, 2, ..."""
     made = CommandInbox()
     for number, command in enumerate(commands):
-        made.take({"do": command, "id": number + 1, "watts": 200.0})
+        made.take({"do": command, "id": number + 1, "watts": 200.0, "load": 0.5})
     return made
 
 

@@ -49,3 +49,25 @@ def test_who_waits_for_a_result_gives_signs_of_life_and_does_not_go_on_while_pau
         service._compute(job)
         assert done == ["held", "waited", "waited", "waited", "held"]
         assert [message["waits"] for message in messages(ours)] == [False, True, True, True, False]
+
+
+class Stepping:
+    """A worker whose only step takes 2 s for 100 tokens."""
+
+    def compute(self, *arguments: Any) -> Done:
+        arguments[3](1, 2.0, 100, 50.0)
+        return Done(100, 1, 2.0, 0.0)
+
+
+@pytest.mark.parametrize(("load", "rate"), [(1.0, 50.0), (0.5, 25.0), (0.1, 5.0)])
+def test_others_are_told_the_rate_with_the_rests_from_the_first_step_on(
+    monkeypatch: pytest.MonkeyPatch, load: float, rate: float
+) -> None:
+    ours, theirs = socket.socketpair()
+    service = Service(theirs, -1, -1)
+    service._worker, service._contribution = Stepping(), memoryview(b"")  # type: ignore[assignment]
+    monkeypatch.setattr(service, "_map_theta", lambda: np.zeros(1, np.float32))
+    service._inbox.take({"do": "pace", "watts": 0.0, "load": load})
+    with ours, theirs:
+        service._compute(Job({"id": 3, "do": "compute", "task": {"round": 4, "rows": [], "steps": 1, "first_step": 8}}))
+        assert [message["tokens_per_s"] for message in messages(ours)] == [pytest.approx(rate)]
