@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.control.ledger import ChosenNames
+    from peer.control.names import ChosenNames
     from protocol.run.manifest import RunManifest
 
 
@@ -131,14 +131,14 @@ def _manifest(folder: Path, run: str) -> RunManifest | None:
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
     from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.control.ledger import chosen_names_in
+    from peer.control.names import chosen_names_in
 
     client = ControlClient(folder)
     try:
         status = client.status()
         if wanted is None or status.run.startswith(wanted):
             told = client.request("ledger")
-            chosen = chosen_names_in(folder / "runs" / status.run, told).updated(status)
+            chosen = chosen_names_in(folder / "runs" / status.run, _members(told)).updated(status)
             return _with_names(status.run, status.peer, told, chosen)
     except NotRunning:
         pass
@@ -148,7 +148,8 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.control.ledger import chosen_names_in, ledger
+    from peer.control.ledger import ledger
+    from peer.control.names import chosen_names_in
     from peer.keyfile import KeyfileError, load_identity
     from protocol.chain.store import Store
 
@@ -157,7 +158,11 @@ def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
     with suppress(KeyfileError):
         identity = load_identity(folder)
         me = identity.peer_id if identity is not None else ""
-    return _with_names(chosen.name, me, told, chosen_names_in(chosen, told))
+    return _with_names(chosen.name, me, told, chosen_names_in(chosen, _members(told)))
+
+
+def _members(told: Mapping[str, Any]) -> set[str]:
+    return {member["peer"] for member in told["members"]}
 
 
 def _with_names(run: str, me: str, told: Mapping[str, Any], chosen: ChosenNames) -> dict[str, Any]:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from protocol.chain import credit
 from protocol.chain.records import record_hash
 from protocol.chain.store import Store
 from protocol.events import events as ev
-from protocol.events.events import PeerJoined, Started
 from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
-from protocol.events.status import PeerStatus
-from protocol.team import team_named
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -149,29 +145,6 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
         "members": told,
         "untold": len(members) - len(told),
     }
-
-
-@dataclass(frozen=True)
-class ChosenNames:
-    """Names and teams that peers gave themselves, by peer ID, the latest of each; an empty team is no team."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    teams: dict[str, str] = field(default_factory=dict)
-
-    def updated(self, status: PeerStatus) -> ChosenNames:
-        """Return the names after the ones that a running peer knows."""
-        return ChosenNames(self.names | status.names(), self.teams | status.teams())
-
-
-def chosen_names_in(folder: Path, told: Mapping[str, Any]) -> ChosenNames:
-    """Return the members' names in the event log of the run in `folder`.  Blocking."""
-    members, chosen = {member["peer"] for member in told["members"]}, ChosenNames()
-    with suppress(OSError):
-        for stamped in logged_events((folder / name for name in reversed(LOG_NAMES)), PeerJoined, Started):
-            if isinstance(stamped.event, PeerJoined | Started) and stamped.event.peer in members:
-                chosen.names[stamped.event.peer] = stamped.event.name
-                chosen.teams[stamped.event.peer] = team_named(stamped.event.team)
-    return chosen
 
 
 @dataclass(frozen=True)

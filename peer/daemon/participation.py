@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 
 from peer.addresses import local_remark
+from peer.control.names import NameKeeper
 from peer.control.remote import Door
 from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
@@ -416,6 +417,7 @@ class Participation:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
+        nursery.start_soon(NameKeeper(self._folder, node.status, replica.history.has_member).keep)
         self._lobby.admit(node.router)
         freeze_gc()
         await node.run()

@@ -1,4 +1,4 @@
-"""History of a run as its folder tells it: the rounds and credits in the records, names and held-out losses in the log.
+"""History of a run as its folder tells it: the rounds and credits in the records, names, and held-out losses in the log.
 
 What was counted is remembered, also for the next process: records of a large run take a minute to count, and the event log
 drops its oldest lines.
@@ -17,6 +17,7 @@ from typing import Any
 
 from peer.control.client import logged_events
 from peer.control.event_log import LOG_NAMES
+from peer.control.names import kept_names
 from peer.files import write_atomically
 from peer.formatting import clean
 from protocol.chain.credit import Ledger, reward_of
@@ -90,8 +91,8 @@ class RunHistory:
         self._signed = signed
         self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / TALLY_NAME
         self._folder = folder
-        self.names: dict[str, str] = {}
-        self.teams: dict[str, str] = {}
+        kept = kept_names(folder)
+        self.names, self.teams = {peer: plain(name) for peer, name in kept.names.items()}, kept.teams
         self.held_out: dict[int, HeldOut] = {}
         self._start()
         self._load()
@@ -144,8 +145,6 @@ class RunHistory:
             "progress": [progress.added, progress.begun, progress.first],
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
             "ledger": self.ledger.to_fields(),
-            "names": self.names,
-            "teams": self.teams,
             "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
         }
         with suppress(OSError):  # what is not kept is counted again
@@ -172,14 +171,12 @@ class RunHistory:
             added, begun, first = map(int, fields["progress"])
             goal = replace(self._signed.manifest.goal, total=int(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
-            names = {str(peer): plain(str(name)) for peer, name in fields["names"].items()}
-            teams = {str(peer): team_named(str(team)) for peer, team in fields.get("teams", {}).items()}
             held_out = {int(at): HeldOut(float(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
-        self.names, self.teams, self.held_out = names, teams, held_out
+        self.held_out = held_out
 
 
 def _losses(fields: Mapping[str, Any]) -> dict[str, float]:

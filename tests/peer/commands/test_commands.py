@@ -15,12 +15,10 @@ from peer.cli import main
 from peer.commands import contributions
 from peer.commands.status import describe_status
 from peer.commands.stop import seconds_of
-from peer.control.client import LOCK_NAME, Stamped, starting_process
-from peer.control.event_log import to_line
-from peer.control.ledger import TeamCredit, chosen_names_in, team_credits
+from peer.control.client import LOCK_NAME, starting_process
+from peer.control.ledger import TeamCredit, team_credits
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
-from protocol.events.events import PeerJoined, Started
 from tests.protocol.example_status import NEIGHBOUR, status
 from tests.simulation.world import simulated_run
 
@@ -111,26 +109,6 @@ def test_status_compares_the_pace_that_a_peer_claims_with_its_credit() -> None:
     *_, liar, newcomer = describe_status(status(swarm=others))
     assert liar.endswith(": ready, round 12, claims 1.2 k tokens/s, counted 300")
     assert newcomer.endswith(": ready, round 12, 1.2 k tokens/s")
-
-
-def test_the_ledger_calls_members_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    me, other, third = (f"12D3KooW{'x' * 38}{end}" for end in ("ABCDEF", "UVWXYZ", "GHIJKL"))
-    told = {"members": [{"peer": me}, {"peer": other}, {"peer": third}]}
-    events = [
-        Started(me, "old", "", "", "0", 1, [], ""),
-        Started(me, "attic", "", "", "0", 1, [], ""),
-        PeerJoined(other, "kitchen", "owls"),
-        PeerJoined(third, "shed", "owls"),
-        PeerJoined(third, "shed", "bats"),
-        PeerJoined("12D3KooWstranger", "nobody", "owls"),
-    ]
-    lines = [to_line(Stamped(1.0, 1.0, event)) for event in events]
-    (tmp_path / "events.jsonl").write_text("\n".join(["{", *lines, "PeerJoined"]))
-    chosen = chosen_names_in(tmp_path, told)
-    assert chosen.names == {me: "attic", other: "kitchen", third: "shed"}
-    assert chosen.teams == {me: "", other: "owls", third: "bats"}, "the latest counts"
-    running = chosen.updated(status(peer=me, team="bats", swarm=[replace(NEIGHBOUR, peer=other, team="")]))
-    assert running.teams == {me: "bats", other: "", third: "bats"}, "who left its team is in none"
 
 
 def of(peer: str, tokens: int, accepted: int = 0) -> dict[str, object]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.control.names import FILE_NAME
 from peer.page import history as page_history
 from peer.page.history import TALLY_NAME, HeldOut, Round, RunHistory, curve
 from protocol.chain.credit import ledger
@@ -95,14 +96,19 @@ def line(event: str, **fields: object) -> str:
     return json.dumps({"at": 1.0, "mono": 1.0, "event": event, **fields}) + "\n"
 
 
-def test_names_and_held_out_losses_outlive_the_lines_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 2, [ANN, BOB])
     called = zip(IDS, ["ann", "bob", "cat"], ["owls", "owls", "owls"], strict=True)
     joined = [line("PeerJoined", peer=peer, name=name, team=team) for peer, name, team in called]
     log.write_text("".join(joined) + line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}, members=1))
-    RunHistory(RUN, tmp_path).read()
+    early = RunHistory(RUN, tmp_path)
+    early.read()
+    assert early.names == {IDS[0]: "ann", IDS[1]: "bob"} and set(early.teams.values()) == {"owls"}, "cat is in no record"
+    (tmp_path / FILE_NAME).write_text(json.dumps({IDS[0]: ["ann", "owls"], IDS[1]: ["bob", "owls"]}))
     log.write_text(
         line("PeerJoined", peer=IDS[1], name="rob")
         + line("EvalLoss", rounds=2, loss=2.0, by=IDS[0])
@@ -111,7 +117,7 @@ def test_names_and_held_out_losses_outlive_the_lines_of_the_log(tmp_path: Path, 
     )
     history = RunHistory(RUN, tmp_path)
     history.read()
-    assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "cat is in no record"
+    assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "rob said so later"
     assert history.teams == {IDS[0]: "owls", IDS[1]: ""}, "rob named none"
     assert history.held_out == {1: HeldOut(3.0, {"web": 2.0}), 2: HeldOut(2.0, {})}, "round 3 is not on disk"
     replica.state.close()
