@@ -141,7 +141,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
-        f"peer      {clean(status.name)} {status.peer}",
+        f"peer      {clean(status.name)} {status.peer}" + (f", team {clean(status.team, 24)}" if status.team else ""),
         f"run       {clean(status.run_name)} {status.run}",
         f"doing     {status.phase}" + (f": {why}" if why else ""),
         *todo,

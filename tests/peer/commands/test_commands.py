@@ -104,6 +104,11 @@ def test_a_lock_that_a_killed_peer_left_is_no_peer_that_starts(tmp_path: Path) -
     assert starting_process(tmp_path) is None, "the process with this number began after the lock was written"
 
 
+def test_status_names_the_team() -> None:
+    assert describe_status(status(team="owls"))[0].endswith("ABCDEF, team owls")
+    assert describe_status(status())[0].endswith("ABCDEF")
+
+
 def test_status_compares_the_pace_that_a_peer_claims_with_its_credit() -> None:
     others = [replace(NEIGHBOUR, tokens_per_s=1200.0, counted_tokens_per_s=counted) for counted in (300.0, None)]
     *_, liar, newcomer = describe_status(status(swarm=others))

@@ -30,6 +30,10 @@ SIGNED = sign(
 NAMES = "Ada Grace Alan Edsger Barbara Donald Radia Leslie Katherine Dennis Frances Ken Hedy Claude Margaret John".split()
 
 
+TEAMS = ("", "Night owls", "Schools of Ghent", "")
+"""Teams of the peers, in turn; half of them have none."""
+
+
 def peer_id(number: int) -> PeerId:
     return Identity.from_seed(number.to_bytes(32, "big")).peer_id
 
@@ -72,6 +76,7 @@ def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int =
     goal = Goal(Unit.TOKENS, 25_000_000_000, 0.2)
     found.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
     found.names = {peer_id(number): swarm_peer(number).name for number in range(peers)}
+    found.teams = {peer_id(number): swarm_peer(number).team for number in range(peers)}
     found.held_out = {at: held_out_at(at) for at in range(every, rounds + 1, every)}
     return found
 
@@ -91,6 +96,7 @@ def swarm_peer(number: int) -> SwarmPeer:
         version="0.1.0",
         addresses=[f"/ip4/198.51.100.{number}/tcp/4001"],
         link="direct",
+        team=TEAMS[number % len(TEAMS)],
     )
 
 
@@ -143,7 +149,7 @@ def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerSt
     """Return a run in which everybody who may choose a text has chosen this one."""
     known = history(folder, 40, 4, 10)
     known.rounds = [replace(each, losses={text: 1.0, "guides": 2.0}) for each in known.rounds]
-    known.names, known.teams = {peer_id(3): plain(text)}, {peer_id(3): text}
+    known.names, known.teams = {peer_id(3): plain(text)}, {peer_id(3): text}  # as a log might have it
     known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
     about = AboutSection.model_construct(description=text, licence=text, url=text)
     manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
