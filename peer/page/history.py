@@ -15,7 +15,7 @@ from math import fsum, isfinite
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import logged_events
+from peer.control.client import MOST, logged_events
 from peer.control.event_log import LOG_NAMES
 from peer.control.names import kept_names
 from peer.files import write_atomically
@@ -28,6 +28,7 @@ from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.events import EvalLoss, PeerJoined, Started
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
+from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 
@@ -133,8 +134,9 @@ class RunHistory:
                 match stamped.event:
                     case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
                         self.names[peer], self.teams[peer] = plain(known), team_named(team)
-                    case EvalLoss(rounds, loss) as found if isfinite(loss) and 1 <= rounds <= len(self.rounds):
-                        self.held_out[rounds] = HeldOut(loss, found.losses)
+                    case EvalLoss(rounds, loss, losses=losses) if 1 <= rounds <= len(self.rounds):
+                        if all(abs(each) <= MAX_LOSS for each in (loss, *losses.values())):
+                            self.held_out[rounds] = HeldOut(loss, losses)
 
     def _save(self) -> None:
         progress = self.progress
@@ -160,27 +162,43 @@ class RunHistory:
             rounds = [
                 Round(
                     number,
-                    int(tokens),
-                    int(members),
-                    float(loss),
+                    _count(tokens),
+                    _count(members),
+                    _number(loss),
                     _losses(losses),
-                    None if reward is None else float(reward),
+                    None if reward is None else _number(reward),
                 )
                 for number, (tokens, members, loss, losses, reward) in enumerate(fields["rounds"], 1)
             ]
-            added, begun, first = map(int, fields["progress"])
-            goal = replace(self._signed.manifest.goal, total=int(fields["total"]))
+            added, begun, first = map(_count, fields["progress"])
+            goal = replace(self._signed.manifest.goal, total=_count(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
-            held_out = {int(at): HeldOut(float(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
+            held_out = {_count(at): HeldOut(_number(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            for count in (each for credit in ledger.credits.values() for each in vars(credit).values()):
+                _count(count)
+        except (OSError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
         self.held_out = held_out
 
 
 def _losses(fields: Mapping[str, Any]) -> dict[str, float]:
-    return {str(source): float(loss) for source, loss in fields.items()}
+    return {str(source): _number(loss) for source, loss in fields.items()}
+
+
+def _count(value: Any) -> int:
+    """Return a count in a file; raises ValueError for one that no run reaches."""
+    if not 0 <= int(value) <= MOST:
+        raise ValueError(f"{value} counts nothing")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    """Return a number in a file; raises ValueError for one that no message has."""
+    if not abs(float(value)) <= MAX_NUMBER:
+        raise ValueError(f"{value} is no loss and no reward")
+    return float(value)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from functools import reduce
+from itertools import product
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +96,44 @@ def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
     found = counted(RunHistory(RUN, tmp_path))
     (tmp_path / TALLY_NAME).write_bytes(damage)
     assert found == counted(RunHistory(RUN, tmp_path)) and len(RunHistory(RUN, tmp_path).rounds) < 2
+
+
+def places(found: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Yield the path to each number within a value from JSON."""
+    if isinstance(found, dict | list):
+        for key, each in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
+            yield from places(each, (*path, key))
+    elif isinstance(found, int | float):
+        yield path
+
+
+def test_a_tally_with_a_number_that_no_run_has_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+    replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
+    grow(replica, 1, [ANN])
+    replica.state.close()
+    log.write_text(line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}))
+    found, tally = counted(RunHistory(RUN, tmp_path)), tmp_path / TALLY_NAME
+    whole = tally.read_text()
+    assert len(RunHistory(RUN, tmp_path).rounds) == 1
+    for path, number in product(places(json.loads(whole)), (math.inf, math.nan, 10**400, -(10**30), "x")):
+        damaged: Any = json.loads(whole)
+        *way, last = path
+        reduce(getitem, way, damaged)[last] = number
+        tally.write_text(json.dumps(damaged))
+        assert not RunHistory(RUN, tmp_path).rounds, (path, number)
+    assert found == counted(RunHistory(RUN, tmp_path))
+
+
+def test_a_held_out_loss_in_the_log_that_no_peer_may_claim_is_left_out(tmp_path: Path) -> None:
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 1, [ANN])
+    replica.state.close()
+    losses: list[dict[str, Any]] = [{"loss": 1e300}, {"loss": -1e300}, {"loss": 2.0, "losses": {"web": 1e300}}]
+    (tmp_path / "events.jsonl").write_text("".join(line("EvalLoss", rounds=1, by=IDS[0], **each) for each in losses))
+    history = RunHistory(RUN, tmp_path)
+    history.read()
+    assert history.held_out == {}
 
 
 def line(event: str, **fields: object) -> str:
