@@ -8,6 +8,7 @@ nothing from anywhere else.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shlex
 import sys
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"
-COOKIE = "manyhands"
 MOST_VIEWS = 8
 """Most views at a time; each is a process of its own."""
+
+
+def cookie_name(port: int) -> str:
+    """Return the name of the cookie with the token; a browser sends the cookies of every port of a computer to each."""
+    return f"manyhands-{port}"
 
 
 def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
@@ -39,6 +44,7 @@ def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
         remedy = "install it: pip install 'manyhands[web]'"
         raise PeerError(f"textual-serve is not installed; {remedy}", ExitCode.INPUT) from error
     token = secrets.token_urlsafe(32)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send what is no request
     try:
         web.run_app(application(folder, port, token, tell), host=HOST, port=port, print=None)
     except OSError as error:
@@ -52,7 +58,7 @@ async def application(folder: str, port: int, token: str, tell: Callable[[str], 
     from aiohttp import web
     from textual_serve.server import Server
 
-    own = (f"{HOST}:{port}", f"localhost:{port}")
+    own, cookie = f"{HOST}:{port}", cookie_name(port)
     command = shlex.join([sys.executable, "-m", "tui", folder])
     server = Server(command, host=HOST, port=port, title="Manyhands", public_url=f"http://{HOST}:{port}")
     views = 0
@@ -67,14 +73,14 @@ async def application(folder: str, port: int, token: str, tell: Callable[[str], 
     ) -> web.StreamResponse:
         nonlocal views
         origin = request.headers.get("Origin")
-        given = request.query.get("token", "") or request.cookies.get(COOKIE, "")
-        is_ours = request.host in own and (origin is None or origin in [f"http://{each}" for each in own])
-        if not is_ours or not compare_digest(given.encode(), token.encode()):
+        given = request.query.get("token", "") or request.cookies.get(cookie, "")
+        is_ours = request.host == own and origin in (None, f"http://{own}")
+        if not is_ours or not compare_digest(given.encode(errors="replace"), token.encode()):
             raise web.HTTPForbidden(text="Open the address that `peer watch --web` printed.")
         if request.path != "/ws":
             if "token" in request.query:  # so that no history and no list of requests has it
                 found = web.HTTPFound("/")
-                found.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+                found.set_cookie(cookie, token, httponly=True, samesite="Strict")
                 raise found
             response = await handler(request)
             response.headers.update({"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
