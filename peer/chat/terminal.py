@@ -17,6 +17,7 @@ from peer.chat.conversation import StreamedText, shown
 from peer.chat.model import AnswerCores, ChatModel, conversation
 from peer.chat.source import ChatSource, OpenedModel
 from peer.errors import ExitCode, PeerError
+from peer.files import write_atomically
 from peer.formatting import many, visible
 
 MAX_TEXT_BYTES = 1 << 20
@@ -168,6 +169,9 @@ class ChatTerminal:
             except (EOFError, KeyboardInterrupt):
                 print()
                 break
+            except UnicodeDecodeError:
+                _note("the text is not UTF-8; paste another one")
+                continue
             if text.startswith("/"):
                 self._obey(text)
             elif text.strip():
@@ -199,7 +203,7 @@ class ChatTerminal:
         except PeerError as error:
             _note(visible(error.text))
         except OSError as error:
-            _note(f"{visible(str(error.filename or rest))}: {error.strerror}; name another file")
+            _note(f"{visible(rest)}: {error.strerror}; name another file")
 
     def _reset(self, rest: str) -> None:
         self._chat.conversation.reset()
@@ -222,11 +226,13 @@ class ChatTerminal:
         turns = self._chat.conversation.turns
         if not rest or not turns:
             return _note("name a file, as in /save talk.jsonl" if turns else "nothing was said yet")
-        path = Path(rest).expanduser()
-        if path.exists():
-            return _note(f"{visible(str(path))} exists already; name a new file")
-        with path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(self._chat.conversation.record()) + "\n")
+        try:
+            path = Path(rest).expanduser()
+            if path.exists():
+                return _note(f"{visible(str(path))} exists already; name a new file")
+            write_atomically(path, (json.dumps(self._chat.conversation.record()) + "\n").encode(), replace=False)
+        except (RuntimeError, ValueError):  # the home of an unknown user, a null byte
+            return _note(f"{visible(rest)} is no name of a file; name another file")
         _note(f"{many(len(turns), 'turn')} saved in {visible(str(path))}")
 
     def _help(self, rest: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -209,6 +210,38 @@ def test_commands_of_the_conversation(model: Path, tmp_path: Path, capsys: pytes
     assert out.count("[nothing was said yet]") == 3
     assert all(name in out for name in ("/reset", "/newest", "/temp X", "/save FILE", "/help", "/quit"))
     assert out.count("the answer ends") == 1, "/quit leaves before the last line"
+
+
+def test_a_name_that_no_file_can_have_does_not_end_the_conversation(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["~nobody-of-this-name/x", "a\0b", "\ud800", "x" * 5000]
+    out = talk(model, ["Who?", *(f"/save {name}" for name in names), f"/save {tmp_path / 'talk'}"], capsys)
+    assert out.count("is no name of a file; name another file]") == 3 and "File name too long" in out
+    assert "a\\x00b" in out and "[1 turn saved in " in out
+
+
+def test_a_disk_without_room_leaves_no_half_of_a_conversation(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    out = talk(model, ["Who?", f"/save {tmp_path / 'talk'}"], capsys)
+    assert f"[{tmp_path / 'talk'}: No space left; name another file]" in out
+    assert not [each for each in tmp_path.iterdir() if "talk" in each.name]
+
+
+def test_a_text_that_is_not_utf8_does_not_end_the_conversation(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed_lines = iter([b"\xff", b"/temp"])
+
+    def ask(prompt: str) -> str:
+        line = next(typed_lines, None)
+        if line is None:
+            raise EOFError
+        return line.decode()
+
+    assert ChatTerminal(session(model), ask).run() == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "[the text is not UTF-8; paste another one]" in out and "[the temperature is 0;" in out
 
 
 def test_turns_that_no_longer_fit_are_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
