@@ -1,18 +1,20 @@
-"""`peer eval`: the loss of an exported model, or of a run's newest state, on the held-out rows of a corpus."""
+"""`peer eval`: an exported model, or a run's newest state, measured on a corpus, or by tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, whole_number
-from peer.errors import ExitCode
+from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
@@ -24,10 +26,11 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "eval",
-        "measure a model on the held-out rows of a corpus",
+        "measure a model on the held-out rows of a corpus, or by tasks of lm-evaluation-harness",
         run,
-        epilog="Prints the loss in nats per token, the perplexity, and the bits for each byte of text, by source.  Of chats "
-        "the assistant's messages count, and of preferences the chosen answers.",
+        epilog="With --corpus it prints the loss in nats per token, the perplexity, and the bits for each byte of text, by "
+        "source.  Of chats the assistant's messages count, and of preferences the chosen answers.  With --harness it prints "
+        "the metrics of each task.",
     )
     parser.add_argument(
         "model",
@@ -35,7 +38,16 @@ def register(subparsers: Subparsers) -> None:
         help="a folder with a model, as `peer export` or transformers write it, or a run ID or its beginning for the newest "
         "state of the run on this computer",
     )
-    parser.add_argument("--corpus", metavar="FOLDER", required=True, help="a corpus, as `peer data build` makes it")
+    measure = parser.add_mutually_exclusive_group(required=True)
+    measure.add_argument("--corpus", metavar="FOLDER", help="a corpus, as `peer data build` makes it")
+    measure.add_argument(
+        "--harness",
+        metavar="TASK,TASK,…",
+        help="tasks of lm-evaluation-harness, such as arc_easy,hellaswag, or YAML files that describe some (extra `eval`)",
+    )
+    parser.add_argument(
+        "--limit", type=whole_number(1, 1 << 40), metavar="N", help="with --harness: questions of each task (default: all)"
+    )
     parser.add_argument(
         "--tokens",
         type=whole_number(1, 1 << 40),
@@ -60,10 +72,14 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print a line for each source."""
+    """Measure, and print a line for each source, or for each metric of a task."""
     from peer.console.streams import share_reporter
     from peer.weights.held_out import measure
 
+    if args.harness is not None:
+        return _run_harness(args)
+    if args.limit is not None:
+        raise PeerError("--limit is for --harness; bound a corpus with --tokens", ExitCode.USAGE)
     corpus = Path(args.corpus).absolute()
     with _model(args) as (name, folder, options):
         losses = measure(folder, corpus, options, share_reporter("measuring"))
@@ -76,6 +92,30 @@ def run(args: argparse.Namespace) -> int:
         bits = "-" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}"
         print(f"{each.source:<{width}}  {each.tokens:>10}  {each.loss:>8.4f}  {each.perplexity:>11.2f}  {bits:>13}")
     return ExitCode.OK
+
+
+def _run_harness(args: argparse.Namespace) -> int:
+    from peer.console.streams import print_json
+    from peer.weights.harness import HarnessOptions, evaluate
+
+    with _model(args) as (name, folder, _):
+        results = evaluate(folder, HarnessOptions(args.harness.split(","), args.limit, args.device), _show)
+    if args.json:
+        print_json({"model": name, "harness": results.version, "scores": [asdict(each) for each in results.scores]})
+        return ExitCode.OK
+    width = max(len("TASK"), *(len(each.task) for each in results.scores))
+    print(f"{'TASK':<{width}}  {'METRIC':<24}  {'VALUE':>8}  {'ERROR':>7}  {'SHOTS':>5}  QUESTIONS")
+    for each in results.scores:
+        error = "-" if each.error is None else f"{each.error:.4f}"
+        count = "-" if each.samples is None else str(each.samples)
+        print(f"{each.task:<{width}}  {each.metric:<24}  {each.value:>8.4f}  {error:>7}  {each.shots:>5}  {count:>9}")
+    return ExitCode.OK
+
+
+def _show(text: str) -> None:
+    """Show what the harness says to a person at a terminal."""
+    if sys.stderr.isatty():
+        print("".join(each for each in text if each.isprintable() or each in "\r\n"), end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
