@@ -41,6 +41,11 @@ class BusyHour:
         if self._is_shift and self._since is None:
             self._since = now
 
+    def leave_out(self, seconds: float, now: float) -> None:
+        """Count so many seconds of the running shift as not busy."""
+        if self._since is not None:
+            self._since = min(now, self._since + seconds)
+
     def share(self, now: float) -> float:
         """Return the share, 0 to 1, of the last hour, or of the time since it began."""
         start = max(self._began, now - HOUR_S)

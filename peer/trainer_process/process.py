@@ -458,6 +458,7 @@ class TrainerProcess:
                 answer = await self._ask_alone("compute", hear, task=fields)
             else:
                 answer = await self._ask_and_tell(hear, fields, begun, applied)
+            shifts.leave_out(answer["rested"], trio.current_time())
         self._worked()
         self.threads, joules = answer["threads"], answer["joules"]
         self.joules_per_token = joules / answer["tokens"] if joules is not None else None

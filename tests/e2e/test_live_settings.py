@@ -46,9 +46,18 @@ def test_a_running_peer_takes_what_its_person_changes(tmp_path: Path) -> None:
 
         swarm.command(peer.folder, "config", "schedule", "09:00-17:00", "--now")
         swarm.until("it is outside its hours", partial(_is, peer, "outside hours"))
+        assert peer.status()["next_rest"] == "resumes at Tuesday 09:00"
         assert "schedule" not in config.read_text()
         swarm.command(peer.folder, "config", "schedule", "--unset", "--now")
         swarm.until("it has no hours", lambda: not _rests(peer))
+
+        swarm.command(peer.folder, "config", "max_load", "50%", "--now")
+        assert peer.status()["limits"].items() >= {"max_up": "40Mbit", "max_load": "50%"}.items()
+        swarm.whole(other, peer)
+        swarm.until("its contribution is counted", lambda: (peer.status()["contribution"] or {}).get("rounds"))
+        given, computer = peer.status()["contribution"], peer.status()["computer"]
+        assert given["rank"] in (1, 2) and given["tokens"] == given["tokens_today"] > 0 and given["days"] == 1
+        assert computer["processor"] and 0 < computer["memory_used"] < computer["memory_total"]
 
         client = ControlClient(peer.folder)
         assert client.request("set", name="monthly_quota", value="1MB", keep=True)["written"] == str(config)

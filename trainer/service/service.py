@@ -459,7 +459,8 @@ class Service:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
         ranks = self._ranks.count if self._ranks is not None else 1
         joules = ranks * self._pace.spent if self._pace.measures else None
-        return {**asdict(done), "threads": ranks * torch.get_num_threads(), "joules": joules}
+        threads = ranks * torch.get_num_threads()
+        return {**asdict(done), "threads": threads, "joules": joules, "rested": self._pace.rested}
 
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
         """Return the function to call after each rollout."""

@@ -14,6 +14,7 @@ from peer.console.display import Style
 from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.rests.keeper import Rest
+from peer.rests.reasons import TimedPause
 from peer.settings.file import LiveSettings, gather
 from protocol.events.events import Event
 from protocol.events.status import WhyIdle
@@ -71,3 +72,15 @@ def test_nothing_of_earlier_stays_is_left(tmp_path: Path, monkeypatch: pytest.Mo
         assert trio.run(main).left_over == [0] * STAYS
     finally:
         gc.unfreeze()
+
+
+def test_a_pause_is_told_with_its_end_and_stops_the_count_of_energy(tmp_path: Path) -> None:
+    async def main() -> None:
+        lives = Stays(tmp_path).lives
+        assert lives.next_rest == "" and not lives.is_working, "there is no trainer yet"
+        lives.pause(TimedPause())
+        assert lives.next_rest == "paused until `peer resume`"
+        lives.resume()
+        assert lives.next_rest == ""
+
+    trio.run(main)

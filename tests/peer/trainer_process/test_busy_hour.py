@@ -32,3 +32,14 @@ def test_a_pause_does_not_count() -> None:
         hour.resume(80.0)
     hour.resume(100.0)
     assert hour.share(100.0) == pytest.approx(0.4), "and none begins outside of a shift"
+
+
+def test_waits_within_a_shift_do_not_count() -> None:
+    hour, times = BusyHour(0.0), iter([0.0, 100.0, 100.0, 200.0])
+    with hour.shift(lambda: next(times)):
+        hour.leave_out(40.0, 100.0)
+    assert hour.share(100.0) == pytest.approx(0.6)
+    with hour.shift(lambda: next(times)):
+        hour.leave_out(900.0, 200.0)
+    hour.leave_out(10.0, 200.0)
+    assert hour.share(200.0) == pytest.approx(0.3), "no more than the shift, and nothing outside of one"
