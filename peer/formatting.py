@@ -30,7 +30,7 @@ ASCII_BLOCKS = "_.-~=+*#"
 def bar(done: int, total: int, width: int, *, unicode: bool = True) -> str:
     """Return a progress bar of exactly `width` columns."""
     filled = 0 if total <= 0 else max(0, min(width, width * done // total))
-    full, empty = ("█", "░") if unicode else ("#", ".")
+    full, empty = ("━", "─") if unicode else ("#", ".")
     return full * filled + empty * (width - filled)
 
 

@@ -7,6 +7,7 @@ recorded event log instead; its files are given oldest first.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def main() -> int:
     from tui.app import PeerApp
     from tui.feed import Feed
 
-    view = PeerApp(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
+    feed = Feed(folder, is_starting=own is not None)
+    view = PeerApp(feed, own, unicode=has_unicode(), theme=theme_here())
     gc.freeze()  # a garbage collection over the imported modules would delay a key by 50 ms
     view.run()
     if own is None:
@@ -56,9 +58,18 @@ def replay(paths: list[Path]) -> int:
     except NoEvents as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.INPUT
-    view = ReplayView(Player(file), unicode=has_unicode())
+    view = ReplayView(Player(file), unicode=has_unicode(), theme=theme_here())
     view.run()
     return view.return_code or 0
+
+
+def theme_here() -> str:
+    """Return the name of the theme for this terminal."""
+    from rich.console import Console
+
+    from tui.theme import suited_theme
+
+    return suited_theme(os.environ.get("COLORFGBG", ""), Console().color_system)
 
 
 def has_unicode() -> bool:

@@ -18,6 +18,7 @@ from textual.containers import Container
 from textual.events import Resize
 from textual.geometry import Size
 from textual.notifications import SeverityLevel
+from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -31,16 +32,27 @@ from tui.contributions import Contributions
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
 from tui.panels import header, log, me, rollouts, round, run, swarm, training, transfers
-from tui.panels.drawing import Look
+from tui.panels.drawing import Look, hints
 from tui.picture import Picture
+from tui.theme import DARK, DARK_NAME, DARK_PALETTE, LIGHT, LIGHT_PALETTE, OTHER_SHADE
 from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel, PeerSearch
 
 FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
 """Smallest width and height of a terminal, in columns and lines, for panels in two columns."""
-KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  i invitation"
-KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  i invitation"
+Keys = tuple[tuple[str, str], ...]
+"""Keys in the last line, each with its effect."""
+KEYS: Keys = (
+    ("q", "close"),
+    ("?", "help"),
+    ("p", "pause"),
+    ("c", "controls"),
+    ("f", "finish"),
+    ("x", "stop the peer"),
+    ("i", "invitation"),
+)
+KEYS_OF_OWN: Keys = (("q", "detach"), ("Ctrl-C", "leave"), *KEYS[1:5], ("i", "invitation"))
 PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("1", training.TITLE, training.draw),
     ("8", rollouts.TITLE, rollouts.draw),
@@ -60,7 +72,7 @@ class PeerApp(App[None]):
     """View of the news from `source`, until it is closed or its own peer has ended.
 
     own: the peer that this interface started; that peer leaves when the view closes, unless it was detached.
-    unicode: True if the terminal can draw more than ASCII.
+    unicode: True if the terminal can draw more than ASCII.  theme: the colours to begin with, by name.
     left: the sentence about the peer's departure; empty while it runs.
     """
 
@@ -75,6 +87,7 @@ class PeerApp(App[None]):
     #panels { height: 1fr; layout: vertical; }
     #panels Panel { height: 1fr; }
     #tabs { height: 1; padding: 0 1; }
+    .together #panels Panel { border: round $primary; padding: 0; }
     .together #panels { layout: grid; grid-size: 2 4; grid-columns: 1fr 1fr; grid-rows: 1.6fr 1fr 1fr 1fr; }
     .together #training { column-span: 2; }
     .together.with-rollouts #training { column-span: 1; }
@@ -108,8 +121,16 @@ class PeerApp(App[None]):
         Binding("t", "shade", "light or dark"),
     ]
 
-    def __init__(self, source: FeedSource, own: OwnPeer | None = None, *, unicode: bool = True) -> None:
+    ansi_theme_dark = Reactive(DARK_PALETTE, init=False)
+    ansi_theme_light = Reactive(LIGHT_PALETTE, init=False)
+
+    def __init__(
+        self, source: FeedSource, own: OwnPeer | None = None, *, unicode: bool = True, theme: str = DARK_NAME
+    ) -> None:
         super().__init__()
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = theme
         self._source, self._own, self._unicode = source, own, unicode
         self._keys = KEYS if own is None else KEYS_OF_OWN
         self.left = ""
@@ -125,7 +146,7 @@ class PeerApp(App[None]):
         with Container(id="panels"):
             for key, title, draw in PANELS:
                 yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
-        yield Static(self._keys, id="keys", markup=False)
+        yield Static(hints(self._keys), id="keys")
 
     def on_mount(self) -> None:
         """Begin to follow the peer."""
@@ -188,13 +209,23 @@ class PeerApp(App[None]):
         below.set_class(self.picture.has_rollouts, "with-rollouts")
         for (key, title, _), panel in zip(PANELS, self.query(Panel), strict=True):
             panel.display = (together or key == self._shown) and key in self._present
-            panel.border_title = f"{key} {title}" if together else ""  # else the tabs have it
+            panel.border_title = f"[$accent]{key}[/] {title}" if together else ""  # else the tabs have it
             panel.look.alone = not together
+        self._name_choices()
         tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
         self.query_one("#tabs", Static).update(
-            Text("  ").join(Text(f"{key} {title}", "reverse" if key == self._shown else "") for key, title in tabs)
+            Text("  ").join(
+                Text(f"{key} {title}", "bold reverse") if key == self._shown else hints([(key, title)])
+                for key, title in tabs
+            )
         )
         self._draw()
+
+    def _name_choices(self) -> None:
+        """Name the chosen order and filter at the lower edge of their panels, each with its key."""
+        peers, lines = self._panel("2"), self._panel("5")
+        peers.border_subtitle = f"[$accent]s[/] by {swarm.ORDERS[peers.look.order].name}"
+        lines.border_subtitle = f"[$accent]l[/] {log.FILTERS[lines.look.filter][0]}"
 
     @property
     def _present(self) -> list[str]:
@@ -273,7 +304,7 @@ class PeerApp(App[None]):
         """Switch to the next order of the swarm."""
         panel = self._panel("2")
         panel.look.order = (panel.look.order + 1) % len(swarm.ORDERS)
-        panel.border_subtitle = f"by {swarm.ORDERS[panel.look.order][0]}"
+        self._name_choices()
         panel.show()
 
     def action_zoom(self) -> None:
@@ -292,7 +323,7 @@ class PeerApp(App[None]):
         """Switch to the next filter of the log."""
         panel = self._panel("5")
         panel.look.filter = (panel.look.filter + 1) % len(log.FILTERS)
-        panel.border_subtitle = log.FILTERS[panel.look.filter][0]
+        self._name_choices()
         panel.show()
 
     def action_acknowledge(self) -> None:
@@ -302,7 +333,7 @@ class PeerApp(App[None]):
 
     def action_shade(self) -> None:
         """Switch between the light and the dark theme."""
-        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
+        self.theme = OTHER_SHADE[self.theme]
 
     def action_pause(self) -> None:
         """Pause the peer, or resume it after a pause."""

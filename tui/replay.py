@@ -18,6 +18,7 @@ from tui.app import PeerApp
 from tui.feed import Told
 from tui.panels.drawing import ALARM, FAINT, STRONG, line
 from tui.player import Player
+from tui.theme import DARK_NAME
 from tui.widgets import Panel
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -63,7 +64,14 @@ def _bar(player: Player, room: int, unicode: bool) -> list[tuple[str, str]]:
 
 TICK_S = 0.1
 STEP_S, LONG_STEP_S = 10.0, 60.0
-KEYS = "q close  ? help  space play, stop  arrows 10 s  n N next mark, last  + - speed"
+KEYS = (
+    ("q", "close"),
+    ("?", "help"),
+    ("space", "play, stop"),
+    ("arrows", "10 s"),
+    ("n N", "next mark, last"),
+    ("+ -", "speed"),
+)
 HELP = """\
 space          play, stop
 left, right    10 seconds back, on; with shift a minute
@@ -105,7 +113,7 @@ class KeysOfReplay(ModalScreen[None]):
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
     KeysOfReplay { align: center middle; }
-    KeysOfReplay Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    KeysOfReplay Static { width: 72; height: auto; border: round $accent; background: $surface; padding: 0 1; }
     """
 
     def compose(self) -> ComposeResult:
@@ -136,8 +144,8 @@ class ReplayView(PeerApp):
         Binding("minus", "faster(-1)", "slower"),
     ]
 
-    def __init__(self, player: Player, *, unicode: bool = True) -> None:
-        super().__init__(Nothing(), unicode=unicode)
+    def __init__(self, player: Player, *, unicode: bool = True, theme: str = DARK_NAME) -> None:
+        super().__init__(Nothing(), unicode=unicode, theme=theme)
         self._player, self._drawn_at = player, time.monotonic()
         self._stopped, self._keys = "", KEYS
         self._player.seek(player.begins)

@@ -26,12 +26,12 @@ from tui.picture import Picture
 
 
 KEYS = """\
-1 to 8    show one panel (7: run, 8: rollouts); the same key or 0: all
+1 to 8    one panel alone (7 run, 8 rollouts); again or 0: all
 Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
 z         zoom of the curves        u  curves by tokens or by time
 s         sort the swarm            l  filter the log
-/         find peers by name or ID; in the swarm alone up and down choose one
+/         find peers; in the swarm alone up and down choose one
 p         pause; p again resumes    P  pause for an hour
 c         controls: settings that take effect at once
 f         finish this round, then stop the peer
@@ -87,7 +87,7 @@ class Help(ModalScreen[None]):
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
     Help { align: center middle; }
-    Help Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    Help Static { width: 72; height: auto; border: round $accent; background: $surface; padding: 0 1; }
     """
 
     def __init__(self, *, own: bool) -> None:
@@ -109,7 +109,7 @@ class Confirm(ModalScreen[bool]):
     BINDINGS = [Binding("y", "answer(True)", "yes"), Binding("n,escape,q,enter", "answer(False)", "no")]
     DEFAULT_CSS = """
     Confirm { align: center middle; }
-    Confirm Vertical { width: 64; height: auto; border: solid $warning; background: $surface; padding: 0 1; }
+    Confirm Vertical { width: 64; height: auto; border: round $warning; background: $surface; padding: 0 1; }
     """
 
     def __init__(self, question: str) -> None:
@@ -146,7 +146,7 @@ class ControlsDialog(ModalScreen[None]):
     BINDINGS = [Binding("escape", "back", "back"), Binding("q,c", "close", "close")]
     DEFAULT_CSS = """
     ControlsDialog { align: center middle; }
-    ControlsDialog Vertical { width: 78; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    ControlsDialog Vertical { width: 78; height: auto; border: round $accent; background: $surface; padding: 0 1; }
     ControlsDialog OptionList { height: auto; max-height: 14; border: none; padding: 0; }
     ControlsDialog Input, ControlsDialog Input:focus { border: none; height: 1; padding: 0; display: none; }
     ControlsDialog.typing Input, ControlsDialog.typing Input:focus { display: block; }
@@ -266,7 +266,8 @@ class Panel(Widget):
     """
 
     DEFAULT_CSS = """
-    Panel { border-top: solid $primary; border-title-color: $text; border-title-style: bold; padding: 0 1; }
+    Panel { border-top: solid $primary; padding: 0 1; }
+    Panel { border-title-color: $text; border-title-style: bold; border-subtitle-color: $text-muted; }
     """
 
     def __init__(self, key: str, title: str, draw: Draw, picture: Picture, look: Look) -> None:

@@ -269,7 +269,7 @@ async def test_a_slash_finds_peers_by_a_part_of_their_names() -> None:
         await pilot.press("slash", "escape")
         assert panel.look.search == "EER19"
         await pilot.press("slash", *["backspace"] * 5, "enter")
-        assert "1 of 201;" in panel.text
+        assert "1 of 201, by name;" in panel.text
 
 
 @with_textual

@@ -414,7 +414,7 @@ def test_the_swarm_by_distance_has_a_heading_for_each_group() -> None:
     others += [replace(NEIGHBOUR, name="beside", peer="beside", reach="this computer", round_trip_s=0.00004)]
     picture = Picture()
     picture.update(status(swarm=others))
-    order = [title for title, _ in swarm.ORDERS].index(swarm.DISTANCE)
+    order = [order.name for order in swarm.ORDERS].index(swarm.DISTANCE)
     rows = [row.plain.rstrip() for row in swarm.draw(picture, 118, 24, Look(alone=True, order=order))]
     assert [row.split("  ")[0].split(" …")[0] for row in rows[1:11]] == [
         "attic (me)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -35,6 +36,11 @@ class Look:
         """Return the indices, of `lines` lines, that `room` lines show; scroll back if scrolled too far."""
         self.scroll = max(0, min(self.scroll, lines - room))
         return range(self.scroll, min(lines, self.scroll + max(0, room)))
+
+
+def hints(keys: Sequence[tuple[str, str]]) -> Text:
+    """Return keys with their effects: the keys bold, so that they are found first."""
+    return Text("  ").join(Text.assemble((key, STRONG), (f" {effect}", FAINT)) for key, effect in keys)
 
 
 def line(*parts: str | tuple[str, str]) -> Text:

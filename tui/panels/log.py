@@ -30,6 +30,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
                 break
     look.scroll = max(0, min(look.scroll, len(found) - height))
     shown = found[look.scroll : look.scroll + height]
+    if not shown:
+        return [line((fit("nothing to show with this filter yet; l shows other lines", width), FAINT))]
     return [_line(each, width) for each in reversed(shown)]
 
 

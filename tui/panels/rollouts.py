@@ -146,7 +146,7 @@ def _batches(picture: Picture, width: int, height: int, look: Look) -> list[Text
         who = "me" if batch.author == tally.me else name(batch.author)
         text = f"{pad(who, NAME)}{batch.version:>8}{batch.number:>7}  {clean(batch.verdict, 9):<10}"
         rows.append(line((fit(text + _why(batch, tally.me, name), width), STYLES.get(batch.verdict, ""))))
-    return [line((fit(head, width), STRONG)), *rows][: max(0, height)]
+    return [line((fit(head, width), FAINT)), *rows][: max(0, height)]
 
 
 def _why(batch: BatchSeen, me: str, name: Callable[[str], str]) -> str:

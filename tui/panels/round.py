@@ -20,6 +20,8 @@ CELLS = {TRAINING: "█#", WAIT: "░.", EXCHANGE: "▓=", VOTES: "▒+", COMMIT
 ROUND, BUSY, MEMBERS = 7, 8, 9
 COLUMNS = {TRAINING: 8, WAIT: 7, EXCHANGE: 11, VOTES: 8, COMMIT: 9}
 LEAST_BAR, MEMBERS_FROM = 10, 90
+SUMMARY_FROM = 4
+"""Smallest height, in lines, of a table of rounds that has a line of the shares above it."""
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
@@ -102,7 +104,8 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
     marks = {part: f"{CELLS[part][not look.unicode]} " if room else "" for part in PARTS}
     heads = [f"{marks[part]}{part.upper()}".rjust(columns) for part, columns in COLUMNS.items()]
     titles = ["ROUND".ljust(ROUND), *heads, "BUSY".rjust(BUSY), "MEMBERS".rjust(MEMBERS) if has_members else ""]
-    lines = [line((fit(_utilisation(status), width), STRONG)), line((fit("".join(titles), width), FAINT))]
+    lines = [line((fit(_utilisation(status), width), STRONG))] if height >= SUMMARY_FROM else []
+    lines.append(line((fit("".join(titles), width), FAINT)))
     shown = look.window(len(rounds), height - len(lines))
     if not shown:
         return []

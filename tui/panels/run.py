@@ -105,7 +105,7 @@ def _sources(facts: RunDefinition, tokens: int, width: int, look: Look) -> list[
         return [_row("source", clean(names[0], 64), width)]
     fits = max(0, (width - NAME - 8 - BAR - 2) // NUMBER)
     heads = "".join(f"{f'from {amount(each.from_tokens)}':>{NUMBER}}" for each in later[:fits])
-    lines = [line((fit(f"{'SOURCE':<{NAME}}{'SHARE':>7}{' ' * (BAR + 2)}{heads}", width), STRONG))]
+    lines = [line((fit(f"{'SOURCE':<{NAME}}{'SHARE':>7}{' ' * (BAR + 2)}{heads}", width), FAINT))]
     return [*lines, *(_source(name, now, later[:fits], width, look) for name in names)]
 
 

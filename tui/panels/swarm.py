@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import inf
 
 from rich.text import Text
 
-from peer.formatting import amount, claimed_pace, clean, columns, duration, fit, many, pad, short, size
+from peer.formatting import amount, claimed_pace, clean, duration, fit, many, pad, short, size
 from protocol.events.rollout_tally import ACCEPTED, REJECTED
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.contributions import Contributions
@@ -32,13 +33,26 @@ NEAR_S = 0.05
 GROUPS = ("this computer", "home network", f"nearer than {1000 * NEAR_S:.0f} ms", "farther", "without a measured connection")
 """Groups of peers by their distance in the network."""
 DISTANCE = "distance"
-ORDERS: tuple[tuple[str, Callable[[SwarmPeer, Contributions], tuple[object, ...]]], ...] = (
-    ("name", lambda known, _: (known.liveness != "alive", known.name.lower(), known.peer)),
-    ("tokens/s", lambda known, _: (-known.tokens_per_s, known.peer)),
-    ("round", lambda known, _: (-known.round, -known.steps, known.peer)),
-    ("last seen", lambda known, _: (-known.heard_s, known.peer)),
-    ("tokens so far", lambda known, counted: (each.rank if (each := counted.of.get(known.peer)) else inf, known.peer)),
-    (DISTANCE, lambda known, _: (_group(known), known.round_trip_s or inf, known.peer)),
+
+
+@dataclass(frozen=True)
+class Order:
+    """Order of the peers.  column: the column by which they are sorted.  key: of a peer."""
+
+    name: str
+    column: int
+    key: Callable[[SwarmPeer, Contributions], tuple[object, ...]]
+
+
+ORDERS = (
+    Order("name", 0, lambda known, _: (known.liveness != "alive", known.name.lower(), known.peer)),
+    Order("tokens/s", 4, lambda known, _: (-known.tokens_per_s, known.peer)),
+    Order("round", 3, lambda known, _: (-known.round, -known.steps, known.peer)),
+    Order("last seen", 6, lambda known, _: (-known.heard_s, known.peer)),
+    Order(
+        "tokens so far", 8, lambda known, counted: (each.rank if (each := counted.of.get(known.peer)) else inf, known.peer)
+    ),
+    Order(DISTANCE, 7, lambda known, _: (_group(known), known.round_trip_s or inf, known.peer)),
 )
 
 
@@ -47,8 +61,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    title, key = ORDERS[look.order % len(ORDERS)]
-    others = sorted(status.swarm, key=lambda known: key(known, picture.contributions))
+    order = ORDERS[look.order % len(ORDERS)]
+    others = sorted(status.swarm, key=lambda known: order.key(known, picture.contributions))
     if look.search:
         others = [known for known in others if look.search.lower() in f"{known.name} {known.peer}".lower()]
     totals = defaultdict(float, {status.role: status.tokens_per_s})
@@ -61,21 +75,31 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         "ROUND",
         f"{'TOK/S':>8}",
         f"{'SHARE':>7}",
-        "  LINK",
+        f"  {'LINK':<10}",
         f"{'DISTANCE':>12}",
         f"{'TOKENS':>10}",
     )
-    head = _shown(titles, width)
-    lines = [line((fit(f"{head}   by {title}" if width > columns(head) + 20 else head, width), STRONG))]
+    heads = _fitting(titles, width)
+    lines = [line(*((text, STRONG if place == order.column else FAINT) for place, text in enumerate(heads)))]
     if look.alone and height >= LEAST_HEIGHT:
-        rows = _grouped(others) if title == DISTANCE else others
+        rows = _grouped(others) if order.name == DISTANCE else others
         return lines + _with_details([_me(status), *rows], totals, picture, width, height - 1, look)
     lines.append(_row(_me(status), totals, picture, width, mine=True))
+    if not others:
+        lines.append(line((fit(_nobody(look), width), FAINT)))
     shown = look.window(len(others), height - len(lines))
     lines += [_row(others[place], totals, picture, width) for place in shown]
     if shown and len(shown) < len(others):
         lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
     return lines
+
+
+def _nobody(look: Look) -> str:
+    return (
+        f"no peer has {look.search!r} in its name or ID; / asks anew"
+        if look.search
+        else "no other peer yet; i copies the invitation"
+    )
 
 
 def _group(known: SwarmPeer) -> int:
@@ -115,7 +139,8 @@ def _with_details(
     ]
     lines += [line("")] * (room - len(lines))
     found = f", with {look.search!r} in the name or ID" if look.search else ""
-    keys = f"{chosen + 1} of {len(peers)}{found}; up and down choose, / finds, s sorts"
+    by = ORDERS[look.order % len(ORDERS)].name
+    keys = f"{chosen + 1} of {len(peers)}{found}, by {by}; up and down choose, / finds, s sorts"
     return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(known, picture, width)]
 
 
@@ -246,9 +271,10 @@ def _row(
         f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
     style = GOOD if mine else "" if alive else WARNING
-    return line((fit(_shown(cells, width), width), f"{style} reverse".strip() if chosen else style))
+    text = fit("".join(_fitting(cells, width)), width)
+    return line((pad(text, width + 1)[:width], "reverse") if chosen else (text, style))
 
 
-def _shown(cells: Sequence[str], width: int) -> str:
+def _fitting(cells: Sequence[str], width: int) -> list[str]:
     """Return the columns that fit, and the first one in any case."""
-    return "".join(cell for cell, end in zip(cells, accumulate(WIDTHS), strict=True) if end <= max(width, NAME))
+    return [cell for cell, end in zip(cells, accumulate(WIDTHS), strict=True) if end <= max(width, NAME)]
