@@ -22,6 +22,7 @@ import trio
 from peer.files import write_atomically
 from peer.formatting import clean
 from peer.resources.computer import memory_limit, open_nvml, visible_gpus
+from peer.rests.reasons import quietly
 from protocol.events.status import ComputerStatus, GpuStatus
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -81,25 +82,25 @@ class Hardware:
     def _handles(self) -> Iterator[Any]:
         """Yield NVML's handles of the GPUs that the peer may use; None for a lost GPU."""
         if not self._tried:
-            self._tried, self._nvml = True, _quietly(open_nvml)
+            self._tried, self._nvml = True, quietly(open_nvml)
         if self._nvml is None:
             return
-        visible = _quietly(lambda: list(visible_gpus(self._nvml))) or []
+        visible = quietly(lambda: list(visible_gpus(self._nvml))) or []
         chosen = self._gpus()
         numbers = range(len(visible)) if chosen == "all" else map(int, chosen.split(","))
         for number in numbers:
             if number < len(visible):
-                yield _quietly(visible[number])
+                yield quietly(visible[number])
 
     def _read_gpu(self, handle: Any) -> GpuStatus:
         nvml = self._nvml
         if handle is None:
             return GpuStatus(name="lost")
-        name = _quietly(nvml.nvmlDeviceGetName, handle) or ""
-        load = _quietly(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = _quietly(nvml.nvmlDeviceGetMemoryInfo, handle)
-        temperature = _quietly(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-        milliwatts = _quietly(nvml.nvmlDeviceGetPowerUsage, handle)
+        name = quietly(nvml.nvmlDeviceGetName, handle) or ""
+        load = quietly(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = quietly(nvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = quietly(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        milliwatts = quietly(nvml.nvmlDeviceGetPowerUsage, handle)
         return GpuStatus(
             name=clean(name.decode("utf-8", "replace") if isinstance(name, bytes) else name, MOST_NAME),
             busy_share=load.gpu / 100 if load is not None else None,
@@ -108,14 +109,6 @@ class Hardware:
             temperature=float(temperature) if temperature is not None else None,
             watts=milliwatts / 1000 if milliwatts is not None else None,
         )
-
-
-def _quietly(ask: Callable[..., Any], *words: Any) -> Any:
-    """Return a driver's answer; None if it fails."""
-    try:
-        return ask(*words)
-    except Exception:  # a counter that the card lacks, or a card that fell off the bus: each version raises other errors
-        return None
 
 
 def processor_name(file: Path) -> str:

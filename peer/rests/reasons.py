@@ -237,7 +237,7 @@ class Gpus:
     def hottest(self) -> float | None:
         """Return the temperature of the hottest GPU in Celsius."""
         nvml = self._open()
-        found = [_quietly(nvml.nvmlDeviceGetTemperature, each, nvml.NVML_TEMPERATURE_GPU) for _, each in self._handles()]
+        found = [quietly(nvml.nvmlDeviceGetTemperature, each, nvml.NVML_TEMPERATURE_GPU) for _, each in self._handles()]
         return max((float(each) for each in found if each is not None), default=None)
 
     def used_by_others(self) -> float | None:
@@ -247,7 +247,7 @@ class Gpus:
 
     def _others_on(self, index: int, handle: Any) -> float | None:
         nvml = self._open()
-        computing = _quietly(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        computing = quietly(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
         if not any(self._is_ours(each.pid) for each in computing):
             return None
         try:
@@ -264,8 +264,8 @@ class Gpus:
         nvml = self._open()
         if nvml is None:
             return []
-        indices = range(_quietly(nvml.nvmlDeviceGetCount) or 0)
-        found = [(index, _quietly(nvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
+        indices = range(quietly(nvml.nvmlDeviceGetCount) or 0)
+        found = [(index, quietly(nvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
         return [(index, handle) for index, handle in found if handle is not None]
 
     def _open(self) -> Any:
@@ -282,11 +282,11 @@ class Gpus:
         return self._nvml
 
 
-def _quietly(ask: Any, *words: Any) -> Any:
+def quietly(ask: Callable[..., Any], *words: Any) -> Any:
     """Return a driver's answer; None if it fails."""
     try:
         return ask(*words)
-    except Exception:  # as when a card falls off the bus
+    except Exception:  # a counter that the card lacks, or a lost card: each version raises other errors
         return None
 
 
