@@ -312,6 +312,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.EvalLoss(rounds, loss, by, members=members):
             source = f"measured by {name(by)}" if members == 1 else f"mean of {members} members"
             return f"held-out loss after {many(rounds, 'round')}: {number(loss)} ({source})"
+        case ev.SamplesWritten(rounds, by, completions):
+            texts = "; ".join(f"{clean(prompt, 200)}»{clean(text, 300)}" for prompt, text in completions.items())
+            return f"samples after {many(rounds, 'round')}, by {name(by)}: {texts}"
         case ev.EvalProgress(rounds, done, total):
             return f"measuring the held-out loss after {many(rounds, 'round')}: {100 * done // max(1, total)} %"
         case ev.SyncProgress(done, total):
@@ -347,6 +350,8 @@ def level(event: ev.Event) -> str:
         case ev.Left(problem=problem) if problem:
             return "error"
         case ev.Dropped() | ev.RoundVoted() | ev.AuditDone() | ev.StateLoaded() | ev.TransferEnded():
+            return "debug"
+        case ev.SamplesWritten():  # the interface and the page have a place for them
             return "debug"
         case _:
             return "info"

@@ -118,10 +118,14 @@ class Contribution:
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Held-out loss in nats a token; any float, including NaN.  losses: of each source of the run's data, by its name."""
+    """Held-out loss in nats a token; any float, including NaN.  losses: of each source of the run's data, by its name.
+
+    samples: completions of the run's prompts, in their order, as the model wrote them; none if none were asked for.
+    """
 
     loss: float
     losses: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,10 +190,12 @@ class TrainerLink(Protocol):
         """Stop the running compute at the end of its current step and contribute the result so far."""
         ...
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
+    async def evaluate(
+        self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0, *, samples: bool = False
+    ) -> EvaluatedLoss:
         """Return the held-out loss of `theta` (which must not change meanwhile).
 
-        row: a row of the run, whose mixture weighs the sources.
+        row: a row of the run, whose mixture weighs the sources.  samples: True to complete the run's prompts as well.
         A running or later compute continues: the evaluation takes a small share of its time.  on_progress(done, total) is
         called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
         """

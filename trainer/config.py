@@ -83,6 +83,19 @@ class TokenizerConfig(SectionFields):
 
 
 @dataclass(frozen=True)
+class SamplesConfig(SectionFields):
+    """Section on the samples of an evaluation.  tokens: most tokens of the completion of each prompt."""
+
+    prompts: tuple[str, ...]
+    tokens: int
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
+        """Return the section as `SectionFields.from_mapping` does; accept a list of prompts as a tuple."""
+        return super().from_mapping({**section, "prompts": tuple(section.get("prompts", ()))})
+
+
+@dataclass(frozen=True)
 class InnerConfig(SectionFields):
     """Section on the optimiser and its schedule.
 
@@ -109,7 +122,7 @@ class TrainingConfig:
     """Configuration of a trainer for one run.
 
     rl, environment: for an RL run; None and empty in other runs. environment: with its options, as the manifest names it.
-    tokenizer: None for bytes. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
+    tokenizer: None for bytes. samples: None without prompts. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
     the run's corpora. spares_memory: True after the process has run out of memory: it computes one unit at a time, and all
     layers again, and generates half as many sequences at once. compiles: "on" or "off" to have torch compile the layers or
     not, "auto" to compile them on a GPU. offload: True if parameters, gradients and moments lie in the memory of the
@@ -127,6 +140,7 @@ class TrainingConfig:
     rl: RlConfig | None = None
     environment: str = ""
     tokenizer: TokenizerConfig | None = None
+    samples: SamplesConfig | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()
     spares_memory: bool = False
@@ -139,8 +153,8 @@ class TrainingConfig:
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters, codec}` of a manifest.
 
-        A streamed run adds `{fragments, delay}`, an RL run `{rl, environment}`, and a run with a tokenizer `tokenizer`; the
-        peer adds `files`, `blocks`, `spares_memory`, `compiles` and `offload`.
+        A streamed run adds `{fragments, delay}`, an RL run `{rl, environment}`, and a run with a tokenizer or prompts
+        `tokenizer` or `samples`; the peer adds `files`, `blocks`, `spares_memory`, `compiles` and `offload`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -153,6 +167,7 @@ class TrainingConfig:
             rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
             environment=str(sections.get("environment", "")),
             tokenizer=TokenizerConfig.from_mapping(sections["tokenizer"]) if "tokenizer" in sections else None,
+            samples=SamplesConfig.from_mapping(sections["samples"]) if "samples" in sections else None,
             files=dict(sections.get("files", {})),
             blocks=tuple(sections.get("blocks", ())),
             spares_memory=bool(sections.get("spares_memory", False)),

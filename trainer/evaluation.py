@@ -17,6 +17,7 @@ from trainer.data.rows import Rows
 from trainer.objective import RowsObjective, SourceTotals
 from trainer.parameters import F32
 from trainer.rank_work import RankWork
+from trainer.samples import Samples
 
 SHARE_OF_A_ROUND = 8
 """Number of tokens on which a member trains in a round for each held-out token of an evaluation. An evaluation takes 4 % of
@@ -71,14 +72,22 @@ class EvaluationPlan:
 
 
 class Evaluation:
-    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on the windows of a plan.
+    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on the windows of a plan; then samples.
 
-    done, total: numbers of windows.
+    done, total: numbers of windows, and of tokens of the longest sample.
     """
 
-    def __init__(self, work: RankWork, plan: EvaluationPlan, read: Callable[[Sequence[int]], Rows], theta: F32) -> None:
-        """Begin.  read: returns held-out windows; raises BlockMissing."""
-        self.total, self.done = len(plan.windows), 0
+    def __init__(
+        self,
+        work: RankWork,
+        plan: EvaluationPlan,
+        read: Callable[[Sequence[int]], Rows],
+        theta: F32,
+        samples: Samples | None = None,
+    ) -> None:
+        """Begin.  read: returns held-out windows; raises BlockMissing.  samples: to be written; None for none."""
+        self.total, self.done = len(plan.windows) + (samples.tokens if samples is not None else 0), 0
+        self._samples = samples
         self._plan, self._totals = plan, SourceTotals(plan.reading.names)
         self._work, self._read, self._theta = work, read, theta
 
@@ -86,7 +95,7 @@ class Evaluation:
     def loss(self) -> float:
         """Mean of the sources' losses by their shares, in nats per counted token, without the z-loss.
 
-        For preferences, the mean over the pairs.  All windows must be done.
+        For preferences, the mean over the pairs.  All must be done.
         """
         assert self.done == self.total
         return self._totals.mean(self._plan.shares)
@@ -96,26 +105,35 @@ class Evaluation:
         """Losses by source so far."""
         return self._totals
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Completions of the run's prompts; none without samples."""
+        return self._samples.texts if self._samples is not None else ()
+
     def share(self, opportunities: int) -> int:
-        """Return the number of windows to measure now; `opportunities` calls, including this one, should cover all."""
+        """Return how much to do now; `opportunities` calls, including this one, should cover all."""
         left = self.total - self.done
         least = self._plan.batch if self._work.parameters.shows_in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))
 
-    def advance(self, windows: int, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Measure `windows` more windows.
+    def advance(self, count: int, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Measure `count` more windows; once all are measured, write as many tokens of each sample.
 
-        Stop early if `interrupted` returns True after a batch. Do not call this during a step.  Raises BlockMissing; what
+        Stop early if `interrupted` returns True after a batch or a token. Do not call this during a step.  Raises BlockMissing; what
         was measured before then counts.
         """
-        stop = min(self.total, self.done + windows)
+        stop, windows = min(self.total, self.done + count), self._plan.windows
         self._work.show(self._theta)
         try:
             while self.done < stop:
-                batch = self._plan.windows[self.done : min(stop, self.done + self._plan.batch)]
-                for losses in self._work.measure(self._read(batch)):
-                    self._totals.add(losses)
-                self.done += len(batch)
+                if self._samples is not None and self.done >= len(windows):
+                    self._samples.grow(self._work.next_tokens)
+                    self.done += 1
+                else:
+                    batch = windows[self.done : min(stop, self.done + self._plan.batch)]
+                    for losses in self._work.measure(self._read(batch)):
+                        self._totals.add(losses)
+                    self.done += len(batch)
                 if interrupted():
                     return
         finally:

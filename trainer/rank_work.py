@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -46,6 +46,7 @@ from trainer.parameters import F32, LocalParameters, Residual
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
 from trainer.reference import ReferenceWeights
 from trainer.rl.policy import PolicyObjective, adamw_config
+from trainer.samples import next_tokens
 
 
 class CourseName(Enum):
@@ -204,6 +205,12 @@ class RankWork:
                 own += [objective.measured(some, loss)] if span else []
             return [losses for of_rank in self._ranks.collect(own) for losses in of_rank]
 
+    def next_tokens(self, texts: Sequence[Sequence[int]], streams: Sequence[int], length: int) -> list[int]:
+        """Choose the next tokens of texts as `trainer.samples.next_tokens` does; call `show` first."""
+        assert self._shown is not None
+        with self._ranks.operation("next_tokens", texts, streams, length):
+            return next_tokens(self._shown, texts, streams, length)
+
     def log_probabilities(self, name: CourseName, rows: StepRows) -> F32 | None:
         """Return the log-probabilities of the rows of a course, (units, any), at rank 0; None at others.
 
@@ -332,6 +339,8 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
             work.show_reference(*arguments)
         case "measure":
             work.measure(*arguments)
+        case "next_tokens":
+            work.next_tokens(*arguments)
         case "log_probabilities":
             work.log_probabilities(*arguments)
         case "take":

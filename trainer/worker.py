@@ -32,6 +32,7 @@ from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
 from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
+from trainer.samples import Samples
 from trainer.reference import INITIAL, ReferenceLog, write_reference
 
 
@@ -281,18 +282,21 @@ class Worker:
         begin, end = task.shares
         return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
-    def evaluation(self, theta: F32, tokens: int | None = None, row: int = 0, reference: str = "") -> Evaluation:
+    def evaluation(
+        self, theta: F32, tokens: int | None = None, row: int = 0, reference: str = "", *, samples: bool = False
+    ) -> Evaluation:
         """Begin an evaluation of `theta` on `tokens` held-out tokens, or on the `evaluation_tokens` of the run.
 
         row: row of the run, whose phase weighs the sources.  reference: path of the weights that preferences are compared
-        with.  Raises BlockMissing, and ValueError if the reference weights are needed and missing.
+        with.  samples: True to complete the run's prompts as well.  Raises BlockMissing, and ValueError if the reference weights are needed and missing.
         """
         tokens = tokens or evaluation_tokens(self.config)
         length = self.config.data.sequence_length
         plan = EvaluationPlan.of(self.reading, self.objective, length, tokens, row)
         plan = replace(plan, batch=plan.batch * self.work.parameters.ranks)
         self._compare(plan.windows, reference, refuse_to_wait, held_out=True)
-        return Evaluation(self.work, plan, self._held_out, theta)
+        written = Samples(self.config, self.tokenizer) if samples and self.config.samples is not None else None
+        return Evaluation(self.work, plan, self._held_out, theta, written)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
         """Return the held-out loss of `theta`, nats per token."""

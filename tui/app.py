@@ -31,7 +31,7 @@ from protocol.events.status import PeerStatus
 from tui.contributions import Contributions
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
-from tui.panels import header, log, me, rollouts, round, run, swarm, training, transfers
+from tui.panels import header, log, me, rollouts, round, run, samples, swarm, training, transfers
 from tui.panels.drawing import Look, hints
 from tui.picture import Picture
 from tui.theme import DARK, DARK_NAME, DARK_PALETTE, LIGHT, LIGHT_PALETTE, OTHER_SHADE
@@ -62,10 +62,13 @@ PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("4", transfers.TITLE, transfers.draw),
     ("5", log.TITLE, log.draw),
     ("6", me.TITLE, me.draw),
+    ("9", samples.TITLE, samples.draw),
 )
 """Key, title and content of each panel, in the order in which a large terminal shows them."""
 ROLLOUTS = "8"
 """Key of the panel that is shown only in a run with rollouts."""
+SAMPLES = "9"
+"""Key of the panel that is shown only in a run with prompts, and only alone, because it is for reading."""
 
 
 class PeerApp(App[None]):
@@ -137,6 +140,8 @@ class PeerApp(App[None]):
         self.picture = Picture()
         self._stopped = "looking for the peer"
         self._alone = ""
+        self._arranged: list[str] = []
+        """Keys of the panels that the run had when they were arranged."""
 
     def compose(self) -> ComposeResult:
         """Lay out the head, the panels and the line of keys."""
@@ -192,7 +197,7 @@ class PeerApp(App[None]):
             self._draw()
 
     def _draw(self) -> None:
-        if self.picture.has_rollouts != self.screen_stack[0].has_class("with-rollouts"):
+        if self._present != self._arranged:
             return self._arrange(self.size)  # also draws
         head = self.query_one("#head", Static)
         lines = header.draw(self.picture, self._stopped, max(1, self.size.width - 2), self._unicode)
@@ -206,15 +211,17 @@ class PeerApp(App[None]):
         below = self.screen_stack[0]  # the screen below a dialog, if one is open
         together = size.width >= WIDE and size.height >= HIGH and not self._alone
         below.set_class(together, "together")
+        self._arranged = self._present
         below.set_class(self.picture.has_rollouts, "with-rollouts")
         for (key, title, _), panel in zip(PANELS, self.query(Panel), strict=True):
-            panel.display = (together or key == self._shown) and key in self._present
+            panel.display = (key == self._shown or (together and key != SAMPLES)) and key in self._present
             panel.border_title = f"[$accent]{key}[/] {title}" if together else ""  # else the tabs have it
             panel.look.alone = not together
         self._name_choices()
         tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
+        gap = "  " if len("  ".join(f"{key} {title}" for key, title in tabs)) <= size.width - 2 else " "
         self.query_one("#tabs", Static).update(
-            Text("  ").join(
+            Text(gap).join(
                 Text(f"{key} {title}", "bold reverse") if key == self._shown else hints([(key, title)])
                 for key, title in tabs
             )
@@ -230,7 +237,8 @@ class PeerApp(App[None]):
     @property
     def _present(self) -> list[str]:
         """Keys of the panels that this run has, ascending."""
-        return sorted(key for key, _, _ in PANELS if key != ROLLOUTS or self.picture.has_rollouts)
+        absent = {ROLLOUTS: not self.picture.has_rollouts, SAMPLES: not self.picture.has_samples}
+        return sorted(key for key, _, _ in PANELS if not absent.get(key))
 
     @property
     def _shown(self) -> str:

@@ -175,6 +175,12 @@ class Picture:
         """True if the status or an event showed that the run has rollouts."""
         return self.rollouts.seen or (self.status is not None and self.status.rollouts is not None)
 
+    @property
+    def has_samples(self) -> bool:
+        """True if the status or an event showed that the run has prompts."""
+        definition = self.status.run_definition if self.status is not None else None
+        return bool(self.curves.samples.states or (definition is not None and definition.prompts))
+
     def apply(self, stamped: Stamped) -> None:
         """Fold an event into the picture."""
         event = stamped.event

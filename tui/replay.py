@@ -78,7 +78,7 @@ left, right    10 seconds back, on; with shift a minute
 n, N           the next committed round or alarm, the one before
 home, end      the beginning, the end
 +, -           faster, slower
-1 to 7         show one panel (7: rollouts); the same key or 0: all
+1 to 9         show one panel (8: rollouts, 9: samples); again or 0: all
 up, down       scroll (also page up, page down)
 s              sort the swarm            l  filter the log
 a              mark alarms as seen       t  light or dark

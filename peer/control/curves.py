@@ -1,4 +1,4 @@
-"""Curves of a run over time and tokens: folded from events, bounded, and read back from the event log of earlier days.
+"""Curves of a run over time and tokens, and its samples: folded from events, bounded, and read back from the event log.
 
 Light, because the terminal interface holds them too.
 """
@@ -79,13 +79,68 @@ def _means(points: Sequence[LossPoint], weight: int) -> list[LossPoint]:
     return means
 
 
+MOST_SAMPLED = 48
+"""States whose samples are kept."""
+MOST_PROMPTS, MOST_CHARACTERS = 4, 300
+"""Limits on the samples of a state, as a log or a socket tells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledState:
+    """Completions of a run's prompts, by prompt, after `rounds` rounds.  at: seconds since 1970.  by: the peer's ID."""
+
+    at: float
+    rounds: int
+    by: str
+    completions: Mapping[str, str]
+
+
+class SampleHistory:
+    """Samples of a run's states, ascending by rounds.  If there are too many, every second one of the older half is dropped.
+
+    So the first one stays, and the samples between it and the newest are the sparser, the older they are.
+    """
+
+    def __init__(self, states: Iterable[SampledState] = ()) -> None:
+        self.states = list(states)
+
+    def add(self, at: float, rounds: int, by: str, completions: Mapping[str, str]) -> None:
+        """Add the samples of a state, unless those of a later one are known; they replace those of the same rounds."""
+        if self.states and self.states[-1].rounds > rounds:
+            return
+        if self.states and self.states[-1].rounds == rounds:
+            self.states.pop()
+        some = [*completions.items()][:MOST_PROMPTS]
+        texts = {str(prompt)[:MOST_CHARACTERS]: str(text)[:MOST_CHARACTERS] for prompt, text in some}
+        self.states.append(SampledState(at, rounds, by, texts))
+        if len(self.states) > MOST_SAMPLED:
+            half = len(self.states) // 2
+            self.states[:half] = self.states[:half:2]
+
+    def to_lists(self) -> list[list[Any]]:
+        """Return each state as a list of its fields."""
+        return [[each.at, each.rounds, each.by, dict(each.completions)] for each in self.states]
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[Any]]) -> Self:
+        """Return the history of such lists.  Raises TypeError, ValueError, AttributeError."""
+        found = cls()
+        for at, rounds, by, completions in lists[-MOST_SAMPLED:]:
+            found.add(float(at), int(rounds), str(by), completions)
+        return found
+
+
 @dataclass
 class RunCurves:
-    """Losses of a run.  training: of each round's members.  held_out: of the states.  by_source: the latter, by source."""
+    """Losses and samples of a run.
+
+    training: of each round's members.  held_out: of the states.  by_source: the latter, by source.  samples: of the states.
+    """
 
     training: Series = field(default_factory=Series)
     held_out: Series = field(default_factory=Series)
     by_source: dict[str, Series] = field(default_factory=dict)
+    samples: SampleHistory = field(default_factory=SampleHistory)
 
     def apply(self, stamped: Stamped) -> None:
         """Fold an event into the curves."""
@@ -94,6 +149,8 @@ class RunCurves:
                 self._commit(stamped.at, number + 1, total, tokens, loss)
             case ev.EvalLoss(rounds, loss, _, losses):
                 self._measure(stamped.at, rounds, loss, losses)
+            case ev.SamplesWritten(rounds, by, completions):
+                self.samples.add(stamped.at, rounds, by, completions)
 
     def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
         """Add the training loss after `rounds` rounds.
@@ -119,6 +176,7 @@ class RunCurves:
             "training": self.training.to_lists(),
             "held_out": self.held_out.to_lists(),
             "by_source": {name: series.to_lists() for name, series in self.by_source.items()},
+            "samples": self.samples.to_lists(),
         }
 
     @classmethod
@@ -128,14 +186,16 @@ class RunCurves:
             sources = {
                 str(name): Series.from_lists(lists) for name, lists in list(given["by_source"].items())[:MOST_SOURCES]
             }
-            return cls(Series.from_lists(given["training"]), Series.from_lists(given["held_out"]), sources)
+            samples = SampleHistory.from_lists(given.get("samples", ()))
+            return cls(Series.from_lists(given["training"]), Series.from_lists(given["held_out"]), sources, samples)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no curves: {error}") from error
 
     def copy(self) -> RunCurves:
         """Return an independent copy."""
         sources = {name: Series(series.points) for name, series in self.by_source.items()}
-        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources)
+        samples = SampleHistory(self.samples.states)
+        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources, samples)
 
     def _tokens_after(self, rounds: int) -> int:
         """Return the tokens of the run after so many rounds, as far as the training loss tells them."""
@@ -148,6 +208,6 @@ class RunCurves:
 def logged_curves(paths: Iterable[Path]) -> RunCurves:
     """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
     curves = RunCurves()
-    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss):
+    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten):
         curves.apply(stamped)
     return curves

@@ -61,6 +61,7 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         warm_rounds=manifest.rl.warm_rounds if manifest.rl is not None else 0,
         peak_rate=manifest.inner.lr,
         requires=training_needs(manifest),
+        prompts=manifest.samples.prompts if manifest.samples is not None else [],
     )
 
 
@@ -89,6 +90,7 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tup
         ("reads", _reads(manifest)),
         ("rate", _rate(manifest)),
         ("until", until(manifest, speed or assumed_speed(manifest))),
+        *_prompts(manifest),
         ("organiser", f"{short(manifest.organiser)} ({manifest.organiser})"),
     ]
 
@@ -115,6 +117,14 @@ def until(manifest: RunManifest, speed: Speed) -> str:
         counted = f"{rounds} rounds ({amount(tokens)} tokens of each member)"
     seconds = tokens / max(1e-9, speed.tokens_per_s)
     return f"{counted}, about {roughly(seconds)} at {amount(speed.tokens_per_s)} tokens/s ({speed.of})"
+
+
+def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
+    """Return the line on the prompts; none for a run without them."""
+    if manifest.samples is None:
+        return []
+    listed = ", ".join(f'"{clean(prompt, 200)}"' for prompt in manifest.samples.prompts)
+    return [("samples", f"{listed}, completed at each evaluation with at most {manifest.samples.tokens} tokens")]
 
 
 def _total(manifest: RunManifest) -> str:

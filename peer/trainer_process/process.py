@@ -500,7 +500,9 @@ class TrainerProcess:
             raise death
         return answer
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
+    async def evaluate(
+        self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0, *, samples: bool = False
+    ) -> EvaluatedLoss:
         """Evaluate as `TrainerLink.evaluate` describes."""
         self._check_theta(theta)
 
@@ -508,11 +510,11 @@ class TrainerProcess:
             self._tell_of_missing(message)
             on_progress(message["done"], message["total"])
 
-        answer = await self._ask("evaluate", hear, row=row)
+        answer = await self._ask("evaluate", hear, row=row, samples=samples)
         if answer["loss"] is None:
             raise NotMeasured(answer["reason"])
         losses = {str(each["source"]): float(each["loss"]) for each in answer.get("losses", ()) if each["tokens"]}
-        return EvaluatedLoss(float(answer["loss"]), losses)
+        return EvaluatedLoss(float(answer["loss"]), losses, tuple(map(str, answer["samples"])))
 
     def report_missing(self, report: Callable[[Hash, int], None]) -> None:
         """Report missing blocks as `TrainerLink.report_missing` describes."""

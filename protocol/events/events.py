@@ -656,8 +656,20 @@ class EvalLoss(Event):
 
 
 @dataclass(frozen=True)
+class SamplesWritten(Event):
+    """The model after `rounds` rounds has completed the run's prompts, as the peer `by` claims.
+
+    completions: one line for each prompt, by the prompt; ↵ stands for a line break.
+    """
+
+    rounds: int
+    by: str
+    completions: dict[str, str]
+
+
+@dataclass(frozen=True)
 class EvalProgress(Event):
-    """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows."""
+    """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows and tokens of samples."""
 
     rounds: int
     done: int

@@ -213,6 +213,7 @@ class RunDefinition:
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
     from rollouts.  peak_rate: the highest learning rate on rows.  requires: what a computer needs to train, in words.
+    prompts: what a member completes at each evaluation.
     """
 
     description: str = ""
@@ -233,6 +234,7 @@ class RunDefinition:
     warm_rounds: int = 0
     peak_rate: float = 0.0
     requires: str = ""
+    prompts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The held-out loss: a pure draw of the measuring peer, and the trio shell that measures, announces and receives losses.
 
 In a round the drawn peer evaluates while it trains.  The evaluation is cancelled at the end of the round, because the next
-state replaces the measured one.  Heartbeats of the measuring peer announce the loss.
+state replaces the measured one.  Heartbeats of the measuring peer announce the loss, and with it the samples: completions
+of the run's prompts, which people read, and nothing depends on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache, partial
 import trio
 
 from protocol.chain.replica import Replica
-from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice
+from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice, SamplesWritten
 from protocol.events.status import HeldOutStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
@@ -24,7 +25,7 @@ from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_LOSS
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Heartbeat, Measurement, Phase, Role
+from protocol.wire.presence import Heartbeat, Measurement, Phase, Role, sample_line
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The draw of the peer that measures the held-out loss of a committed state, and the claims that we accept.
@@ -36,6 +37,7 @@ from protocol.wire.presence import Heartbeat, Measurement, Phase, Role
 #
 # In a run on the members' own data, each member holds out rows of its own.  One member's loss would say little about the
 # others' data, so each of them measures every state, and the loss of a state is the mean of those that were announced.
+# Samples are written by the member that is drawn, here too.
 
 
 RECENT_ROUNDS = 8
@@ -73,7 +75,7 @@ class CommittedState:
 class MeasuredLoss:
     """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several.
 
-    members: number of members of which it is the mean; `by` is the last of them.
+    members: number of members of which it is the mean; `by` is the last of them.  samples: that it has written, if any.
     """
 
     rounds: int
@@ -81,6 +83,7 @@ class MeasuredLoss:
     by: PeerId
     losses: tuple[float, ...] = ()
     members: int = 1
+    samples: tuple[str, ...] = ()
 
 
 def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
@@ -165,6 +168,9 @@ class Evaluator:
         self._trainer, self._activity = trainer, activity
         self._known = Measurements(by_all=replica.manifest.data.is_local)
         self._sources = [source.name for source in replica.manifest.data.sources]
+        samples = replica.manifest.samples
+        self._prompts = samples.prompts if samples is not None else []
+        self._sampled: CommittedState | None = None
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[CommittedState, trio.CancelScope] | None = None
         self._ending = trio.CancelScope()
@@ -231,8 +237,13 @@ class Evaluator:
 
     def _turn(self, state: CommittedState) -> PeerId | None:
         """Return the peer that should measure `state` now; None if no peer is able to."""
-        able: Able = partial(self._able, rounds=state.rounds)
-        return whose_turn([self._session.me] if self._known.by_all else self._order(state), able)
+        if self._known.by_all:
+            return self._session.me if self._able(self._session.me, state.rounds) else None
+        return self._drawn(state)
+
+    def _drawn(self, state: CommittedState) -> PeerId | None:
+        """Return the first member in the order of the state that is able to measure it now."""
+        return whose_turn(self._order(state), partial(self._able, rounds=state.rounds))
 
     async def _measure(self, state: CommittedState) -> bool:
         """Measure the state and announce the loss.  Return False if another try is pointless."""
@@ -243,7 +254,9 @@ class Evaluator:
             with trio.CancelScope() as scope:
                 self._measuring = state, scope
                 row = self._replica.base.leases.pool.cursor
-                found = await trainer.evaluate(self._replica.state.theta, partial(self._on_progress, state), row)
+                writes = bool(self._prompts) and (not self._known.by_all or self._drawn(state) == self._session.me)
+                on_progress = partial(self._on_progress, state)
+                found = await trainer.evaluate(self._replica.state.theta, on_progress, row, samples=writes)
         except TrainerGaveUp:
             return False
         except TrainerDied:
@@ -261,8 +274,11 @@ class Evaluator:
             self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
             return False
         losses = losses if len(losses) == len(self._sources) > 1 else []
-        self._take(state, MeasuredLoss(state.rounds, loss, self._session.me, tuple(losses)))
-        self._activity.tell_measured(Measurement(rounds=state.rounds, tip=state.tip, loss=loss, losses=losses))
+        samples = tuple(map(sample_line, found.samples))
+        self._take(state, MeasuredLoss(state.rounds, loss, self._session.me, tuple(losses), samples=samples))
+        self._activity.tell_measured(
+            Measurement(rounds=state.rounds, tip=state.tip, loss=loss, losses=losses, samples=list(samples))
+        )
         self._activity.tell_now()
         return True
 
@@ -274,6 +290,10 @@ class Evaluator:
         if self._known.take(state, measured):
             found = self._known.of(state.tip) or measured
             self._session.emit(EvalLoss(state.rounds, found.loss, found.by, self._named(found), found.members))
+            if len(measured.samples) == len(self._prompts) > 0 and self._sampled != state:
+                self._sampled = state
+                completions = dict(zip(self._prompts, measured.samples, strict=True))
+                self._session.emit(SamplesWritten(state.rounds, measured.by, completions))
             self._news.set()
             self._news = trio.Event()
 
@@ -290,11 +310,12 @@ class Evaluator:
         state = self._known.state(Hash(claim.tip))
         if state is None or not self._known.needs(state.tip, sender):
             return
-        able: Able = (lambda peer: False) if self._known.by_all else partial(self._able, rounds=state.rounds)
-        problem = refusal(claim, sender, state, self._order(state), able)
+        order, drawn = self._order(state), partial(self._able, rounds=state.rounds)
+        problem = refusal(claim, sender, state, order, (lambda peer: False) if self._known.by_all else drawn)
         if not problem:
             losses = tuple(claim.losses) if len(claim.losses) == len(self._sources) else ()
-            self._take(state, MeasuredLoss(state.rounds, claim.loss, sender, losses))
+            samples = () if refusal(claim, sender, state, order, drawn) else tuple(claim.samples)
+            self._take(state, MeasuredLoss(state.rounds, claim.loss, sender, losses, samples=samples))
             if self._measuring is not None and self._measuring[0] == state and not self._known.by_all:
                 self._measuring[1].cancel()
         elif self._dropped.get(sender) != claim:  # every heartbeat repeats the claim

@@ -39,7 +39,6 @@ from protocol.run.fitting import (
 )
 from protocol.run.sections import (
     CORPORA,
-    PRINTABLE,
     TOKENIZER,
     AboutSection,
     DataSection,
@@ -48,12 +47,13 @@ from protocol.run.sections import (
     ModelSection,
     RequiresSection,
     RlSection,
+    SamplesSection,
     Section,
     TokenizerSection,
     Unit,
 )
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body, open_envelope
+from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, PRINTABLE, PeerField, decode_body, open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Total, pack
@@ -198,7 +198,7 @@ class RunManifest(Section):
 
     KIND: ClassVar[str] = "manifest"
     LATER: ClassVar[frozenset[str]] = frozenset(
-        {"about", "initial_state", "publishers", "requires", "rl", "tokenizer", "total_rounds", "total_tokens"}
+        {"about", "initial_state", "publishers", "requires", "rl", "samples", "tokenizer", "total_rounds", "total_tokens"}
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -249,6 +249,8 @@ class RunManifest(Section):
     """The tokenizer of all texts; left out if the model reads bytes."""
     about: AboutSection | None = None
     """The organiser's description of the run, its home page and its licence; left out if there is none."""
+    samples: SamplesSection | None = None
+    """Prompts that a member completes at each evaluation; left out if there are none."""
     requires: RequiresSection | None = None
     """The least computer that may train; left out if only the model's needs count."""
 
@@ -446,9 +448,11 @@ class RunManifest(Section):
         """Return all that a trainer needs to know, as plain values."""
         learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
         tokenizer = {"tokenizer": self.tokenizer.trainer_section()} if self.tokenizer is not None else {}
+        samples = {"samples": self.samples.model_dump()} if self.samples is not None else {}
         return {
             **learning,
             **tokenizer,
+            **samples,
             "seed": self.seed,
             "model": self.model.model_dump(),
             "data": self._data_section(),
@@ -520,6 +524,7 @@ def demo_manifest() -> SignedManifest:
         data=DataSection(sequence_length=256, sequences_per_step=4, corpora=[BUILTIN], sources=[builtin_source(256)]),
         inner=InnerSection(lr=2e-3, warmup_steps=30),
         rounds=RoundSection(inner_steps=40),
+        samples=SamplesSection(prompts=["Every peer ", "def test_"]),
         total_tokens=200_000_000,
     )
     return sign(organiser, manifest)

@@ -15,9 +15,10 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 
 from kernels.mixture import MAX_WEIGHTS
 from protocol.run.fitting import ManifestProblem, ModelShape, data_problems, model_problems, refuse, rope_problems
-from protocol.wire.envelope import Body
+from protocol.wire.envelope import PRINTABLE, Body
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import MAX_USED
+from protocol.wire.presence import MAX_PROMPTS
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -46,8 +47,6 @@ class Section(Body):
 # The organiser's words about the run, which people read before they take part.
 
 
-PRINTABLE = r"^[^\p{Cc}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*$"
-"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
 HOME_PAGE = r"^(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?([/?#][A-Za-z0-9._~:/?#!$&()*+,;=%@-]*)?)?$"
 """Pattern of a web address without a user's name, which could pass for its host; empty: none."""
 
@@ -61,6 +60,28 @@ class AboutSection(Section):
     """Home page of the run: an address that begins with https://."""
     licence: Annotated[str, Field(max_length=64, pattern=PRINTABLE)] = ""
     """Licence of the weights that the run makes, such as "Apache-2.0"."""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The prompts by which people see what the model has learned.
+
+
+class SamplesSection(Section):
+    """Prompts that a member completes at each evaluation, for people: they see how the model's texts change."""
+
+    prompts: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]],
+        Field(min_length=1, max_length=MAX_PROMPTS),
+    ]
+    """The prompts, each without line breaks; in a run on chats, preferences or rollouts each is a message of the user."""
+    tokens: Annotated[int, Field(ge=1, le=64)] = 48
+    """Tokens of a completion at most."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.prompts)) < len(self.prompts):
+            refuse([ManifestProblem(("prompts",), "two prompts are the same; remove one of them")])
+        return self
 
 
 # ------------------------------------------------------------------------------------------------------------------------

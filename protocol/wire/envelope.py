@@ -160,7 +160,8 @@ def _simple(cls: type, length: float, limits: list[Any]) -> Shape:
         return Shape(HEAD_BYTES + length, 0)
     if issubclass(cls, str):
         pattern = next((limit.pattern for limit in limits if getattr(limit, "pattern", None)), "")
-        return Shape(HEAD_BYTES + length * (1 if pattern and pattern.isascii() and "." not in pattern else UTF8_BYTES), 0)
+        is_ascii = pattern and pattern.isascii() and "." not in pattern and "[^" not in pattern
+        return Shape(HEAD_BYTES + length * (1 if is_ascii else UTF8_BYTES), 0)
     return _UNLIMITED
 
 
@@ -265,6 +266,8 @@ MAX_NUMBER = 1e9
 MAX_LOSS = 1e6
 """Largest held-out loss; a larger one would only mean that training has failed."""
 
+PRINTABLE = r"^[^\p{Cc}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*$"
+"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]

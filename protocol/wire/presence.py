@@ -9,7 +9,7 @@ from pydantic import Field
 
 from protocol.events.status import WhyIdle
 from protocol.team import MAX_TEAM
-from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, Rate
+from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, PRINTABLE, Body, Count, HashField, Number, Rate
 
 
 class Role(str, Enum):
@@ -41,18 +41,35 @@ class Phase(str, Enum):
 LossField = Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
 MAX_LOSSES = 16
 """Most sources for which losses are stated."""
+MAX_PROMPTS = 4
+"""Most prompts of a run."""
+MAX_SAMPLE = 300
+"""Most characters of a sample: a heartbeat repeats it."""
+LINE_BREAK = "↵"
+"""Character that stands for a line break in a sample, which is one line."""
+
+
+def sample_line(text: str) -> str:
+    """Return a model's text as a sample: one line of printable characters, of which the first ones are kept."""
+    lines = text.replace("\n", LINE_BREAK)
+    return "".join(each if each.isprintable() else " " if each.isspace() else "\ufffd" for each in lines)[:MAX_SAMPLE]
 
 
 class Measurement(Body):
     """The held-out loss (nats a token) of the state after `rounds` rounds that the sender claims to have measured.
 
     losses: of the sources of the run's data, in their order; empty, and not written, if there is one source.
+    samples: completions of the run's prompts, in their order; empty, and not written, if the run has none.
     """
 
     rounds: Count
     tip: HashField
     loss: LossField
     losses: Annotated[list[LossField], Field(max_length=MAX_LOSSES, exclude_if=lambda value: not value)] = []
+    samples: Annotated[
+        list[Annotated[str, Field(max_length=MAX_SAMPLE, pattern=PRINTABLE)]],
+        Field(max_length=MAX_PROMPTS, exclude_if=lambda value: not value),
+    ] = []
 
 
 class Heartbeat(Body):

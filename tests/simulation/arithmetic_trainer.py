@@ -121,7 +121,9 @@ class ArithmeticTrainer:
     def finish(self) -> None:
         self._finish = True
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
+    async def evaluate(
+        self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0, *, samples: bool = False
+    ) -> EvaluatedLoss:
         """Takes as long as some inner steps, beside which it goes on."""
         self.said.append("evaluate")
         before, deaths = bytes(theta), self._deaths
@@ -132,7 +134,9 @@ class ArithmeticTrainer:
             on_progress(part, EVALUATION_PARTS)
         assert theta == before, "the parameters were changed while they were measured"
         self.said.append("evaluated")
-        return EvaluatedLoss(float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2)))
+        prompts = self._manifest.samples.prompts if samples and self._manifest.samples is not None else []
+        written = tuple(f"{prompt}\n{np.frombuffer(theta, np.float32)[0]:.6f}" for prompt in prompts)
+        return EvaluatedLoss(float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2)), samples=written)
 
     def _die_if_killed(self, deaths: int) -> None:
         """deaths: at the beginning of what is asked now; all that goes on dies together."""

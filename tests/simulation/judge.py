@@ -175,7 +175,7 @@ class Judge:
         for round in range(history.length):
             commit = history.commit_at(round)
             base, after = history.base_on(round, history.tip_at(round), roster), roster.after(commit)
-            if not manifest.learns_from_rollouts(round):
+            if manifest.leases_rows(round):
                 ranges += self._rows_of(commit, base, after.contributors)
             roster = after
         pool = roster.leases.pool

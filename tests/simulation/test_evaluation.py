@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
+from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted, SamplesWritten
 from protocol.events.status import WhyIdle
 from protocol.node.evaluator import drawn_order
+from protocol.run.manifest import SignedManifest, sign
+from protocol.run.sections import DataSection, SamplesSection
 from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World
+from tests.simulation.world import World, simulated_run
 from tests.tiers import first_fast
 
 
@@ -35,6 +37,7 @@ class Record:
     heard: dict[PeerId, dict[int, tuple[float, str]]] = field(default_factory=dict)
     progress: Counter[PeerId] = field(default_factory=Counter)
     tips: dict[int, Hash] = field(default_factory=dict)
+    samples: dict[int, list[tuple[PeerId, SamplesWritten]]] = field(default_factory=dict)
     others: list[tuple[Seat, Event]] = field(default_factory=list)
 
     def listen(self, seat: Seat, event: Event) -> None:
@@ -43,6 +46,8 @@ class Record:
                 self.heard.setdefault(seat.peer, {})[rounds] = loss, by
                 if by == seat.peer:
                     self.measured.setdefault(rounds, []).append(seat.peer)
+            case SamplesWritten(rounds):
+                self.samples.setdefault(rounds, []).append((seat.peer, event))
             case EvalProgress():
                 self.progress[seat.peer] += 1
             case RoundCommitted(round, tip):
@@ -57,11 +62,19 @@ def watched(world: World) -> Record:
     return record
 
 
-def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]]) -> None:
+def lived(
+    peers: int, scenario: Callable[[World, Record], Awaitable[None]], signed: SignedManifest | None = None
+) -> None:
     async def with_record(world: World) -> None:
         await scenario(world, watched(world))
 
-    holds(simulate(peers, with_record))
+    holds(simulate(peers, with_record, signed=signed))
+
+
+def run_with_prompts(**changes: object) -> SignedManifest:
+    samples = SamplesSection(prompts=["Once upon a time", "def "])
+    changed = simulated_run().manifest.model_copy(update={"samples": samples, **changes})
+    return sign(Identity.from_seed(b"\x2a" * 32), changed)
 
 
 def members_after(world: World, rounds: int) -> list[PeerId]:
@@ -193,7 +206,9 @@ def test_a_claim_of_a_stranger_is_dropped() -> None:
 class Diverged(ArithmeticTrainer):
     """Its parameters are worthless."""
 
-    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0) -> EvaluatedLoss:
+    async def evaluate(
+        self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0, *, samples: bool = False
+    ) -> EvaluatedLoss:
         await super().evaluate(theta, on_progress, row)
         return EvaluatedLoss(float("nan"))
 
@@ -239,3 +254,82 @@ def test_finish_does_not_wait_for_the_last_measurement() -> None:
         assert 1 not in record.measured
 
     lived(1, scenario)
+
+
+def test_the_samples_of_the_member_that_measures_are_the_same_at_all_peers() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        await begin(world, 6, within_s=120)
+        for rounds in range(5):
+            written = record.samples[rounds]
+            assert sorted(peer for peer, _ in written) == sorted(seat.peer for seat in world.seats)
+            assert len({str(event) for _, event in written}) == 1, "all peers have the same texts"
+            event = written[0][1]
+            assert [event.by] == record.measured[rounds] and list(event.completions) == ["Once upon a time", "def "]
+            assert event.completions["def "].startswith("def ↵")
+        assert len({event.completions["def "] for _, event in (record.samples[each][0] for each in range(5))}) == 5
+
+    lived(3, scenario, run_with_prompts())
+
+
+def test_where_all_members_measure_one_of_them_writes_the_samples() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        await begin(world, 5, within_s=120)
+        for rounds in range(1, 4):
+            assert len(record.measured[rounds]) == 3
+            assert {event.by for _, event in record.samples[rounds]} == {
+                drawn_order(record.tips[rounds], members_after(world, rounds))[0]
+            }
+            assert len(record.samples[rounds]) == 3
+
+    lived(3, scenario, run_with_prompts(data=DataSection(sequence_length=8, sequences_per_step=1, source="local")))
+
+
+def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_bring_no_samples() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        lies: list[tuple[Seat, int]] = []
+
+        def on_event(seat: Seat, event: Event) -> None:
+            if isinstance(event, EvalProgress) and event.rounds >= 2 and not lies:
+                liar = next(other for other in world.seats if other is not seat)
+                assert liar.node is not None
+                lies.append((liar, event.rounds))
+                liar.node._activity.measured = claim(event.rounds)
+                liar.node._activity.tell_now()
+                world.spawn(speak, event.rounds)
+
+        def claim(rounds: int) -> Measurement:
+            return Measurement(rounds=rounds, tip=record.tips[rounds], loss=0.25, samples=["lies", "lies"])
+
+        async def speak(rounds: int) -> None:
+            beat = ghost.beat(1, rounds, record.tips[rounds])
+            await ghost.gossip(beat.model_copy(update={"measured": claim(rounds)}))
+
+        for seat in world.seats:
+            seat.step_s = 3.0  # measuring takes several heartbeats
+        world.listeners.append(on_event)
+        ghost = Ghost(world, b"g")
+        await begin(world, 4, within_s=300)
+        written = record.samples[lies[0][1]]
+        assert len(written) == 3 and all("lies" not in event.completions.values() for _, event in written)
+        assert {event.by for _, event in written} == set(record.measured[lies[0][1]])
+
+    lived(3, scenario, run_with_prompts())
+
+
+def test_a_claim_with_another_number_of_samples_than_prompts_brings_its_loss_alone() -> None:
+    class Short(ArithmeticTrainer):
+        """Its model completes one of two prompts."""
+
+        async def evaluate(
+            self, theta: memoryview, on_progress: Callable[[int, int], None], row: int = 0, *, samples: bool = False
+        ) -> EvaluatedLoss:
+            found = await super().evaluate(theta, on_progress, row, samples=samples)
+            return EvaluatedLoss(found.loss, samples=found.samples[:1])
+
+    async def scenario(world: World, record: Record) -> None:
+        for seat in world.seats:
+            seat.make_trainer = Short
+        await begin(world, 4, within_s=120)
+        assert record.measured and not record.samples
+
+    lived(2, scenario, run_with_prompts())

@@ -17,7 +17,7 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.rl.test_learner import groups
 from tests.trainer.team import FAMILIES, Team, team
-from trainer.config import TrainingConfig
+from trainer.config import SamplesConfig, TrainingConfig
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
@@ -61,6 +61,18 @@ def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
 
 
 CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("llama", "adamw", 2), ("qwen3", "adamw", 2), ("qwen3", "muon", 3)]
+
+
+def test_ranks_write_the_samples_of_one_process() -> None:
+    run = replace(config(), samples=SamplesConfig(("Once upon a time", "ab"), 4))
+    texts = []
+    for count in (1, 2):
+        with team(run, count) as by:
+            by.theta[:] = theta(run.model)
+            evaluation = by.worker.evaluation(by.theta, 64, samples=True)
+            evaluation.advance(evaluation.total)
+            texts.append(evaluation.texts)
+    assert texts[0] == texts[1] and all(texts[0])
 
 
 @pytest.mark.parametrize(("family", "optimizer", "ranks"), first_fast(CASES))

@@ -496,7 +496,9 @@ class Service:
         try:
             if self._evaluation is None or self._evaluation[0] is not job:
                 row, reference = job.message.get("row", 0), job.message.get("reference", "")
-                self._evaluation = job, self._ready().evaluation(self._map_theta(), row=row, reference=reference)
+                samples = job.message.get("samples", False)
+                evaluation = self._ready().evaluation(self._map_theta(), row=row, reference=reference, samples=samples)
+                self._evaluation = job, evaluation
             evaluation = self._evaluation[1]
             evaluation.advance(evaluation.share(opportunities), lambda: self._inbox.is_urgent(running))
         except BlockMissing as missing:
@@ -513,8 +515,8 @@ class Service:
             return
         if evaluation.done == evaluation.total:
             totals = evaluation.totals
-            losses = [asdict(each) for each in totals.losses]
-            self._end_evaluation(job, loss=evaluation.loss, losses=losses, margin=totals.margin, accuracy=totals.accuracy)
+            told = {"losses": [asdict(each) for each in totals.losses], "samples": list(evaluation.texts)}
+            self._end_evaluation(job, loss=evaluation.loss, margin=totals.margin, accuracy=totals.accuracy, **told)
         else:
             self._send(job, "progress", done=evaluation.done, total=evaluation.total)
 

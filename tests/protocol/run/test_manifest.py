@@ -16,7 +16,7 @@ from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.run.builtin import BUILTIN, builtin_source
-from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, sign
+from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
 from protocol.run.sections import DataSection, ModelSection
 from protocol.wire import canonical
@@ -79,9 +79,11 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 
 
 def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
-    assert DEMO.run.hex() == "bf874d1fefd20ee5a654d1ae878ffc2dc58b16ba813b0a22188349525808a290"
+    without_prompts = run_id(DEMO.manifest.model_copy(update={"samples": None}))
+    assert without_prompts.hex() == "bf874d1fefd20ee5a654d1ae878ffc2dc58b16ba813b0a22188349525808a290"
+    assert DEMO.run.hex() == "3c9f35cfbc46c1d9f8791a37dfd80b68a0d2659baae01074cbce4b20aa312ae9"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
-    assert not ModelSection.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"total_tokens"}
+    assert not ModelSection.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
 
 
 @pytest.mark.parametrize(

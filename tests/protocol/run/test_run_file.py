@@ -32,7 +32,7 @@ from protocol.run.run_file import (
     sections_of,
     sketch_run_file,
 )
-from protocol.run.sections import AboutSection, DataSection, Goal, ModelSection, Unit
+from protocol.run.sections import AboutSection, DataSection, Goal, ModelSection, SamplesSection, Unit
 from protocol.wire import canonical
 from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
@@ -435,6 +435,44 @@ def test_a_home_page_is_an_https_address_that_names_its_host(url: str) -> None:
         RunFileError, match=r"about.url is .* change it \(Home page of the run: an address that begins with https"
     ):
         parsed(f"[about]\nurl = {json.dumps(url)}\n")
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, ""])
+def test_hostile_prompts_are_refused_in_a_file_and_in_a_manifest(text: str) -> None:
+    with pytest.raises(RunFileError) as refused:
+        parsed(f"[samples]\nprompts = [{json.dumps(text)}]\n")
+    told = str(refused.value)
+    assert "samples.prompts.0" in told and "change it" in told
+    assert told.isprintable() and len(told) < 400
+    with pytest.raises(ValidationError):
+        SamplesSection.model_validate({"prompts": [text]})
+
+
+@pytest.mark.parametrize(
+    "section, told",
+    [
+        ('prompts = ["a", "b", "c", "d", "e"]', "at most 4 items"),
+        ("prompts = []", "at least 1 item"),
+        ("tokens = 4", "samples.prompts is missing; add it (The prompts, each without line breaks"),
+        ('prompts = ["a", "a"]', "[samples] two prompts are the same; remove one of them"),
+        ('prompts = ["a"]\ntokens = 65', "samples.tokens is 65; it must be less than or equal to 64"),
+        ('prompts = ["a"]\ntokens = 0', "samples.tokens is 0; it must be greater than or equal to 1"),
+        ('prompts = "a"', "samples.prompts is 'a'"),
+        ('prompts = ["a"]\nseed = 1', "samples.seed is no field of a run; remove it"),
+    ],
+)
+def test_prompts_of_a_run_are_few_short_and_distinct(section: str, told: str) -> None:
+    with pytest.raises(RunFileError) as refused:
+        parsed(f"[samples]\n{section}\n")
+    assert told in str(refused.value)
+
+
+def test_prompts_of_a_run_come_back_and_are_not_in_other_manifests() -> None:
+    run = parsed('[samples]\nprompts = ["Once upon a time", "Bienen sind “🐝”: "]\n')
+    assert run.samples == SamplesSection(prompts=["Once upon a time", "Bienen sind “🐝”: "], tokens=48)
+    assert parse_run_file(dump(run), ME) == run
+    assert run.trainer_sections()["samples"] == {"prompts": run.samples.prompts, "tokens": 48}
+    assert "samples" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
 
 
 def test_words_about_a_run_come_back_and_are_not_in_other_manifests() -> None:

@@ -32,7 +32,7 @@ from protocol.wire.messages import (
     ready_of,
     unpack,
 )
-from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role
+from protocol.wire.presence import MAX_PROMPTS, MAX_SAMPLE, Goodbye, Heartbeat, Measurement, Phase, Role, sample_line
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
@@ -42,6 +42,15 @@ HEARTBEAT = Heartbeat(
     round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0, down_bytes_per_s=0.0,
     addresses=["/ip4/127.0.0.1/tcp/1"], version="1",
 )  # fmt: skip
+HOSTILE_SAMPLES = [
+    [],
+    [1],
+    ["a"] * (MAX_PROMPTS + 1),
+    ["a" * (MAX_SAMPLE + 1)],
+    ["a" * (1 << 20)],
+    *([f"a{text}b"] for text in ("\x1b[2J", "\n", "\0", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u200f", "\u061c", "\u2028")),
+]
+"""Samples that a terminal would obey, that turn the text beside them, that are too long or too many; and none, written."""
 CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
 READY = Ready(
     round=1, fragment=0, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP,
@@ -94,6 +103,7 @@ def test_a_body_of_another_kind_is_malformed() -> None:
         ("measured", {}), ("measured", {"rounds": 3, "tip": TIP, "loss": float("nan")}),
         ("measured", {"rounds": 3, "tip": TIP, "loss": float("inf")}),
         ("measured", {"rounds": 3, "tip": TIP, "loss": -0.5}), ("measured", {"rounds": -1, "tip": TIP, "loss": 1.5}),
+        *(("measured", {"rounds": 3, "tip": TIP, "loss": 1.5, "samples": samples}) for samples in HOSTILE_SAMPLES),
         ("measured", {"rounds": 3, "tip": b"short", "loss": 1.5}), ("measured", {"rounds": 3, "tip": TIP, "loss": 1e7}),
     ],
 )  # fmt: skip
@@ -215,3 +225,21 @@ def test_what_came_later_is_not_written_where_it_says_nothing() -> None:
     assert decode_body(Ready, learned.encode()) == learned and learned.state == READY.state_digest + bytes(32)
     named = member_of(ONE.peer_id, learned, pack(ONE, RUN, learned).signature)
     assert ready_of(named, READY.round, READY.fragment, READY.base, learned.state) == learned
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 999, "宽" * 999, "\x1b[2J\x9b31m", "a\u202eb\u2066c", "\0", "\n\r\t\u2028\u00a0", "👩\u200d🚀", "\ufffd"],
+    ids=["long", "wide", "escapes", "bidi", "zero", "spaces", "joined", "unknown"],
+)
+def test_whatever_a_model_writes_becomes_a_sample_that_peers_accept(text: str) -> None:
+    line = sample_line(text)
+    assert line.isprintable() and len(line) <= MAX_SAMPLE
+    claim = Measurement(rounds=3, tip=TIP, loss=1.5, samples=[line] * MAX_PROMPTS)
+    beat = HEARTBEAT.model_copy(update={"measured": claim})
+    assert unpack(pack(ONE, RUN, beat).raw, RUN)[1] == beat
+
+
+def test_a_sample_keeps_its_line_breaks_as_marks_and_claims_without_samples_their_encoding() -> None:
+    assert sample_line("a\n\n b\tc") == "a↵↵ b c"
+    assert b"samples" not in CLAIMING.encode()

@@ -1,0 +1,107 @@
+"""Samples: completions of the run's prompts, written beside the held-out loss, the same from the same parameters."""
+
+import math
+
+import pytest
+import torch
+
+from tests.trainer import small
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer
+from trainer.generate.engine import Engine
+from trainer.generate.generator import Request, Slots, complete
+from trainer.generate.sampling import stream_key
+from trainer.samples import TEMPERATURE, Samples, next_tokens
+
+PROMPTS = ("Once upon a time", "ab", "a prompt of many more bytes than the sixteen tokens that this model reads at once")
+SECTION = {"prompts": list(PROMPTS), "tokens": 12}
+
+
+def written(**changes: object) -> tuple[str, ...]:
+    evaluation = small.worker(samples=SECTION, **changes).evaluation(small.theta(), 64, samples=True)
+    evaluation.advance(evaluation.total)
+    return evaluation.texts
+
+
+def test_the_same_parameters_write_the_same_texts_and_others_write_others() -> None:
+    assert written() == written() and len(written()) == 3
+    worker, theta = small.worker(samples=SECTION), small.theta() * 1.5
+    evaluation = worker.evaluation(theta, 64, samples=True)
+    evaluation.advance(evaluation.total)
+    assert evaluation.texts != written()
+
+
+def test_texts_grow_after_the_loss_is_measured_a_token_at_a_time() -> None:
+    worker = small.worker(samples=SECTION)
+    evaluation = worker.evaluation(small.theta(), 64, samples=True)
+    windows = evaluation.total - SECTION["tokens"]
+    evaluation.advance(windows)
+    assert evaluation.texts == ("", "", "") and math.isfinite(evaluation.totals.losses[0].loss)
+    interrupted: list[int] = []
+    evaluation.advance(99, lambda: interrupted.append(evaluation.done) or True)  # type: ignore[func-returns-value]
+    assert interrupted == [windows + 1], "a command is obeyed between two tokens"
+    evaluation.advance(99)
+    assert evaluation.done == evaluation.total and evaluation.texts == written()
+    assert evaluation.loss == pytest.approx(small.worker().evaluate(small.theta(), 64), rel=1e-6)
+
+
+def test_only_an_evaluation_that_is_asked_for_samples_writes_them() -> None:
+    for worker, asked in ((small.worker(samples=SECTION), False), (small.worker(), True)):
+        evaluation = worker.evaluation(small.theta(), 64, samples=asked)
+        evaluation.advance(evaluation.total)
+        assert evaluation.texts == ()
+
+
+def test_a_text_is_what_a_generator_makes_of_the_prompt_with_the_same_noise() -> None:
+    """The generator keeps keys and values of the tokens that it has read; samples are computed without."""
+    model = small.model()
+    engine = Engine(model.config, small.CPU, Slots(1, 64), dtype=torch.float32)
+    engine.load(model.flat)
+    engine.temperature = TEMPERATURE
+    for stream, prompt in enumerate(PROMPTS[:2]):
+        tokens = list(prompt.encode())
+        request = Request(0, tuple(tokens), stream_key(b"samples", 0, "", stream, 0), 12, ())
+        [made] = complete(engine, [request])
+        for _ in range(12):
+            tokens += next_tokens(model, [tokens], [stream], 64)
+        assert tuple(tokens[len(prompt) :]) == made.output
+
+
+def samples(prompts: tuple[str, ...], tokenizer: TemplatedTokenizer, **changes: object) -> Samples:
+    section = {"prompts": list(prompts), "tokens": 3}
+    return Samples(small.config(samples=section, **changes), tokenizer)
+
+
+def test_an_end_token_ends_a_text_and_is_not_part_of_it() -> None:
+    growing = samples(("a", "b"), TemplatedTokenizer(ByteTokenizer(), "raw"))
+    asked: list[list[int]] = []
+
+    def choose(texts: object, streams: list[int], length: int) -> list[int]:
+        asked.append(streams)
+        return [[104, 120], [0, 121], [122]][len(asked) - 1]
+
+    for _ in range(3):
+        growing.grow(choose)  # type: ignore[arg-type]
+    assert asked == [[0, 1], [0, 1], [1]] and growing.texts == ("h", "xyz")
+    growing.grow(choose)  # type: ignore[arg-type]
+    assert len(asked) == 3, "all texts have ended"
+
+
+def test_a_model_that_learns_conversations_reads_a_prompt_as_a_message() -> None:
+    tokenizer = TemplatedTokenizer(ByteTokenizer(), "plain")
+    read: list[bytes] = []
+
+    def choose(texts: list[list[int]], streams: list[int], length: int) -> list[int]:
+        read.append(bytes(texts[0]))
+        return [33] * len(texts)
+
+    data = small.SECTIONS["data"] | {"sequence_length": 64}
+    samples(("hi",), tokenizer, data=data).grow(choose)  # type: ignore[arg-type]
+    samples(("hi",), tokenizer, data=data | {"format": "chat"}).grow(choose)  # type: ignore[arg-type]
+    assert read == [b"hi", b"user:\nhi\nassistant:\n"]
+
+
+def test_a_prompt_that_the_tokenizer_refuses_is_not_completed() -> None:
+    growing = samples(("a\0b", "ab"), TemplatedTokenizer(ByteTokenizer(), "raw"))
+    growing.grow(lambda texts, streams, length: [33] * len(texts))
+    assert growing.texts == ("", "!")

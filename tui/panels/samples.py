@@ -1,0 +1,76 @@
+"""Panel of the samples: the newest completion of each of the run's prompts, and some of those of earlier rounds below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from peer.control.curves import MOST_CHARACTERS, MOST_PROMPTS, SampledState
+from peer.formatting import clean, fit, many, naming
+from tui.panels.drawing import FAINT, STRONG, Look, line
+from tui.picture import Picture
+
+TITLE = "Samples"
+ROUND = 14
+"""Columns of the rounds in front of an earlier completion."""
+NEWEST_LINES = 4
+"""Most lines of the newest completion of a prompt."""
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """Draw the prompts in turn; each gets an equal share of the lines."""
+    states, status = picture.curves.samples.states, picture.status
+    definition = status.run_definition if status is not None else None
+    prompts = [*states[-1].completions] if states else definition.prompts if definition is not None else []
+    if not prompts:
+        return [line((fit("this run has no prompts to complete", width), FAINT))]
+    lines = [line((fit(_head(picture), width), FAINT))]
+    share = max(2, (height - len(lines)) // len(prompts[:MOST_PROMPTS]))
+    for prompt in prompts[:MOST_PROMPTS]:
+        lines += _of_prompt(prompt, states, width, share)
+    return [lines[place] for place in look.window(len(lines), height)]
+
+
+def _head(picture: Picture) -> str:
+    states = picture.curves.samples.states
+    if not states:
+        return "no sample yet; the first ones come with the first evaluation"
+    newest = states[-1]
+    return f"written by the model after {many(newest.rounds, 'round')}, as {naming(picture.names)(newest.by)} says"
+
+
+def _of_prompt(prompt: str, states: Sequence[SampledState], width: int, room: int) -> list[Text]:
+    """Draw a prompt, its newest completion, and some earlier ones, the last of which is the oldest known."""
+    lines = [line((fit(clean(prompt, MOST_CHARACTERS), width), STRONG))]
+    known = [each for each in reversed(states) if prompt in each.completions]
+    if not known:
+        return lines
+    newest, *earlier = known
+    lines += [line(each) for each in _cut(_text(newest, prompt), width, min(NEWEST_LINES, room - 1))]
+    for each in _spread(earlier, room - len(lines)):
+        when = (fit(f"{f'after {each.rounds}':<{ROUND}}", width), FAINT)
+        lines.append(line(when, fit(_text(each, prompt), max(0, width - ROUND))))
+    return lines
+
+
+def _text(state: SampledState, prompt: str) -> str:
+    return clean(state.completions[prompt], MOST_CHARACTERS).strip()
+
+
+def _cut(text: str, width: int, most: int) -> list[str]:
+    """Cut a text into lines of at most `width` columns, after a space if there is one; leave out what is beyond `most`."""
+    lines: list[str] = []
+    while text and len(lines) < most and (part := fit(text, width)):
+        if len(part) < len(text) and (space := part.rfind(" ")) > 0:
+            part = part[: space + 1]
+        lines.append(part)
+        text = text[len(part) :]
+    return lines
+
+
+def _spread(states: Sequence[SampledState], most: int) -> list[SampledState]:
+    """Return at most `most` of the states, evenly spread from the first to the last."""
+    if len(states) <= most or most < 2:
+        return [*states[: max(0, most)]]
+    return [states[place * (len(states) - 1) // (most - 1)] for place in range(most)]
