@@ -188,7 +188,7 @@ class RunCurves:
             }
             samples = SampleHistory.from_lists(given.get("samples", ()))
             return cls(Series.from_lists(given["training"]), Series.from_lists(given["held_out"]), sources, samples)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no curves: {error}") from error
 
     def copy(self) -> RunCurves:

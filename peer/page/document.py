@@ -16,7 +16,7 @@ from pathlib import Path
 from peer.control.ledger import TeamCredit
 from peer.formatting import amount, many, number, roughly, short
 from peer.page.chart import Axis, Chart, Line, LinePoint
-from peer.page.facts import MOST_SOURCES, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary
+from peer.page.facts import MOST_SOURCES, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary, SampledFacts
 from peer.page.history import CurvePoint
 
 STYLE = Path(__file__).with_name("page.css")
@@ -34,7 +34,7 @@ def document(facts: PageFacts, json_name: str) -> str:
     run, style = facts.run, STYLE.read_text()
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    sections = [_figures(facts), _curves(facts.curves), _join(facts), *_people(facts), _about(run)]
+    sections = [_figures(facts), _curves(facts.curves), *_samples(facts.samples), _join(facts), *_people(facts), _about(run)]
     title, sentence = escape(run.name), escape(run.description or _sentence(facts))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -163,6 +163,31 @@ def _source_lines(curves: Curves, sources: Sequence[str], of: str) -> list[Line]
 
 def _line(name: str, style: str, points: Sequence[CurvePoint], of: str) -> Line:
     return Line(name, style, [LinePoint(getattr(each, of), each.value, each.low, each.high) for each in points])
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Samples: the newest completion of each prompt, and earlier ones for the reader who asks.
+
+
+def _samples(samples: Sequence[SampledFacts]) -> list[str]:
+    if not samples:
+        return []
+    newest = samples[-1]
+    told = f"after {many(newest.rounds, 'round')}, as {_who(newest.peer, newest.name)} says"
+    texts = "".join(_of_prompt(prompt, samples) for prompt in newest.completions)
+    return [f'<section class="samples"><h2>What the model writes <span>{told}</span></h2>{texts}</section>']
+
+
+def _of_prompt(prompt: str, samples: Sequence[SampledFacts]) -> str:
+    """Return a prompt, what the newest model makes of it, and what earlier ones did, the newest of them first."""
+    newest, *earlier = [each for each in reversed(samples) if prompt in each.completions]
+    rows = "".join(
+        f"<div><dt>after {many(each.rounds, 'round')}</dt><dd><bdi>{escape(each.completions[prompt])}</bdi></dd></div>"
+        for each in earlier
+    )
+    rest = f'<details><summary>{len(earlier)} earlier</summary><dl class="about">{rows}</dl></details>' if earlier else ""
+    text = f"<blockquote><bdi>{escape(newest.completions[prompt])}</bdi></blockquote>"
+    return f"<h3><bdi>{escape(prompt)}</bdi></h3>{text}{rest}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -296,5 +321,6 @@ def _footer(facts: PageFacts, json_name: str) -> str:
     return (
         f'<footer><p>As of <time datetime="{facts.at}">{day} {time[:5]} UTC</time>, as one peer of the run saw it. '
         f'<a href="{json_name}">The same facts as JSON</a></p>'
-        "<p>Names and teams are chosen by the peers; nobody checks them. Losses are what the members claim.</p></footer>"
+        "<p>Names and teams are chosen by the peers; nobody checks them. Losses and samples are what the members claim.</p>"
+        "</footer>"
     )

@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any
 
 from peer.addresses import names_only_local
+from peer.control.curves import SampledState
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.joining.purpose import purpose_lines
 from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve, plain
@@ -87,6 +88,16 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class SampledFacts:
+    """Completions of the run's prompts, by prompt, after `rounds` rounds.  peer, name: of the member that claims them."""
+
+    rounds: int
+    peer: str
+    name: str
+    completions: dict[str, str]
+
+
+@dataclass(frozen=True)
 class PeerFacts:
     """A peer that is here.  rounds: that it has committed.  tokens_per_s: its last known rate of training."""
 
@@ -117,13 +128,14 @@ class CreditedPeer:
 class PageFacts:
     """Facts of one page.  at: time of its making (UTC).  peers_here: None if the peer that makes the page is not running.
 
-    peers, contributors, teams: the first of them; the counts say how many there are.  invitation: empty unless everybody may
-    join and the peer that makes the page can be reached.
+    samples: ascending by rounds.  peers, contributors, teams: the first of them; the counts say how many there are.
+    invitation: empty unless everybody may join and the peer that makes the page can be reached.
     """
 
     at: str
     run: RunSummary
     curves: Curves
+    samples: list[SampledFacts]
     peers_here: int | None
     peers: list[PeerFacts]
     contributor_count: int
@@ -163,6 +175,7 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         at=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         run=_run(signed, history, status),
         curves=_curves(history.rounds, history.held_out),
+        samples=[_sampled(each, names) for each in history.samples.states],
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
         contributor_count=len(contributors),
@@ -195,6 +208,11 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
         tokens=progress.tokens,
         tokens_per_s=_finite(status.run_tokens_per_s) if status is not None else None,
     )
+
+
+def _sampled(state: SampledState, names: Mapping[str, str]) -> SampledFacts:
+    texts = {plain(prompt, TEXT_CHARACTERS): plain(text, TEXT_CHARACTERS) for prompt, text in state.completions.items()}
+    return SampledFacts(state.rounds, plain(state.by, 64), names.get(state.by, ""), texts)
 
 
 def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:

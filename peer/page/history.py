@@ -1,4 +1,4 @@
-"""History of a run as its folder tells it: the rounds and credits in the records, names, and held-out losses in the log.
+"""History of a run as its folder tells it: rounds and credits in the records; names, held-out losses, samples in the log.
 
 What was counted is remembered, also for the next process: records of a large run take a minute to count, and the event log
 drops its oldest lines.
@@ -7,7 +7,6 @@ drops its oldest lines.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from peer.control.client import MOST, logged_events
+from peer.control.curves import SampleHistory
 from peer.control.event_log import LOG_NAMES
 from peer.control.names import kept_names
 from peer.files import write_atomically
-from peer.formatting import clean
+from peer.formatting import plain
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
-from protocol.events.events import EvalLoss, PeerJoined, Started
+from protocol.events.events import EvalLoss, PeerJoined, SamplesWritten, Started
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
 from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER
@@ -57,21 +57,6 @@ class HeldOut:
     losses: Mapping[str, float]
 
 
-NAME_CHARACTERS = 40
-MOST_MARKS = 3
-"""Combining marks on one character; no language has more, and a pile of them covers what stands above."""
-
-
-def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
-    """Return the first printable characters of a text of any length, each with a few combining marks at most."""
-    kept, marks = [], 0
-    for character in clean(text[: 4 * limit], 4 * limit):
-        marks = marks + 1 if unicodedata.category(character).startswith("M") else 0
-        if marks <= MOST_MARKS:
-            kept.append(character)
-    return "".join(kept)[:limit].strip()
-
-
 TALLY_NAME = "tally.json"
 TALLY_FORM = 1
 """Number of the file's form; a file of another form is not read."""
@@ -83,8 +68,10 @@ SAVE_EVERY = 100
 class RunHistory:
     """History of the run in `folder`, up to the newest record and line of the log that `read` has seen.  Blocking.
 
-    names, teams: of peers in the records, by peer ID, as they last named them.  held_out: by the rounds of the states.  A
-    file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
+    names, teams: of peers in the records, by peer ID, as they last named them.  held_out: by the rounds of the states.
+    samples: of some of the states.
+
+    A file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
     peer may run.
     """
 
@@ -95,6 +82,7 @@ class RunHistory:
         kept = kept_names(folder)
         self.names, self.teams = {peer: plain(name) for peer, name in kept.names.items()}, kept.teams
         self.held_out: dict[int, HeldOut] = {}
+        self.samples = SampleHistory()
         self._start()
         self._load()
 
@@ -130,13 +118,15 @@ class RunHistory:
     def _read_log(self) -> None:
         files = (self._folder / name for name in reversed(LOG_NAMES))
         with suppress(OSError):
-            for stamped in logged_events(files, PeerJoined, Started, EvalLoss):
+            for stamped in logged_events(files, PeerJoined, Started, EvalLoss, SamplesWritten):
                 match stamped.event:
                     case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
                         self.names[peer], self.teams[peer] = plain(known), team_named(team)
                     case EvalLoss(rounds, loss, losses=losses) if 1 <= rounds <= len(self.rounds):
                         if all(abs(each) <= MAX_LOSS for each in (loss, *losses.values())):
                             self.held_out[rounds] = HeldOut(loss, losses)
+                    case SamplesWritten(rounds, by, completions) if 0 <= rounds <= len(self.rounds):
+                        self.samples.add(stamped.at, rounds, by, completions)
 
     def _save(self) -> None:
         progress = self.progress
@@ -148,6 +138,7 @@ class RunHistory:
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
             "ledger": self.ledger.to_fields(),
             "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
+            "samples": self.samples.to_lists(),
         }
         with suppress(OSError):  # what is not kept is counted again
             write_atomically(self._path, json.dumps(fields, separators=(",", ":")).encode())
@@ -174,13 +165,14 @@ class RunHistory:
             goal = replace(self._signed.manifest.goal, total=_count(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
             held_out = {_count(at): HeldOut(_number(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
+            samples = SampleHistory.from_lists(fields.get("samples", ()))
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
             for count in (each for credit in ledger.credits.values() for each in vars(credit).values()):
                 _count(count)
         except (OSError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError, RecursionError):
             return
         self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
-        self.held_out = held_out
+        self.held_out, self.samples = held_out, samples
 
 
 def _losses(fields: Mapping[str, Any]) -> dict[str, float]:

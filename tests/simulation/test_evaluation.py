@@ -62,9 +62,7 @@ def watched(world: World) -> Record:
     return record
 
 
-def lived(
-    peers: int, scenario: Callable[[World, Record], Awaitable[None]], signed: SignedManifest | None = None
-) -> None:
+def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]], signed: SignedManifest | None = None) -> None:
     async def with_record(world: World) -> None:
         await scenario(world, watched(world))
 

@@ -16,7 +16,7 @@ from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
-from tui.app import PANELS, ROLLOUTS, PeerApp
+from tui.app import PANELS, ROLLOUTS, SAMPLES, PeerApp
 from tui.feed import PeerFound, Stopped, Told
 from tui.widgets import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help, Panel
 
@@ -60,9 +60,9 @@ async def test_the_number_of_a_panel_shows_it_alone_and_once_more_all() -> None:
     view, _ = view_of()
     async with view.run_test(size=(120, 40)) as pilot:
         together = shown(view)
-        assert len(together) == len(PANELS) - 1, "there are no rollouts"
+        assert len(together) == len(PANELS) - 2, "there are no rollouts and no samples"
         for key, title, _ in PANELS:
-            if key == ROLLOUTS:
+            if key in (ROLLOUTS, SAMPLES):
                 continue
             await pilot.press(key)
             assert shown(view) == [title.lower()]
@@ -101,7 +101,7 @@ async def test_a_resize_arranges_the_panels_anew() -> None:
         assert len(shown(view)) == 1
         await pilot.resize_terminal(200, 60)
         await pilot.pause()
-        assert len(shown(view)) == len(PANELS) - 1
+        assert len(shown(view)) == len(PANELS) - 2
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ async def test_the_help_names_every_key_and_closes() -> None:
         assert isinstance(view.screen, Help)
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
-    for key in ("1 to 8", "Tab ", "i ", "z ", "u ", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
+    for key in ("1 to 9", "Tab ", "i ", "z ", "u ", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
         assert key in KEYS + OF_A_VIEW + OF_OWN
 
 

@@ -13,7 +13,7 @@ from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
-from tui.panels import header, rollouts, round, run, swarm, training, transfers
+from tui.panels import header, rollouts, round, run, samples, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Draw
@@ -70,6 +70,8 @@ def evil() -> Picture:
             ev.RolloutsCounted(4, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"]),
             ev.RolloutPeerSetAside(OTHER, EVIL),
             ev.ValidatorSetAside(EVIL, EVIL),
+            ev.SamplesWritten(3, EVIL, {EVIL: "old", "a": EVIL}),
+            ev.SamplesWritten(4, EVIL, {f"{EVIL}{each}": EVIL * 9999 for each in range(9)}),
         )
     ):
         picture.apply(Stamped(float(number), float(number), event))
@@ -86,6 +88,37 @@ def test_the_panels_show_where_blocks_came_from_and_how_preferences_go() -> None
     assert "margin 0.250, 80 % of the preferences right" in learned
     picture.update(status())
     assert not any("Blocks" in row.plain for row in transfers.draw(picture, 78, 12, Look())), "a run without corpora"
+
+
+def sampled(*rounds: int) -> Picture:
+    """A run with two prompts, of which some states are known."""
+    picture = Picture()
+    picture.update(status(run_definition=replace(FACTS, prompts=["Once", "def "])))
+    for each in rounds:
+        texts = {"Once": f" upon {each} " + "word " * 40, "def ": f"f{each}() -> None:↵    pass"}
+        picture.apply(Stamped(float(each), float(each), ev.SamplesWritten(each, OTHER, texts)))
+    return picture
+
+
+def test_each_prompt_has_its_newest_completion_and_earlier_ones_down_to_the_oldest() -> None:
+    rows = [row.plain.rstrip() for row in samples.draw(sampled(*range(1, 40)), 60, 21, Look())]
+    assert rows[0] == "written by the model after 39 rounds, as kitchen (…UVWXYZ) says"[:60] and len(rows) == 21
+    once, other = rows.index("Once"), rows.index("def")
+    assert rows[once + 1].startswith("upon 39 word word") and rows[other + 1] == "f39() -> None:↵    pass"
+    assert [row for row in rows if row.startswith("after")] == [
+        *(row for row in rows[once:other] if row.startswith("after")),
+        *(row for row in rows[other:] if row.startswith("after")),
+    ]
+    assert rows[other - 1].startswith("after 1 ") and rows[-1] == "after 1       f1() -> None:↵    pass"
+    assert rows[once + 5].startswith("after 38 ") and rows[other + 2].startswith("after 38 ")
+
+
+def test_before_the_first_evaluation_the_prompts_are_shown_and_runs_without_prompts_have_no_samples() -> None:
+    rows = [row.plain.rstrip() for row in samples.draw(sampled(), 70, 12, Look())]
+    assert rows == ["no sample yet; the first ones come with the first evaluation", "Once", "def"]
+    assert sampled().has_samples and not Picture().has_samples
+    told = training.draw(sampled(), 70, 12, Look())[0].plain
+    assert told.endswith("9 samples") and "9 samples" not in training.draw(sampled(), 70, 12, Look(alone=True))[0].plain
 
 
 def test_blocks_that_come_are_named_in_transfers_and_in_the_reason_of_a_wait() -> None:

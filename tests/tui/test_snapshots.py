@@ -10,13 +10,15 @@ from textual.pilot import Pilot
 
 from tests.protocol.example_status import COMPUTER, GIVEN, status
 from tests.tui.recording import Recorded, read
-from tui.app import PANELS, ROLLOUTS, PeerApp
+from tui.app import PANELS, ROLLOUTS, SAMPLES, PeerApp
 from tui.feed import PeerFound
 
 RECORDED = Path(__file__).parent / "recorded"
 NEWCOMER, STREAMED = RECORDED / "newcomer.jsonl", RECORDED / "streamed.jsonl"
 ORGANISER = RECORDED / "organiser.jsonl"
 """Founder of a run with an `[about]` and three sources, whose mixture changes once."""
+SAMPLED = RECORDED / "samples.jsonl"
+"""Newcomer to a run with two prompts."""
 ROLES = ("trainer", "writer", "validator")
 """Peers of a run with rollouts (`tests.tui.rollout_swarm`); another one cheated there."""
 OWNED = status(
@@ -63,7 +65,7 @@ def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize(
-    "key, title", [(key, title) for key, title, _ in PANELS if key != ROLLOUTS], ids=lambda text: text.lower()
+    "key, title", [(key, title) for key, title, _ in PANELS if key not in (ROLLOUTS, SAMPLES)], ids=lambda text: text.lower()
 )
 def test_a_panel_alone(snap_compare: Compare, key: str, title: str, size: tuple[int, int]) -> None:
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(key))
@@ -81,6 +83,12 @@ def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
 @pytest.mark.parametrize("keys", ["", "1", "7"], ids=["together", "training", "run"])
 def test_a_run_that_says_what_it_is_for(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
     assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(keys))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("keys", ["", SAMPLES], ids=["together", "samples"])
+def test_a_run_with_prompts(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(recording=SAMPLED), terminal_size=size, run_before=drawn(keys))
 
 
 @pytest.mark.parametrize("lines", [81, 117], ids=["ahead", "waiting"])

@@ -43,7 +43,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     newest = number(training[-1].value if training else status.loss if status is not None else None)
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
-    lines = [line(fit(spread(head, hint, width), width)), line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT))]
+    lines = [
+        line(fit(spread(head, hint, width), width)),
+        line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT)),
+    ]
     if picture.ready is not None and (pairs := preferences_of(picture.ready)):
         lines.append(line(fit(pairs, width)))
     if status is not None and len(status.losses) > 1:

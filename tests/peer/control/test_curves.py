@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from peer.control.client import Stamped
-from peer.control.curves import MOST_POINTS, MOST_SOURCES, LossPoint, RunCurves, Series, logged_curves
+from peer.control.curves import (
+    MOST_POINTS,
+    MOST_SAMPLED,
+    MOST_SOURCES,
+    LossPoint,
+    RunCurves,
+    SampleHistory,
+    Series,
+    logged_curves,
+)
 from peer.control.event_log import to_line
 from protocol.events import events as ev
 
@@ -113,3 +122,33 @@ def test_a_log_is_read_from_its_oldest_file_on_and_damage_is_left_out(tmp_path: 
     curves = logged_curves([tmp_path / "events.2.jsonl", older, newer])
     assert [(point.tokens, point.value) for point in curves.training.points] == [(90, 4.0), (270, 3.0)]
     assert [point.value for point in curves.held_out.points] == [3.5]
+
+
+def written(rounds: int, text: str = "x") -> Stamped:
+    return Stamped(float(rounds), 0.0, ev.SamplesWritten(rounds, ME, {"a": text}))
+
+
+def test_samples_are_kept_by_state_and_come_back_from_a_socket() -> None:
+    curves = curves_of(written(1), written(3, "y"), written(2, "late"), written(3, "z"))
+    assert [(each.rounds, each.completions["a"]) for each in curves.samples.states] == [(1, "x"), (3, "z")]
+    again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
+    assert again.samples.states == curves.samples.states
+    copied = curves.copy()
+    curves.apply(written(4))
+    assert len(copied.samples.states) == 2
+    assert RunCurves.from_fields({"training": [], "held_out": [], "by_source": {}}).samples.states == []
+
+
+def test_of_many_samples_the_first_and_the_newest_stay() -> None:
+    found = SampleHistory()
+    for rounds in range(10_000):
+        found.add(0.0, rounds, ME, {"a": "x"})
+    known = [each.rounds for each in found.states]
+    assert len(known) <= MOST_SAMPLED and known[0] == 0 and known[-10:] == [*range(9990, 10_000)]
+    assert known == sorted(known)
+
+
+@pytest.mark.parametrize("state", [[], [1.0, 2], [1.0, 2, ME, ["a"]], [1.0, "x", ME, {}], ["x", 1, ME, {}], 7, None])
+def test_samples_that_are_none_are_no_curves(state: object) -> None:
+    with pytest.raises(ValueError):
+        RunCurves.from_fields({"training": [], "held_out": [], "by_source": {}, "samples": [state]})

@@ -52,6 +52,12 @@ def held_out_at(round: int) -> HeldOut:
     return HeldOut(loss, {"guides": loss + 0.2, "code": loss - 0.6})
 
 
+def sample_at(round: int) -> dict[str, str]:
+    words = ["the", "peers", "agree", "on", "a", "record", "and", "each", "of", "them", "keeps", "its", "state"]
+    chosen = random.Random(round).choices(words, k=40)
+    return {"Every peer ": " ".join(chosen[:20]), "def test_": "_".join(chosen[20:30]) + "() -> None:↵    assert True"}
+
+
 def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int = 50) -> RunHistory:
     """Return a history of `rounds` records of `peers` members; the held-out loss is measured after every `every` rounds."""
     found = RunHistory(SIGNED, folder)
@@ -78,6 +84,8 @@ def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int =
     found.names = {peer_id(number): swarm_peer(number).name for number in range(peers)}
     found.teams = {peer_id(number): swarm_peer(number).team for number in range(peers)}
     found.held_out = {at: held_out_at(at) for at in range(every, rounds + 1, every)}
+    for at in range(every, rounds + 1, every):
+        found.samples.add(1e9 + at, at, peer_id(at % peers), sample_at(at))
     return found
 
 
@@ -151,6 +159,8 @@ def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerSt
     known.rounds = [replace(each, losses={text: 1.0, "guides": 2.0}) for each in known.rounds]
     known.names, known.teams = {peer_id(3): plain(text)}, {peer_id(3): text}  # as a log might have it
     known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
+    known.samples.add(1.0, 20, text, {text: text, "def ": text})
+    known.samples.add(2.0, 40, text, {text: text, "def ": text})
     about = AboutSection.model_construct(description=text, licence=text, url=text)
     manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
     swarm = [replace(swarm_peer(number), name=text, role=text, team=text) for number in (1, 2)]

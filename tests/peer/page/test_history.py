@@ -56,7 +56,8 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
 
 def counted(history: RunHistory) -> tuple[object, ...]:
     history.read()
-    return history.rounds, history.ledger.to_fields(), history.progress, history.names, history.teams, history.held_out
+    texts = history.names, history.teams, history.samples.states
+    return history.rounds, history.ledger.to_fields(), history.progress, history.held_out, texts
 
 
 def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +165,26 @@ def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(
     assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "rob said so later"
     assert history.teams == {IDS[0]: "owls", IDS[1]: ""}, "rob named none"
     assert history.held_out == {1: HeldOut(3.0, {"web": 2.0}), 2: HeldOut(2.0, {})}, "round 3 is not on disk"
+    replica.state.close()
+
+
+def test_samples_outlive_the_lines_of_the_log_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+    replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
+    grow(replica, 2, [ANN, BOB])
+    log.write_text(line("SamplesWritten", rounds=1, by=IDS[0], completions={"a": "b"}))
+    RunHistory(RUN, tmp_path).read()
+    log.write_text(
+        line("SamplesWritten", rounds=2, by=IDS[1], completions={str(each): "x" * 9999 for each in range(9)})
+        + line("SamplesWritten", rounds=3, by=IDS[0], completions={"a": "of no record"})
+        + line("SamplesWritten", rounds=2, by=IDS[0], completions={"a": 1})
+        + line("SamplesWritten", rounds=2, by=IDS[0], completions=["a"])
+    )
+    history = RunHistory(RUN, tmp_path)
+    history.read()
+    assert [(each.rounds, each.by) for each in history.samples.states] == [(1, IDS[0]), (2, IDS[1])]
+    assert history.samples.states[0].completions == {"a": "b"}
+    assert history.samples.states[1].completions == {str(each): "x" * 300 for each in range(4)}
     replica.state.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from peer.control.curves import MOST_SAMPLED
 from peer.page import facts as page_facts
 from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
@@ -113,6 +114,22 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     assert "Teams" in page.text and "owls" in page.text and "cats" not in page.text, "cats have no credit"
     known.teams = {}
     assert "Teams" not in document(gather(SIGNED, known, None, NOW), "run.json")
+
+
+def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path) -> None:
+    facts = told(tmp_path)
+    page = document(facts, "run.json")
+    assert [each.rounds for each in facts.samples] == [10, 20, 30, 40] and facts.samples[-1].peer == peer_id(0)
+    shown, earlier = page.split("<details>")[0], page.split("<details>")[1].split("</details>")[0]
+    newest = facts.samples[-1].completions["Every peer"]
+    assert f"<blockquote><bdi>{newest}</bdi></blockquote>" in shown
+    assert re.findall(r"after (\d+) rounds", earlier) == ["30", "20", "10"]
+    assert facts.samples[0].completions["Every peer"] in earlier and newest not in earlier
+    fields = json.loads(json.dumps(facts.to_fields()))["samples"][-1]
+    assert fields["completions"]["def test_"].endswith("() -> None:↵    assert True")
+    known = history(tmp_path, 40, 4)
+    known.samples.states.clear()
+    assert "What the model writes" not in document(gather(SIGNED, known, None, NOW), "run.json")
 
 
 def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
@@ -220,6 +237,7 @@ def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_pat
     facts = gather(SIGNED, history(tmp_path), status(), NOW)
     page, fields = document(facts, "run.json"), json.dumps(facts.to_fields(), indent=1)
     assert facts.run.rounds == ROUNDS and len(facts.peers) == len(facts.contributors) == PEERS
+    assert len(facts.samples) <= MOST_SAMPLED
     assert len(facts.curves.loss) <= page_facts.MOST_POINTS and facts.curves.loss[-1].rounds == ROUNDS
     assert len(page.encode()) < 400_000 and len(fields) < 400_000
 

@@ -48,7 +48,10 @@ HOSTILE_SAMPLES = [
     ["a"] * (MAX_PROMPTS + 1),
     ["a" * (MAX_SAMPLE + 1)],
     ["a" * (1 << 20)],
-    *([f"a{text}b"] for text in ("\x1b[2J", "\n", "\0", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u200f", "\u061c", "\u2028")),
+    *(
+        [f"a{text}b"]
+        for text in ("\x1b[2J", "\n", "\0", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u200f", "\u061c", "\u2028")
+    ),
 ]
 """Samples that a terminal would obey, that turn the text beside them, that are too long or too many; and none, written."""
 CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
