@@ -49,6 +49,7 @@ PICTURES = {
     "interface.svg": "test_a_run_that_says_what_it_is_for[together-120x40].svg",
     "training.svg": "test_a_run_that_says_what_it_is_for[training-80x24].svg",
     "run.svg": "test_a_run_that_says_what_it_is_for[run-80x24].svg",
+    "samples.svg": "test_a_run_with_prompts[samples-80x24].svg",
     "me.svg": "test_the_owner_of_a_gpu[alone-80x24].svg",
     "rollouts.svg": "test_the_rollouts_alone[writer-80x24].svg",
 }

@@ -95,6 +95,20 @@ def clean(text: str, limit: int = 40) -> str:
     return "".join(character for character in text if character.isprintable())[:limit]
 
 
+MOST_MARKS = 3
+"""Combining marks on one character; no language has more, and a pile of them covers what stands above."""
+
+
+def plain(text: str, limit: int = 40) -> str:
+    """Return the first printable characters of a text of any length, each with a few combining marks at most."""
+    kept, marks = [], 0
+    for character in clean(text[: 4 * limit], 4 * limit):
+        marks = marks + 1 if unicodedata.category(character).startswith("M") else 0
+        if marks <= MOST_MARKS:
+            kept.append(character)
+    return "".join(kept)[:limit].strip()
+
+
 def visible(text: str) -> str:
     """Return `text`, which may contain strangers' words, with escapes for unprintable characters except line feeds."""
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)

@@ -122,12 +122,12 @@ class TrainingConfig:
     """Configuration of a trainer for one run.
 
     rl, environment: for an RL run; None and empty in other runs. environment: with its options, as the manifest names it.
-    tokenizer: None for bytes. samples: None without prompts. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
-    the run's corpora. spares_memory: True after the process has run out of memory: it computes one unit at a time, and all
-    layers again, and generates half as many sequences at once. compiles: "on" or "off" to have torch compile the layers or
-    not, "auto" to compile them on a GPU. offload: True if parameters, gradients and moments lie in the memory of the
-    computer, and layers are copied to a GPU when it computes them. fragments: of the state; a round has a contribution to
-    one of them. delay: steps that may be done before the result of the last round is needed.
+    tokenizer: None for bytes. samples: None without prompts. files: paths of the run's own files on this computer, by name.
+    blocks: folders with blocks of the run's corpora. spares_memory: True after the process has run out of memory: it
+    computes one unit at a time, and all layers again, and generates half as many sequences at once. compiles: "on" or "off"
+    to have torch compile the layers or not, "auto" to compile them on a GPU. offload: True if parameters, gradients and
+    moments lie in the memory of the computer, and layers are copied to a GPU when it computes them. fragments: of the state;
+    a round has a contribution to one of them. delay: steps that may be done before the result of the last round is needed.
     """
 
     seed: int

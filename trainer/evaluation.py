@@ -119,8 +119,8 @@ class Evaluation:
     def advance(self, count: int, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Measure `count` more windows; once all are measured, write as many tokens of each sample.
 
-        Stop early if `interrupted` returns True after a batch or a token. Do not call this during a step.  Raises BlockMissing; what
-        was measured before then counts.
+        Stop early if `interrupted` returns True after a batch or a token. Do not call this during a step.  Raises
+        BlockMissing; what was measured before then counts.
         """
         stop, windows = min(self.total, self.done + count), self._plan.windows
         self._work.show(self._theta)

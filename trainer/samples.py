@@ -19,7 +19,7 @@ from trainer.generate.sampling import choose, stream_key
 from trainer.models.llama.model import Decoder, through_head
 
 TEMPERATURE = 0.7
-"""Temperature of the sampling.  Without noise small models repeat themselves; with more noise they say too much at random."""
+"""Temperature of the sampling.  Without noise small models repeat themselves; more noise hides what they know."""
 MOST_CHARACTERS = 1000
 """Most characters of a text that are told to the peer, which shows fewer."""
 

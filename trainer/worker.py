@@ -32,8 +32,8 @@ from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
 from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
-from trainer.samples import Samples
 from trainer.reference import INITIAL, ReferenceLog, write_reference
+from trainer.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,8 @@ class Worker:
         """Begin an evaluation of `theta` on `tokens` held-out tokens, or on the `evaluation_tokens` of the run.
 
         row: row of the run, whose phase weighs the sources.  reference: path of the weights that preferences are compared
-        with.  samples: True to complete the run's prompts as well.  Raises BlockMissing, and ValueError if the reference weights are needed and missing.
+        with.  samples: True to complete the run's prompts as well.  Raises BlockMissing, and ValueError if the reference
+        weights are needed and missing.
         """
         tokens = tokens or evaluation_tokens(self.config)
         length = self.config.data.sequence_length

@@ -17,8 +17,9 @@ from typing import Any
 from peer.addresses import names_only_local
 from peer.control.curves import SampledState
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
+from peer.formatting import plain
 from peer.joining.purpose import purpose_lines
-from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve, plain
+from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
 from protocol.events.status import PeerStatus
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest

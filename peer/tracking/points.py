@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
 
-from peer.page.history import HeldOut, Round, plain
+from peer.formatting import plain
+from peer.page.history import HeldOut, Round
 
 LATE_ROUNDS = 2
 """Rounds after which a held-out loss is not waited for; it comes within seconds, or a peer measures only some rounds."""

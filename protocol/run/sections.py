@@ -79,9 +79,12 @@ class SamplesSection(Section):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        if len(set(self.prompts)) < len(self.prompts):
-            refuse([ManifestProblem(("prompts",), "two prompts are the same; remove one of them")])
+        refuse(self._problems())
         return self
+
+    def _problems(self) -> Iterator[ManifestProblem]:
+        if len(set(self.prompts)) < len(self.prompts):
+            yield ManifestProblem(("prompts",), "two prompts are the same; remove one of them")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,8 @@ from trainer.generate.sampling import stream_key
 from trainer.samples import TEMPERATURE, Samples, next_tokens
 
 PROMPTS = ("Once upon a time", "ab", "a prompt of many more bytes than the sixteen tokens that this model reads at once")
-SECTION = {"prompts": list(PROMPTS), "tokens": 12}
+TOKENS = 12
+SECTION = {"prompts": list(PROMPTS), "tokens": TOKENS}
 
 
 def written(**changes: object) -> tuple[str, ...]:
@@ -25,7 +27,7 @@ def written(**changes: object) -> tuple[str, ...]:
 
 def test_the_same_parameters_write_the_same_texts_and_others_write_others() -> None:
     assert written() == written() and len(written()) == 3
-    worker, theta = small.worker(samples=SECTION), small.theta() * 1.5
+    worker, theta = small.worker(samples=SECTION), small.theta() * np.float32(1.5)
     evaluation = worker.evaluation(theta, 64, samples=True)
     evaluation.advance(evaluation.total)
     assert evaluation.texts != written()
@@ -34,7 +36,7 @@ def test_the_same_parameters_write_the_same_texts_and_others_write_others() -> N
 def test_texts_grow_after_the_loss_is_measured_a_token_at_a_time() -> None:
     worker = small.worker(samples=SECTION)
     evaluation = worker.evaluation(small.theta(), 64, samples=True)
-    windows = evaluation.total - SECTION["tokens"]
+    windows = evaluation.total - TOKENS
     evaluation.advance(windows)
     assert evaluation.texts == ("", "", "") and math.isfinite(evaluation.totals.losses[0].loss)
     interrupted: list[int] = []

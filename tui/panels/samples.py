@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from peer.control.curves import MOST_CHARACTERS, MOST_PROMPTS, SampledState
-from peer.formatting import clean, fit, many, naming
+from peer.formatting import fit, many, naming, plain
 from tui.panels.drawing import FAINT, STRONG, Look, line
 from tui.picture import Picture
 
@@ -42,7 +42,7 @@ def _head(picture: Picture) -> str:
 
 def _of_prompt(prompt: str, states: Sequence[SampledState], width: int, room: int) -> list[Text]:
     """Draw a prompt, its newest completion, and some earlier ones, the last of which is the oldest known."""
-    lines = [line((fit(clean(prompt, MOST_CHARACTERS), width), STRONG))]
+    lines = [line((fit(plain(prompt, MOST_CHARACTERS), width), STRONG))]
     known = [each for each in reversed(states) if prompt in each.completions]
     if not known:
         return lines
@@ -55,7 +55,7 @@ def _of_prompt(prompt: str, states: Sequence[SampledState], width: int, room: in
 
 
 def _text(state: SampledState, prompt: str) -> str:
-    return clean(state.completions[prompt], MOST_CHARACTERS).strip()
+    return plain(state.completions[prompt], MOST_CHARACTERS)
 
 
 def _cut(text: str, width: int, most: int) -> list[str]:

@@ -7,7 +7,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from peer.page.history import HeldOut, Round, RunHistory, plain
+from peer.formatting import plain
+from peer.page.history import HeldOut, Round, RunHistory
 from protocol.chain.credit import Credit
 from protocol.chain.progress import RunProgress
 from protocol.events.status import PeerStatus, SwarmPeer
