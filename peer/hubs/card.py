@@ -11,9 +11,9 @@ import re
 import string
 from dataclasses import dataclass
 
-from peer.formatting import amount
+from peer.formatting import amount, plain
 from peer.joining.purpose import purpose_lines
-from peer.page.history import HeldOut, plain
+from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import AboutSection
