@@ -237,10 +237,10 @@ def computer_rows(status: PeerStatus) -> list[tuple[str, str]]:
     if computer.joules is not None or computer.all_joules is not None:
         now = f"{energy(computer.joules or 0.0)} since the start"
         rows.append(("energy", f"{now}, {energy(computer.all_joules or 0.0)} in all"))
-    used = f"{size(computer.memory_used)} of {size(computer.memory_total)} of memory"
+    used = [f"{size(computer.memory_used)} of {size(computer.memory_total)} of memory"] if computer.memory_total else []
     busy = [f"{100 * computer.busy_share:.0f} % busy"] if computer.busy_share is not None else []
     power = [f"{computer.watts:.0f} W"] if computer.watts is not None else []
-    rows.append(("processor", ", ".join([*busy, *power, used, clean(computer.processor, 60)])))
+    rows.append(("processor", ", ".join([*busy, *power, *used, clean(computer.processor, 60)])))
     return rows
 
 

@@ -58,12 +58,12 @@ class Hardware:
 
     def read(self) -> ComputerStatus:
         """Return the present figures, without energy."""
-        memory = psutil.virtual_memory()
+        memory = quietly(psutil.virtual_memory)
         return ComputerStatus(
             processor=self._processor,
             busy_share=self._busy_share(),
-            memory_used=int(memory.total - memory.available),
-            memory_total=int(memory.total),
+            memory_used=int(memory.total - memory.available) if memory is not None else 0,
+            memory_total=int(memory.total) if memory is not None else 0,
             memory_limit=memory_limit(),
             watts=self._package.read(),
             gpus=[self._read_gpu(handle) for handle in self._handles()],
@@ -71,8 +71,10 @@ class Hardware:
 
     def _busy_share(self) -> float | None:
         """Return the share of the cores' time since the last reading in which they worked."""
-        times = psutil.cpu_times()
-        busy = float(times.user + times.nice + times.system)
+        times = quietly(psutil.cpu_times)
+        if times is None:
+            return None
+        busy = float(times.user + getattr(times, "nice", 0.0) + times.system)
         whole = busy + float(times.idle + getattr(times, "iowait", 0.0))
         last, self._times = self._times, (busy, whole)
         if last is None or whole <= last[1]:

@@ -83,6 +83,7 @@ def test_a_computer_is_described_as_far_as_it_is_known() -> None:
     assert computer_rows(status()) == []
     unknown = ComputerStatus(processor="x", memory_used=0, memory_total=1000, gpus=[GpuStatus()])
     assert computer_rows(status(computer=unknown)) == [("gpu", "no figures"), ("processor", "0 B of 1.0 kB of memory, x")]
+    assert computer_rows(status(computer=ComputerStatus(processor="x"))) == [("processor", "x")]
     assert gpu_line(GpuStatus(name="\x1b[2J", watts=0.4)) == "0 W, [2J"
 
 

@@ -164,6 +164,16 @@ def test_the_processor_is_busy_for_the_share_of_time_since_the_last_reading(monk
     assert [told.read().busy_share for _ in range(3)] == [None, 0.3, None]
 
 
+def test_a_computer_that_tells_nothing_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise PermissionError(13, "Permission denied", "/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
+    told = Hardware(lambda: "0", tmp_path).read()
+    assert (told.busy_share, told.watts, told.memory_used, told.memory_total) == (None, None, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
