@@ -1,17 +1,19 @@
 """Names, numbers and addresses for people.
 
 Names of peers are written by strangers: characters that could move a terminal's cursor or reverse the direction of text are
-removed here.
+removed here, and so are piles of combining marks, which cover the lines above.
 """
 
 from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.short_id import short_id
+from protocol.team import MOST_MARKS
 
 if TYPE_CHECKING:
     from protocol.events.status import GpuStatus, PeerStatus, SwarmPeer
@@ -52,15 +54,31 @@ def columns(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text` cut to `width` columns, without unprintable characters."""
-    taken = 0
-    for place, character in enumerate(text):
-        if not character.isprintable():
-            return fit("".join(c for c in text if c.isprintable()), width)
+    """Return `text` cut to `width` columns, without what `clean` leaves out."""
+    if text.isascii() and text.isprintable():
+        return text[: max(0, width)]
+    taken, kept = 0, []
+    for character in _harmless(text):
         taken += _columns_of(character)
         if taken > width:
-            return text[:place]
-    return text
+            break
+        kept.append(character)
+    return "".join(kept)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return `text` in lines of at most `width` columns, broken between words, and within words that are wider."""
+    lines, line = [], ""
+    for word in filter(None, ("".join(_harmless(each)) for each in text.split())):
+        if line and columns(line) + 1 + columns(word) <= width:
+            line += f" {word}"
+            continue
+        lines += [line] if line else []
+        while columns(word) > width and (part := fit(word, width)):
+            lines.append(part)
+            word = word[len(part) :]
+        line = word
+    return [*lines, line] if line else lines
 
 
 def pad(text: str, width: int) -> str:
@@ -76,9 +94,19 @@ def spread(left: str, right: str, width: int) -> str:
 
 
 def _columns_of(character: str) -> int:
-    if unicodedata.combining(character):
+    if unicodedata.category(character) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _harmless(text: str) -> Iterator[str]:
+    """Yield the printable characters of `text`, without the marks on a letter after the first `MOST_MARKS`."""
+    marks = 0
+    for character in text:
+        if character.isprintable():
+            marks = 0 if character.isascii() or unicodedata.category(character)[0] != "M" else marks + 1
+            if marks <= MOST_MARKS:
+                yield character
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -91,22 +119,13 @@ TENTHS_BELOW_S = 10
 
 
 def clean(text: str, limit: int = 40) -> str:
-    """Return the first `limit` printable characters of `text`."""
-    return "".join(character for character in text if character.isprintable())[:limit]
-
-
-MOST_MARKS = 3
-"""Combining marks on one character; no language has more, and a pile of them covers what stands above."""
+    """Return the first `limit` printable characters of `text`, with at most `MOST_MARKS` combining marks on each letter."""
+    return text[:limit] if text.isascii() and text.isprintable() else "".join(islice(_harmless(text), limit))
 
 
 def plain(text: str, limit: int = 40) -> str:
-    """Return the first printable characters of a text of any length, each with a few combining marks at most."""
-    kept, marks = [], 0
-    for character in clean(text[: 4 * limit], 4 * limit):
-        marks = marks + 1 if unicodedata.category(character).startswith("M") else 0
-        if marks <= MOST_MARKS:
-            kept.append(character)
-    return "".join(kept)[:limit].strip()
+    """Return the first characters of a text of any length, as `clean` does, without spaces around them."""
+    return clean(text[: 4 * limit], limit).strip()
 
 
 def visible(text: str) -> str:

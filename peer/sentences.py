@@ -14,8 +14,15 @@ STAGES = ("ready", "exchanging", "voting", "applying")
 """Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""
 
 
+MOST_CHARACTERS = 2000
+
+
 def sentence(event: ev.Event, name: Naming = short) -> str:
-    """Describe an event in one line; "" for events that are not worth a line."""
+    """Describe an event in one harmless line, whoever wrote the event; "" for events that are not worth a line."""
+    return clean(_described(event, name), MOST_CHARACTERS)
+
+
+def _described(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.Started() | ev.Left() | ev.LinesLost():
             return _of_a_life(event)

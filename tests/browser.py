@@ -23,7 +23,8 @@ from typing import Any
 
 from peer.page.document import document
 from peer.page.facts import gather
-from tests.peer.page.crowds import HOSTILE, SIGNED, history, hostile, status
+from tests.hostile_texts import HOSTILE
+from tests.peer.page.crowds import SIGNED, history, hostile, status
 
 WIDTHS = (390, 820, 1440)
 SCHEMES = ("light", "dark")

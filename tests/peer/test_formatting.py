@@ -11,23 +11,29 @@ from peer.formatting import (
     amount,
     attempted,
     clean,
+    columns,
     computer_rows,
     contribution_rows,
     duration,
     endpoint,
     energy,
+    fit,
     gpu_line,
     limit_rows,
     naming,
     number,
+    pad,
     roughly,
     short,
     size,
     to_go,
+    visible,
+    wrapped,
 )
 from protocol.events.status import ComputerStatus, ContributionStatus, GpuStatus
 from protocol.short_id import short_id
 from protocol.wire.identity import Identity
+from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import COMPUTER, status
 
 
@@ -51,6 +57,27 @@ def test_text_of_strangers_cannot_move_the_cursor() -> None:
     assert naming({"12D3KooWABCDEF": "\x1b[31mred"})("12D3KooWABCDEF") == f"[31mred ({short('12D3KooWABCDEF')})"
     assert naming({})("12D3KooWABCDEF") == short("12D3KooWABCDEF") == "…ABCDEF"
     assert short("12D3\x1b[2J") == "…D3[2J"
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_text_is_bounded_and_harmless(text: str) -> None:
+    assert len(clean(text)) <= 40 and columns(fit(text, 40)) <= 40 and columns(pad(text, 40)) == 40
+    lines = wrapped(text[:5000], 30)
+    assert all(0 < columns(line) <= 30 for line in lines)
+    for shown in (clean(text), fit(text, 40), pad(text, 40), short(text), naming({"x": text})("x"), *lines):
+        assert shown.isprintable() and not HARMFUL.search(shown)
+    assert visible(text).replace("\n", "").isprintable()
+
+
+def test_a_text_is_wrapped_by_the_columns_that_its_letters_take() -> None:
+    assert wrapped("peers train  a model\ntogether", 9) == ["peers", "train a", "model", "together"]
+    assert wrapped("志愿者一起训练模型", 8) == ["志愿者一", "起训练模", "型"]
+    assert wrapped("a 志愿者", 6) == ["a", "志愿者"] and wrapped("志愿者", 1) == ["志愿者"] and wrapped(" ", 9) == []
+    assert wrapped("\u0e17\u0e35\u0e48" * 3, 2) == ["\u0e17\u0e35\u0e48" * 2, "\u0e17\u0e35\u0e48"], "marks take no column"
+
+
+def test_a_letter_keeps_as_many_marks_as_a_language_needs() -> None:
+    assert clean("a" + "\u0301" * 9 + "b") == "a" + "\u0301" * 3 + "b" == fit("a" + "\u0301" * 9 + "b", 2)
 
 
 def test_a_peer_id_has_one_short_form_its_end() -> None:

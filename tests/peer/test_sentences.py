@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from peer.formatting import naming, short
 from peer.sentences import level, sentence
 from protocol.events import events as ev
 from protocol.events.events import EVENTS
+from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import OTHER
 
 
@@ -30,23 +35,38 @@ def test_a_departure_is_told_as_what_it_was() -> None:
     )
 
 
-def test_every_event_has_a_sentence_and_a_level() -> None:
+def every_event(text: str, peer: str, whole: int, number: float) -> Iterator[ev.Event]:
+    """Yield an event of each kind with these values."""
     values: dict[str, Any] = {
-        "int": 1,
-        "float": 1.0,
-        "str": "x",
-        "bool": True,
-        "list[str]": [OTHER],
-        "int | None": 1,
-        "float | None": 1.0,
-        "dict[str, int]": {OTHER: 1},
-        "dict[str, float]": {"books": 1.5},
-        "dict[str, str]": {"/ip4/192.0.2.1/tcp/1": "reachable"},
-        "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
+        "int": whole,
+        "float": number,
+        "str": text,
+        "bool": whole > 0,
+        "list[str]": [peer],
+        "int | None": whole,
+        "float | None": number,
+        "dict[str, int]": {peer: whole},
+        "dict[str, float]": {text: number},
+        "dict[str, str]": {text: "reachable"},
+        "list[dict[str, Any]]": [{"address": text, "times": whole, "problem": text}],
     }
     for cls in EVENTS.values():
-        event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
-        assert sentence(event) and level(event), cls
+        yield cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
+
+
+def test_every_event_has_a_sentence_and_a_level() -> None:
+    for event in every_event("x", OTHER, 1, 1.0):
+        assert sentence(event) and level(event), event
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize(("whole", "number"), [(-1, -math.inf), (0, math.nan), (2**63, 1e308)])
+def test_a_sentence_is_a_harmless_line_whoever_wrote_the_event(text: str, whole: int, number: float) -> None:
+    short_text = text[: 1 << 16]
+    for event in every_event(short_text, short_text, whole, number):
+        for name in (short, naming({short_text: short_text})):
+            line = sentence(event, name)
+            assert len(line) <= 2000 and line.isprintable() and not HARMFUL.search(line), type(event)
 
 
 def test_a_name_in_a_phase_moves_no_cursor() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.team import MAX_TEAM, team_named
-from tests.peer.page.crowds import HOSTILE
+from tests.hostile_texts import HOSTILE
 
 GOOD = {
     "ascii": "Night_owls - 42",

@@ -10,6 +10,7 @@ from peer.control.client import Stamped
 from peer.formatting import columns
 from protocol.events import events as ev
 from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
+from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
@@ -21,57 +22,55 @@ from tui.widgets import Draw
 EVIL = "\x1b[2J\x1b[31mred\u202e[bold]right[/bold]\n\n\t宽宽宽宽"
 
 
-def evil() -> Picture:
+def evil(text: str = EVIL, others: int = 50) -> Picture:
     """A peer among others that call themselves what a terminal obeys, and events with such texts."""
-    picture = Picture()
-    said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL, team=EVIL)
-    others = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(50)]
-    mixtures = [RunMixture(from_tokens=each, shares={EVIL: 0.5, f"{EVIL}{each}": 0.5}) for each in range(9)]
-    facts = replace(
-        FACTS, description=EVIL * 99, url=EVIL, licence=EVIL, requires=EVIL * 99, family=EVIL, rows=EVIL, environment=EVIL
-    )
+    picture, long = Picture(), (text * 99)[: 1 << 20]
+    said = replace(NEIGHBOUR, name=text, role=text, phase=text, link=text, team=text)
+    swarm = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(others)]
+    mixtures = [RunMixture(from_tokens=each, shares={text: 0.5, f"{text}{each}": 0.5}) for each in range(9)]
+    facts = replace(FACTS, description=long, url=text, licence=text, requires=long, family=text, rows=text, environment=text)
     picture.update(
         status(
-            swarm=others,
-            why_detail=EVIL,
-            run_name=EVIL,
-            version=EVIL,
-            addresses=[EVIL],
+            swarm=swarm,
+            why_detail=text,
+            run_name=text,
+            version=text,
+            addresses=[text],
             run_definition=replace(facts, mixtures=mixtures),
-            rate_phase=EVIL,
+            rate_phase=text,
             learning_rate=float("nan"),
-            invitation=EVIL,
-            organiser=EVIL,
-            goal_unit=EVIL,
+            invitation=text,
+            organiser=text,
+            goal_unit=text,
             goal_total=9,
             goal_left_s=1e12,
-            computer=replace(COMPUTER, processor=EVIL * 99, gpus=[GpuStatus(name=EVIL * 99, watts=float("inf"))] * 20),
+            computer=replace(COMPUTER, processor=long, gpus=[GpuStatus(name=long, watts=float("inf"))] * 20),
             contribution=GIVEN,
-            next_rest=EVIL * 9,
-            limits={EVIL: EVIL, "max_up": EVIL * 9},
+            next_rest=long,
+            limits={text: text, "max_up": long},
         )
     )
     for number, event in enumerate(
         (
-            ev.PeerJoined(OTHER, EVIL, EVIL),
-            ev.PeerEjected(OTHER, EVIL, EVIL),
-            ev.Notice("warning", EVIL),
+            ev.PeerJoined(OTHER, text, text),
+            ev.PeerEjected(OTHER, text, text),
+            ev.Notice("warning", text),
             ev.EvalLoss(3, float("nan"), OTHER),
-            ev.TransferProgress(EVIL, 4, "aa", 3, 9, 900, "###..." + EVIL, float("inf"), 2, float("nan")),
-            ev.TransferEnded(EVIL, 4, "bb", 900, float("inf"), True),
+            ev.TransferProgress(text, 4, "aa", 3, 9, 900, "###..." + text, float("inf"), 2, float("nan")),
+            ev.TransferEnded(text, 4, "bb", 900, float("inf"), True),
             ev.RoundCommitted(1, "aa" * 32, [OTHER], 1, float("inf"), True),
             ev.RoundCommitted(2, "aa" * 32, [OTHER], 1, 2.0, False),
             ev.RoundCommitted(3, "aa" * 32, [OTHER], 1, 3.0, False),
-            ev.ExchangeProgress(4, 1, 9, [OTHER, EVIL]),
+            ev.ExchangeProgress(4, 1, 9, [OTHER, text]),
             ev.RolloutsGenerated(3, 1, "aa", 4, 90, 900, float("nan")),
-            ev.BatchJudged(OTHER, 3, 1, "bb", EVIL, 0, 4, 0, [EVIL]),
-            ev.BatchDecided(EVIL, 3, 2, "cc", EVIL, EVIL, 4, True),
-            ev.RolloutsCounted(3, float("nan"), 2, 90, {EVIL: 90}, 0, ["aa"]),
+            ev.BatchJudged(OTHER, 3, 1, "bb", text, 0, 4, 0, [text]),
+            ev.BatchDecided(text, 3, 2, "cc", text, text, 4, True),
+            ev.RolloutsCounted(3, float("nan"), 2, 90, {text: 90}, 0, ["aa"]),
             ev.RolloutsCounted(4, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"]),
-            ev.RolloutPeerSetAside(OTHER, EVIL),
-            ev.ValidatorSetAside(EVIL, EVIL),
-            ev.SamplesWritten(3, EVIL, {EVIL: "old", "a": EVIL}),
-            ev.SamplesWritten(4, EVIL, {f"{EVIL}{each}": EVIL * 9999 for each in range(9)}),
+            ev.RolloutPeerSetAside(OTHER, text),
+            ev.ValidatorSetAside(text, text),
+            ev.SamplesWritten(3, text, {text: "old", "a": text}),
+            ev.SamplesWritten(4, text, {f"{text}{each}": long for each in range(9)}),
         )
     ):
         picture.apply(Stamped(float(number), float(number), event))
@@ -232,6 +231,18 @@ def test_a_panel_keeps_to_its_room_whatever_strangers_say(draw: Draw, width: int
         for line in lines[:height]:
             assert columns(line.plain) <= max(width, 0) or width < 40
             assert line.plain.isprintable() or not line.plain
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_text_is_harmless_in_every_panel(text: str) -> None:
+    picture = evil(text, others=2)
+    for lines in (
+        header.draw(picture, text, 118, True),
+        *(draw(picture, 118, 30, Look(alone=True)) for _, _, draw in PANELS),
+    ):
+        for line in lines:
+            assert columns(line.plain) <= 118 and not HARMFUL.search(line.plain), line.plain
+            assert not {str(span.style) for span in line.spans} & {"red", "link", "@click"}, "markup is text"
 
 
 @pytest.mark.parametrize("link", ["direct", "reversed", "punched", "relayed"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
-
 from rich.text import Text
 
-from peer.formatting import bar, clean, columns, fit, short, spread, to_go
+from peer.formatting import bar, clean, columns, fit, short, spread, to_go, wrapped
 from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 
@@ -34,7 +32,7 @@ def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text
         lines.append(_now(picture, width, unicode))
     if picture.alarms:
         more = f" ({len(picture.alarms)} alarms; a: seen)" if len(picture.alarms) > 1 else " (a: seen)"
-        rows = wrap(fit(f"! {picture.alarms[-1].text}", 2 * width - len(more)), max(1, width - len(more)))[:ALARM_LINES]
+        rows = wrapped(fit(f"! {picture.alarms[-1].text}", 2 * width - len(more)), width - len(more))[:ALARM_LINES]
         lines += [line((fit(row, width), ALARM + " reverse")) for row in rows[:-1]]
         lines += [line((fit(row, width - len(more)) + more, ALARM + " reverse")) for row in rows[-1:]]
     return lines

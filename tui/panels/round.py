@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
-
 from rich.text import Text
 
-from peer.formatting import bar, clean, fit, naming, of_fragment, pad, short
+from peer.formatting import bar, clean, fit, naming, of_fragment, pad, short, wrapped
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
@@ -30,7 +28,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if status is None:
         return []
     lines = [_waits(picture, status, width)]
-    todo = wrap(f"to do: {status.why_remedy}", max(1, width)) if status.why_remedy else []
+    todo = wrapped(f"to do: {status.why_remedy}", width) if status.why_remedy else []
     others, room = _members(status), max(1, (height - 1) * 2 // 3)
     if status.role == "trainer":
         me, total = f"{clean(status.name, 14)} (me)", status.inner_steps

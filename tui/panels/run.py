@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
-
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short
+from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, line
 from tui.picture import Picture
@@ -30,10 +28,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     organiser = f"   organised by {short(status.organiser)}" if status.organiser else ""
     rows = [_row(label, text, width) for label, text in _facts(status, facts, width)]
     sources = _sources(facts, status.run_tokens, width, look) if facts is not None else []
-    told = wrap(clean(facts.description, 500), max(1, width)) if facts is not None and facts.description else []
+    told = wrapped(clean(facts.description, 500), width) if facts is not None and facts.description else []
     room = max(1, height - 2 - len(rows) - len(sources))
     if len(told) > room:
-        told = [*told[: room - 1], f"{told[room - 1][: max(0, width - 1)]}…" if look.unicode else told[room - 1]]
+        told = [*told[: room - 1], f"{fit(told[room - 1], width - 1)}…" if look.unicode else told[room - 1]]
     progress = [_progress(status, width, look)] if status.goal_total else []
     lines = [line((fit(head + organiser, width), STRONG)), *(line(fit(each, width)) for each in told)]
     lines += [*rows[:2], *progress, *rows[2:], *sources]
@@ -49,7 +47,7 @@ def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[
         model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]
-        needs = wrap(clean(facts.requires, 300), max(1, width - LABEL))[:2]
+        needs = wrapped(clean(facts.requires, 300), width - LABEL)[:2]
         rows += zip(("requires", ""), needs, strict=False)
         if facts.licence:
             rows.append(("licence", clean(facts.licence, 64)))

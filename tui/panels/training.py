@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from textwrap import wrap
 
 from rich.text import Text
 
 from peer.control.curves import LossPoint
-from peer.formatting import amount, clean, fit, many, naming, number, spread
+from peer.formatting import amount, clean, fit, many, naming, number, spread, wrapped
 from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
@@ -51,7 +50,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         lines.append(line(fit(pairs, width)))
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
-        lines += [line(each) for each in wrap(told, max(1, width))[: max(1, height // 6)]]
+        lines += [line(each) for each in wrapped(told, width)[: max(1, height // 6)]]
     return [*lines, *_curves(picture, width, height - len(lines), look)]
 
 

@@ -136,24 +136,6 @@ def status(peers: int = PEERS, **changes: object) -> PeerStatus:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-HOSTILE = {
-    "script": "<script>alert(1)</script>",
-    "attribute": '"><img src=x onerror=alert(1)>',
-    "single quotes": "' onmouseover='alert(1)",
-    "end of style": "</style><script>alert(1)</script>",
-    "comment": "--><!-- <b>",
-    "entities": "&#x202e;&lt;script&gt;",
-    "terminal escapes": "\x1b[2J\x1b]0;title\x07\r\n\0",
-    "turned text": "\u202egnirts\u202c \u2066\u2069\u200f\u061c",
-    "invisible": "\u200b\u2060\ufeff\u00ad",
-    "lone surrogates": "\ud800name\udfff",
-    "a megabyte": "A" * (1 << 20),
-    "a megabyte of marks": "\u202e" * (1 << 20),
-    "combining marks": "a" + "\u0300" * 5000,
-    "right to left": "\u0645\u0631\u062d\u0628\u0627",
-}
-
-
 def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerStatus]:
     """Return a run in which everybody who may choose a text has chosen this one."""
     known = history(folder, 40, 4, 10)
