@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from peer.addresses import multiaddr_of
-from protocol.team import MAX_TEAM, team_named
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Hours during which a peer may compute, in the form that a person writes: "mon-fri 18:00-08:00, sat-sun".
@@ -120,6 +119,8 @@ def read_name(text: str) -> str:
 
 def read_team(text: str) -> str:
     """Read the name of a team; an empty text stands for no team."""
+    from protocol.team import MAX_TEAM, team_named  # imported only on use, because `peer --help` must be quick
+
     name = team_named(text)
     if text and not name:
         raise ValueError(
