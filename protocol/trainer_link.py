@@ -92,6 +92,15 @@ class SourceFigures(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RatedAnswer:
+    """Answer in a rollout, with its reward as the trainer computed it.  prompt, text: any characters."""
+
+    reward: float
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Contribution:
     """Result of a finished compute.
 
@@ -99,7 +108,8 @@ class Contribution:
     reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
     tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
-    mean margin of the preferences, and share of those with a margin above 0; None for other rows.
+    mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the best one by
+    reward, then one with the median reward; none for text.
     """
 
     round: int
@@ -114,6 +124,7 @@ class Contribution:
     losses: tuple[SourceFigures, ...] = ()
     margin: float | None = None
     accuracy: float | None = None
+    answers: tuple[RatedAnswer, ...] = ()
 
 
 @dataclass(frozen=True)

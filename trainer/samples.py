@@ -21,7 +21,7 @@ from trainer.models.llama.model import Decoder, through_head
 TEMPERATURE = 0.7
 """Temperature of the sampling.  Without noise small models repeat themselves; more noise hides what they know."""
 MOST_CHARACTERS = 1000
-"""Most characters of a text that are told to the peer, which shows fewer."""
+"""Most characters of a text for people that are told to the peer, which shows fewer."""
 
 
 NextTokens = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[int]]

@@ -33,6 +33,7 @@ from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, 
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
+from trainer.rl.groups import ShownAnswer
 from trainer.samples import Samples
 
 
@@ -64,6 +65,8 @@ class Done:
     tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference. losses: by source, before each
     step. margin, accuracy: mean margin of the pairs, and share of pairs with a margin above 0; None without preferences.
 
+    answers: the best and a typical answer; none for text.
+
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term.
     """
@@ -77,6 +80,7 @@ class Done:
     losses: tuple[SourceLoss, ...] = ()
     margin: float | None = None
     accuracy: float | None = None
+    answers: tuple[ShownAnswer, ...] = ()
 
 
 Between = Callable[[BlockMissing | None], bool]

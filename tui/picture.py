@@ -177,9 +177,10 @@ class Picture:
 
     @property
     def has_samples(self) -> bool:
-        """True if the status or an event showed that the run has prompts."""
+        """True if the status or an event showed that the run has prompts, or if answers to problems are known."""
         definition = self.status.run_definition if self.status is not None else None
-        return bool(self.curves.samples.states or (definition is not None and definition.prompts))
+        has_prompts = definition is not None and bool(definition.prompts)
+        return has_prompts or bool(self.curves.samples.states) or self.curves.answers is not None
 
     def apply(self, stamped: Stamped) -> None:
         """Fold an event into the picture."""

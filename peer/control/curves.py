@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -130,17 +130,53 @@ class SampleHistory:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer of a model to the problem of a rollout."""
+
+    reward: float
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersOfRound:
+    """Best answer among the rollouts from which a trainer learned in a round, and one with the median reward."""
+
+    round: int
+    best: Answer
+    typical: Answer
+
+    @classmethod
+    def read(cls, round: int, given: Sequence[Any]) -> Self | None:
+        """Return the answers in an event; None if it has none, or none of this form."""
+        try:
+            best, typical = (
+                Answer(float(each["reward"]), str(each["prompt"])[:MOST_CHARACTERS], str(each["text"])[:MOST_CHARACTERS])
+                for each in given
+            )
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return None
+        return cls(int(round), best, typical) if math.isfinite(best.reward) and math.isfinite(typical.reward) else None
+
+    def to_list(self) -> list[Any]:
+        """Return the round, and the answers as in an event."""
+        return [self.round, [asdict(self.best), asdict(self.typical)]]
+
+
 @dataclass
 class RunCurves:
-    """Losses and samples of a run.
+    """Losses, samples and answers of a run.
 
     training: of each round's members.  held_out: of the states.  by_source: the latter, by source.  samples: of the states.
+    answers: of the last round in which this trainer learned from rollouts.
     """
 
     training: Series = field(default_factory=Series)
     held_out: Series = field(default_factory=Series)
     by_source: dict[str, Series] = field(default_factory=dict)
     samples: SampleHistory = field(default_factory=SampleHistory)
+    answers: AnswersOfRound | None = None
 
     def apply(self, stamped: Stamped) -> None:
         """Fold an event into the curves."""
@@ -151,6 +187,8 @@ class RunCurves:
                 self._measure(stamped.at, rounds, loss, losses)
             case ev.SamplesWritten(rounds, by, completions):
                 self.samples.add(stamped.at, rounds, by, completions)
+            case ev.RolloutsUsed(number, answers=answers):
+                self.answers = AnswersOfRound.read(number, answers) or self.answers
 
     def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
         """Add the training loss after `rounds` rounds.
@@ -177,6 +215,7 @@ class RunCurves:
             "held_out": self.held_out.to_lists(),
             "by_source": {name: series.to_lists() for name, series in self.by_source.items()},
             "samples": self.samples.to_lists(),
+            "answers": self.answers.to_list() if self.answers is not None else None,
         }
 
     @classmethod
@@ -187,7 +226,9 @@ class RunCurves:
                 str(name): Series.from_lists(lists) for name, lists in list(given["by_source"].items())[:MOST_SOURCES]
             }
             samples = SampleHistory.from_lists(given.get("samples", ()))
-            return cls(Series.from_lists(given["training"]), Series.from_lists(given["held_out"]), sources, samples)
+            training, held_out = Series.from_lists(given["training"]), Series.from_lists(given["held_out"])
+            answers = AnswersOfRound.read(*given["answers"]) if given.get("answers") else None
+            return cls(training, held_out, sources, samples, answers)
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no curves: {error}") from error
 
@@ -195,7 +236,7 @@ class RunCurves:
         """Return an independent copy."""
         sources = {name: Series(series.points) for name, series in self.by_source.items()}
         samples = SampleHistory(self.samples.states)
-        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources, samples)
+        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources, samples, self.answers)
 
     def _tokens_after(self, rounds: int) -> int:
         """Return the tokens of the run after so many rounds, as far as the training loss tells them."""
@@ -208,6 +249,6 @@ class RunCurves:
 def logged_curves(paths: Iterable[Path]) -> RunCurves:
     """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
     curves = RunCurves()
-    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten):
+    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed):
         curves.apply(stamped)
     return curves

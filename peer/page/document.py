@@ -16,7 +16,7 @@ from pathlib import Path
 from peer.control.ledger import TeamCredit
 from peer.formatting import amount, many, number, roughly, short
 from peer.page.chart import Axis, Chart, Line, LinePoint
-from peer.page.facts import MOST_SOURCES, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary, SampledFacts
+from peer.page.facts import MOST_SOURCES, AnswerFacts, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary, SampledFacts
 from peer.page.history import CurvePoint
 
 STYLE = Path(__file__).with_name("page.css")
@@ -34,7 +34,15 @@ def document(facts: PageFacts, json_name: str) -> str:
     run, style = facts.run, STYLE.read_text()
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    sections = [_figures(facts), _curves(facts.curves), *_samples(facts.samples), _join(facts), *_people(facts), _about(run)]
+    sections = [
+        _figures(facts),
+        _curves(facts.curves),
+        *_samples(facts.samples),
+        *_answers(facts.answers),
+        _join(facts),
+        *_people(facts),
+        _about(run),
+    ]
     title, sentence = escape(run.name), escape(run.description or _sentence(facts))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -188,6 +196,19 @@ def _of_prompt(prompt: str, samples: Sequence[SampledFacts]) -> str:
     rest = f'<details><summary>{len(earlier)} earlier</summary><dl class="about">{rows}</dl></details>' if earlier else ""
     text = f"<blockquote><bdi>{escape(newest.completions[prompt])}</bdi></blockquote>"
     return f"<h3><bdi>{escape(prompt)}</bdi></h3>{text}{rest}"
+
+
+def _answers(answers: Sequence[AnswerFacts]) -> list[str]:
+    """Return the best and a typical answer of a round, with their problems."""
+    if not answers:
+        return []
+    texts = "".join(
+        f"<h3>{_capital(each.kind)}, reward {each.reward:.2f}</h3><p class=empty><bdi>{escape(each.prompt)}</bdi></p>"
+        f"<blockquote><bdi>{escape(each.text)}</bdi></blockquote>"
+        for each in answers
+    )
+    told = f"in round {answers[0].round}, among those that one member learned from"
+    return [f'<section class="samples"><h2>Answers <span>{told}</span></h2>{texts}</section>']
 
 
 # ------------------------------------------------------------------------------------------------------------------------

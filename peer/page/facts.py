@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from peer.addresses import names_only_local
-from peer.control.curves import SampledState
+from peer.control.curves import AnswersOfRound, SampledState
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import plain
 from peer.joining.purpose import purpose_lines
@@ -99,6 +99,17 @@ class SampledFacts:
 
 
 @dataclass(frozen=True)
+class AnswerFacts:
+    """Answer in a rollout of which the writer of the page has learned in a round.  kind: best or typical, by reward."""
+
+    kind: str
+    round: int
+    reward: float
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class PeerFacts:
     """A peer that is here.  rounds: that it has committed.  tokens_per_s: its last known rate of training."""
 
@@ -129,14 +140,16 @@ class CreditedPeer:
 class PageFacts:
     """Facts of one page.  at: time of its making (UTC).  peers_here: None if the peer that makes the page is not running.
 
-    samples: ascending by rounds.  peers, contributors, teams: the first of them; the counts say how many there are.
-    invitation: empty unless everybody may join and the peer that makes the page can be reached.
+    samples: ascending by rounds.  answers: none unless this peer learns from rollouts.  peers, contributors, teams: the
+    first of them; the counts say how many there are.  invitation: empty unless everybody may join and the peer that makes
+    the page can be reached.
     """
 
     at: str
     run: RunSummary
     curves: Curves
     samples: list[SampledFacts]
+    answers: list[AnswerFacts]
     peers_here: int | None
     peers: list[PeerFacts]
     contributor_count: int
@@ -177,6 +190,7 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         run=_run(signed, history, status),
         curves=_curves(history.rounds, history.held_out),
         samples=[_sampled(each, names) for each in history.samples.states],
+        answers=_answers(history.answers),
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
         contributor_count=len(contributors),
@@ -214,6 +228,15 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
 def _sampled(state: SampledState, names: Mapping[str, str]) -> SampledFacts:
     texts = {plain(prompt, TEXT_CHARACTERS): plain(text, TEXT_CHARACTERS) for prompt, text in state.completions.items()}
     return SampledFacts(state.rounds, plain(state.by, 64), names.get(state.by, ""), texts)
+
+
+def _answers(answers: AnswersOfRound | None) -> list[AnswerFacts]:
+    if answers is None:
+        return []
+    return [
+        AnswerFacts(kind, answers.round, each.reward, plain(each.prompt, TEXT_CHARACTERS), plain(each.text, TEXT_CHARACTERS))
+        for kind, each in (("best", answers.best), ("typical", answers.typical))
+    ]
 
 
 def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.control.client import MOST, logged_events
-from peer.control.curves import SampleHistory
+from peer.control.curves import AnswersOfRound, SampleHistory
 from peer.control.event_log import LOG_NAMES
 from peer.control.names import kept_names
 from peer.files import write_atomically
@@ -25,7 +25,7 @@ from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
-from protocol.events.events import EvalLoss, PeerJoined, SamplesWritten, Started
+from protocol.events.events import EvalLoss, PeerJoined, RolloutsUsed, SamplesWritten, Started
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
 from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER
@@ -69,7 +69,7 @@ class RunHistory:
     """History of the run in `folder`, up to the newest record and line of the log that `read` has seen.  Blocking.
 
     names, teams: of peers in the records, by peer ID, as they last named them.  held_out: by the rounds of the states.
-    samples: of some of the states.
+    samples: of some of the states.  answers: of the last round in which this peer learned from rollouts, or None.
 
     A file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
     peer may run.
@@ -83,6 +83,7 @@ class RunHistory:
         self.names, self.teams = {peer: plain(name) for peer, name in kept.names.items()}, kept.teams
         self.held_out: dict[int, HeldOut] = {}
         self.samples = SampleHistory()
+        self.answers: AnswersOfRound | None = None
         self._start()
         self._load()
 
@@ -118,7 +119,7 @@ class RunHistory:
     def _read_log(self) -> None:
         files = (self._folder / name for name in reversed(LOG_NAMES))
         with suppress(OSError):
-            for stamped in logged_events(files, PeerJoined, Started, EvalLoss, SamplesWritten):
+            for stamped in logged_events(files, PeerJoined, Started, EvalLoss, SamplesWritten, RolloutsUsed):
                 match stamped.event:
                     case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
                         self.names[peer], self.teams[peer] = plain(known), team_named(team)
@@ -127,6 +128,8 @@ class RunHistory:
                             self.held_out[rounds] = HeldOut(loss, losses)
                     case SamplesWritten(rounds, by, completions) if 0 <= rounds <= len(self.rounds):
                         self.samples.add(stamped.at, rounds, by, completions)
+                    case RolloutsUsed(number, answers=answers) if number <= len(self.rounds):
+                        self.answers = AnswersOfRound.read(number, answers) or self.answers
 
     def _save(self) -> None:
         progress = self.progress

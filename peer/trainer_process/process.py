@@ -43,6 +43,7 @@ from protocol.trainer_link import (
     GenerateTask,
     NotMeasured,
     Progress,
+    RatedAnswer,
     RolloutVerdict,
     SharedTaskFile,
     SourceFigures,
@@ -476,6 +477,7 @@ class TrainerProcess:
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
             answer["margin"],
             answer["accuracy"],
+            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"]) for each in answer["answers"]),
         )
 
     async def _ask_and_tell(

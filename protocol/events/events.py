@@ -256,7 +256,8 @@ class RolloutsUsed(Event):
     """This trainer has learned from these batches in a round.  root: root over their names, as in its READY.
 
     reward: mean reward of the rollouts, 0 to 1, as computed here.  kl: distance of the policy from the reference weights,
-    nats a token; None if the loss has no KL term, or nothing moved the policy.
+    nats a token; None if the loss has no KL term, or nothing moved the policy.  answers: the best one by reward, then one
+    with the median reward: maps of reward, prompt and text, each text a line in which ↵ stands for a line break.
     """
 
     round: int
@@ -265,6 +266,7 @@ class RolloutsUsed(Event):
     reward: float | None
     root: str
     kl: float | None = None
+    answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, UsedBatch, learned_from
+from protocol.wire.presence import sample_line
 
 LOOK_S = 0.25
 
@@ -148,6 +149,10 @@ class Selection:
         ]
         self._tasks.note_tried(contribution.tried, makers)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
-        told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl)
+        answers = [
+            {"reward": each.reward, "prompt": sample_line(each.prompt), "text": sample_line(each.text)}
+            for each in contribution.answers
+        ]
+        told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl, answers)
         self._session.emit(told)
         return learned

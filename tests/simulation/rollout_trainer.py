@@ -24,6 +24,7 @@ from protocol.trainer_link import (
     Generated,
     GenerateTask,
     Progress,
+    RatedAnswer,
     RolloutVerdict,
     SharedTaskFile,
     Tried,
@@ -98,7 +99,8 @@ class RolloutTrainer(ArithmeticTrainer):
         finally:
             self._busy = False
         self._on_learn(task.round, batches)
-        return replace(contribution, tried=tried)
+        answers = (RatedAnswer(1.0, "What is 2 + 2?\n", "4\x1b[2J"), RatedAnswer(0.5, "sort\u202e", "x" * 999))
+        return replace(contribution, tried=tried, answers=answers if batches else ())
 
     def _tried(self, batches: list[bytes]) -> tuple[Tried, ...]:
         """Half of the rollouts solve a task, none one that says `never`; of one that says `maybe` no score is repeatable."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events.events import RolloutsGenerated
+from protocol.events.events import RolloutsGenerated, RolloutsUsed
 from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission, sign
 from protocol.trainer_link import Generated, GenerateTask
@@ -43,17 +43,26 @@ REASONS: dict[type[Cheat], str] = {
     Rubbish: "malformed",
 }
 LIARS = (AcceptsAll, RejectsAll, Contrary)
+ANSWERS = [
+    {"reward": 1.0, "prompt": "What is 2 + 2?↵", "text": "4�[2J"},
+    {"reward": 0.5, "prompt": "sort�", "text": "x" * 300},
+]
+"""Answers of `RolloutTrainer`, as people may see them."""
 
 
 @pytest.mark.slow
 def test_trainers_learn_from_rollouts_that_validators_accepted() -> None:
+    used: list[RolloutsUsed] = []
+
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES)
+        world.listeners.append(lambda seat, event: used.append(event) if isinstance(event, RolloutsUsed) else None)
         for seat in world.seats:
             world.start(seat)
         await world.until_round(6, within_s=240)
         assert all(judge.learned[seat.number] >= 8 for seat in seats[Role.TRAINER])
         assert not judge.aside and judge.decisions["rejected"] == 0
+        assert used and all(event.answers == ANSWERS for event in used)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 

@@ -69,6 +69,7 @@ def evil(text: str = EVIL, others: int = 50) -> Picture:
             ev.RolloutsCounted(4, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"]),
             ev.RolloutPeerSetAside(OTHER, text),
             ev.ValidatorSetAside(text, text),
+            ev.RolloutsUsed(3, ["aa"], 4, 0.5, "r", None, [{"reward": 1e9, "prompt": long, "text": long}] * 2),
             ev.SamplesWritten(3, text, {text: "old", "a": text}),
             ev.SamplesWritten(4, text, {f"{text}{each}": long for each in range(9)}),
         )
@@ -110,6 +111,25 @@ def test_each_prompt_has_its_newest_completion_and_earlier_ones_down_to_the_olde
     ]
     assert rows[other - 1].startswith("after 1 ") and rows[-1] == "after 1       f1() -> None:↵    pass"
     assert rows[once + 5].startswith("after 38 ") and rows[other + 2].startswith("after 38 ")
+
+
+def test_the_best_and_a_typical_answer_stand_above_the_samples() -> None:
+    picture = sampled(4)
+    answers = [{"reward": 1.0, "prompt": "2 + 2 =", "text": "4"}, {"reward": 0.5, "prompt": "sort ba", "text": "ba"}]
+    picture.apply(Stamped(5.0, 5.0, ev.RolloutsUsed(3, ["aa"], 8, 0.6, "r", None, answers)))
+    rows = [row.plain.rstrip() for row in samples.draw(picture, 70, 22, Look())]
+    assert rows[:6] == [
+        "the best answer of round 3, reward 1.00",
+        "2 + 2 =",
+        "4",
+        "a typical answer of round 3, reward 0.50",
+        "sort ba",
+        "ba",
+    ]
+    assert rows[6].startswith("written by the model after 4 rounds") and "Once" in rows
+    alone = Picture()
+    alone.apply(Stamped(5.0, 5.0, ev.RolloutsUsed(3, ["aa"], 8, 0.6, "r", None, answers)))
+    assert alone.has_samples and len(samples.draw(alone, 70, 22, Look())) == 6, "a run without prompts"
 
 
 def test_before_the_first_evaluation_the_prompts_are_shown_and_runs_without_prompts_have_no_samples() -> None:

@@ -163,6 +163,24 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ShownAnswer:
+    """Answer for people to read.  text: what the model has said in all turns."""
+
+    reward: float
+    prompt: str
+    text: str
+
+
+def best_and_typical(groups: Iterable[Group]) -> tuple[Scored, Scored] | None:
+    """Return the completion with the highest reward, and one with the median reward; None if there are no groups.
+
+    Of several with one reward it is the first, by problem and copy.
+    """
+    ordered = sorted((member for group in groups for member in group.members), key=lambda member: -member.reward)
+    return (ordered[0], ordered[len(ordered) // 2]) if ordered else None
+
+
 def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[float]:
     """Return (R - mean) / (std + 1e-6) for each reward R, or R - mean; exactly 0 if all rewards are equal.
 

@@ -30,10 +30,11 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
-from trainer.rl.groups import Group, Scored, TargetedEnvironment, grouped, scored
+from trainer.rl.groups import Group, Scored, ShownAnswer, TargetedEnvironment, best_and_typical, grouped, scored
 from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
+from trainer.samples import MOST_CHARACTERS
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Encoding of a batch: the rollouts that a peer submits together, in sequence.
@@ -198,6 +199,17 @@ class RolloutWorker:
             except Exception as error:  # noqa: BLE001 - strangers' bytes, and environments that fail
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
+
+    def answers(self, groups: Sequence[Group]) -> list[ShownAnswer]:
+        """Return the best answer in these groups and a typical one, as texts; none if there are no groups."""
+        found = best_and_typical(groups)
+        if found is None:
+            return []
+        read = [(member, *self._forms.read(member.rollout)) for member in found]
+        return [
+            ShownAnswer(member.reward, problem.prompt[:MOST_CHARACTERS], "\n".join(turns)[:MOST_CHARACTERS])
+            for member, problem, turns in read
+        ]
 
     def is_repeatable(self, member: Scored) -> bool | None:
         """Return True if scoring an answer again gives the same score; None if the score is exact, or if scoring fails."""

@@ -246,7 +246,9 @@ class RolloutJobs:
         # If all rewards of each group are equal, nothing is learned; the difference is then all zeros, with a weight of one
         # token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
-        return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
+        answers = tuple(self._rollouts.answers(groups))
+        tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
+        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers)
 
     def _tried(self, group: Group, round: int) -> Tried:
         """Count the results of a group; score one of its answers twice, a different one each round."""

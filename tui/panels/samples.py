@@ -1,4 +1,7 @@
-"""Panel of the samples: the newest completion of each of the run's prompts, and some of those of earlier rounds below it."""
+"""Panel of the samples: the newest completion of each of the run's prompts, and some of those of earlier rounds below it.
+
+A trainer of a run with rollouts also sees the best and a typical answer of those from which it learned last.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from peer.control.curves import MOST_CHARACTERS, MOST_PROMPTS, SampledState
+from peer.control.curves import MOST_CHARACTERS, MOST_PROMPTS, AnswersOfRound, SampledState
 from peer.formatting import fit, many, naming, plain
 from tui.panels.drawing import FAINT, STRONG, Look, line
 from tui.picture import Picture
@@ -16,20 +19,35 @@ ROUND = 14
 """Columns of the rounds in front of an earlier completion."""
 NEWEST_LINES = 4
 """Most lines of the newest completion of a prompt."""
+ANSWER_LINES = 3
+"""Most lines of an answer, and of the problem that it answers."""
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw the prompts in turn; each gets an equal share of the lines."""
-    states, status = picture.curves.samples.states, picture.status
+    """Draw the answers, and then the prompts in turn; each prompt gets an equal share of the lines that are left."""
+    states, status, answers = picture.curves.samples.states, picture.status, picture.curves.answers
     definition = status.run_definition if status is not None else None
     prompts = [*states[-1].completions] if states else definition.prompts if definition is not None else []
-    if not prompts:
+    if not prompts and answers is None:
         return [line((fit("this run has no prompts to complete", width), FAINT))]
-    lines = [line((fit(_head(picture), width), FAINT))]
-    share = max(2, (height - len(lines)) // len(prompts[:MOST_PROMPTS]))
-    for prompt in prompts[:MOST_PROMPTS]:
-        lines += _of_prompt(prompt, states, width, share)
+    lines = _answers(answers, width) if answers is not None else []
+    if prompts:
+        lines.append(line((fit(_head(picture), width), FAINT)))
+        share = max(2, (height - len(lines)) // len(prompts[:MOST_PROMPTS]))
+        for prompt in prompts[:MOST_PROMPTS]:
+            lines += _of_prompt(prompt, states, width, share)
     return [lines[place] for place in look.window(len(lines), height)]
+
+
+def _answers(answers: AnswersOfRound, width: int) -> list[Text]:
+    """Draw two answers, each below the problem that it answers."""
+    lines: list[Text] = []
+    for name, answer in (("the best answer", answers.best), ("a typical answer", answers.typical)):
+        head = f"{name} of round {answers.round}, reward {answer.reward:.2f}"
+        lines.append(line((fit(head, width), FAINT)))
+        for text, style in ((answer.prompt, STRONG), (answer.text, "")):
+            lines += [line((each, style)) for each in _cut(plain(text, MOST_CHARACTERS), width, ANSWER_LINES)]
+    return lines
 
 
 def _head(picture: Picture) -> str:

@@ -15,6 +15,7 @@ from peer.control.curves import (
     MOST_POINTS,
     MOST_SAMPLED,
     MOST_SOURCES,
+    Answer,
     LossPoint,
     RunCurves,
     SampleHistory,
@@ -146,6 +147,29 @@ def test_of_many_samples_the_first_and_the_newest_stay() -> None:
     known = [each.rounds for each in found.states]
     assert len(known) <= MOST_SAMPLED and known[0] == 0 and known[-10:] == [*range(9990, 10_000)]
     assert known == sorted(known)
+
+
+ANSWERS = [{"reward": 1.0, "prompt": "2 + 2", "text": "4"}, {"reward": 0.5, "prompt": "a" * 999, "text": "b" * 999}]
+
+
+def learned(round: int, answers: list[dict[str, Any]]) -> Stamped:
+    return Stamped(float(round), 0.0, ev.RolloutsUsed(round, ["aa"], 8, 0.5, "r", None, answers))
+
+
+def test_the_answers_of_the_last_round_are_kept_and_come_back_from_a_socket() -> None:
+    curves = curves_of(learned(1, ANSWERS), learned(2, ANSWERS[::-1]), learned(3, []))
+    assert curves.answers is not None and curves.answers.round == 2
+    assert curves.answers.best == Answer(0.5, "a" * 300, "b" * 300) and curves.answers.typical.text == "4"
+    again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
+    assert again.answers == curves.answers == curves.copy().answers
+
+
+@pytest.mark.parametrize(
+    "answers", [[{}], [{}, {}], [{"reward": "x", "prompt": "", "text": ""}] * 2, [{**ANSWERS[0], "reward": 1e400}] * 2]
+)
+def test_answers_of_another_form_are_none(answers: list[dict[str, Any]]) -> None:
+    assert curves_of(learned(1, answers)).answers is None
+    assert curves_of(learned(1, ANSWERS), learned(2, answers)).answers is not None
 
 
 @pytest.mark.parametrize("state", [[], [1.0, 2], [1.0, 2, ME, ["a"]], [1.0, "x", ME, {}], ["x", 1, ME, {}], 7, None])

@@ -75,6 +75,10 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
     assert not tried, "only problems of the crowd are counted"
+    best, typical = learnt.answers
+    assert best.reward >= typical.reward and best.prompt and typical.prompt
+    texts = {worker.tokenizer.decode([token for token in each.output if token]) for each in rollouts}
+    assert {best.text, typical.text} <= texts
 
 
 def always(problem: Problem, turns: Sequence[str]) -> float:
@@ -142,7 +146,7 @@ def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothi
     (tmp_path / "batch").write_bytes(b"rubbish")
     out = memoryview(bytearray(worker.layout.payload_bytes))
     learnt = jobs.learn(Task(3, [], 1, 3, ["batch"], str(tmp_path)), small.theta(), out, lambda *_: False, lambda _: None)
-    assert (learnt.tokens, learnt.steps, learnt.norm) == (1, 1, 0.0)
+    assert (learnt.tokens, learnt.steps, learnt.norm, learnt.answers) == (1, 1, 0.0, ())
 
 
 def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, tmp_path: Path) -> None:
