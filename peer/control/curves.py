@@ -131,8 +131,8 @@ class SampleHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer of a model to the problem of a rollout."""
+class RewardedAnswer:
+    """RewardedAnswer of a model to the problem of a rollout."""
 
     reward: float
     prompt: str
@@ -144,15 +144,17 @@ class AnswersOfRound:
     """Best answer among the rollouts from which a trainer learned in a round, and one with the median reward."""
 
     round: int
-    best: Answer
-    typical: Answer
+    best: RewardedAnswer
+    typical: RewardedAnswer
 
     @classmethod
     def read(cls, round: int, given: Sequence[Any]) -> Self | None:
         """Return the answers in an event; None if it has none, or none of this form."""
         try:
             best, typical = (
-                Answer(float(each["reward"]), str(each["prompt"])[:MOST_CHARACTERS], str(each["text"])[:MOST_CHARACTERS])
+                RewardedAnswer(
+                    float(each["reward"]), str(each["prompt"])[:MOST_CHARACTERS], str(each["text"])[:MOST_CHARACTERS]
+                )
                 for each in given
             )
         except (TypeError, KeyError, ValueError, OverflowError):

@@ -15,8 +15,8 @@ from peer.control.curves import (
     MOST_POINTS,
     MOST_SAMPLED,
     MOST_SOURCES,
-    Answer,
     LossPoint,
+    RewardedAnswer,
     RunCurves,
     SampleHistory,
     Series,
@@ -159,7 +159,7 @@ def learned(round: int, answers: list[dict[str, Any]]) -> Stamped:
 def test_the_answers_of_the_last_round_are_kept_and_come_back_from_a_socket() -> None:
     curves = curves_of(learned(1, ANSWERS), learned(2, ANSWERS[::-1]), learned(3, []))
     assert curves.answers is not None and curves.answers.round == 2
-    assert curves.answers.best == Answer(0.5, "a" * 300, "b" * 300) and curves.answers.typical.text == "4"
+    assert curves.answers.best == RewardedAnswer(0.5, "a" * 300, "b" * 300) and curves.answers.typical.text == "4"
     again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
     assert again.answers == curves.answers == curves.copy().answers
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from peer.control.curves import Answer, AnswersOfRound
+from peer.control.curves import AnswersOfRound, RewardedAnswer
 from peer.formatting import plain
 from peer.page.history import HeldOut, Round, RunHistory
 from protocol.chain.credit import Credit
@@ -145,7 +145,7 @@ def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerSt
     known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
     known.samples.add(1.0, 20, text, {text: text, "def ": text})
     known.samples.add(2.0, 40, text, {text: text, "def ": text})
-    known.answers = AnswersOfRound(39, Answer(1.0, text, text), Answer(0.5, text, text))
+    known.answers = AnswersOfRound(39, RewardedAnswer(1.0, text, text), RewardedAnswer(0.5, text, text))
     about = AboutSection.model_construct(description=text, licence=text, url=text)
     manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
     swarm = [replace(swarm_peer(number), name=text, role=text, team=text) for number in (1, 2)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.control.curves import MOST_SAMPLED, Answer, AnswersOfRound
+from peer.control.curves import MOST_SAMPLED, AnswersOfRound, RewardedAnswer
 from peer.page import facts as page_facts
 from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
@@ -134,7 +134,7 @@ def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path
 
 def test_a_trainer_shows_the_best_and_a_typical_answer(tmp_path: Path) -> None:
     known = history(tmp_path, 40, 4)
-    known.answers = AnswersOfRound(39, Answer(1.0, "2 + 2 = <b>", "4"), Answer(0.25, "sort ba", "b&a"))
+    known.answers = AnswersOfRound(39, RewardedAnswer(1.0, "2 + 2 = <b>", "4"), RewardedAnswer(0.25, "sort ba", "b&a"))
     facts = gather(SIGNED, known, status(2), NOW)
     page = document(facts, "run.json")
     assert [(each.kind, each.reward, each.text) for each in facts.answers] == [("best", 1.0, "4"), ("typical", 0.25, "b&a")]
