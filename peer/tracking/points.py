@@ -54,8 +54,9 @@ def _values(each: Round) -> dict[str, float]:
 
 
 def _by_source(kind: str, losses: Mapping[str, float]) -> dict[str, float]:
-    """Name the losses by source; sources have names that an organiser chose."""
-    return {f"loss/{kind}/{plain(name) or 'source'}": loss for name, loss in losses.items()}
+    """Name the losses by source; sources have names that an organiser chose, and trackers take names for paths."""
+    named = ((plain(name).replace("/", "_"), loss) for name, loss in losses.items())
+    return {f"loss/{kind}/{name if name.strip('.') else 'source'}": loss for name, loss in named}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +21,10 @@ from typing import Any
 import pytest
 
 from peer.errors import PeerError
-from peer.tracking.points import Point
+from peer.page.history import HeldOut, Round
+from peer.tracking.points import Point, points_due
 from peer.tracking.trackers import open_tracker
+from tests.hostile_texts import HARMFUL, HOSTILE
 
 RUN = "ab" * 32
 BLOCK = 1 << 15
@@ -79,10 +84,16 @@ def test_weights_and_biases_has_everything_offline_after_a_writer_was_killed(
 
 
 def logged(folder: Path) -> list[int]:
-    """The steps in an offline folder: protocol buffers in the log format of LevelDB, after a header of 7 bytes."""
+    """The steps in an offline folder."""
+    items = [item for record in records(folder) for item in record.history.item if "_step" in item.nested_key]
+    return [int(item.value_json) for item in items]
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records in an offline folder: protocol buffers in the log format of LevelDB, after a header of 7 bytes."""
     proto: Any = import_module("wandb.proto.wandb_internal_pb2")
     (path,) = folder.glob("run-*.wandb")
-    data, at, whole, found = path.read_bytes(), 7, b"", list[int]()
+    data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if BLOCK - at % BLOCK < 7:
             at += BLOCK - at % BLOCK
@@ -94,9 +105,68 @@ def logged(folder: Path) -> list[int]:
             record = proto.Record.FromString(whole)
             whole = b""
             assert record.run.host in ("", "manyhands"), "this computer's name is nobody's business"
-            if record.WhichOneof("record_type") == "history":
-                found += [int(item.value_json) for item in record.history.item if "_step" in item.nested_key]
-    return found
+            yield record
+
+
+# -- hostile texts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Chosen:
+    """A round of a run whose sources have all hostile names."""
+
+    rounds: list[Round]
+    held_out: dict[int, HeldOut]
+
+
+def hostile_point() -> Point:
+    losses = dict.fromkeys(HOSTILE.values(), 2.0)
+    (point,) = points_due(Chosen([Round(1, 1000, 3, 2.0, losses, None)], {1: HeldOut(2.0, losses)}), 0, is_end=True)
+    assert len(point.values) > 2 * len(HOSTILE) - 10, "only names without a letter are the same"
+    return point
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_event_files_have_harmless_names_in_a_folder_of_their_own(tmp_path: Path, name: str) -> None:
+    tracker = open_tracker(f"tensorboard:{tmp_path / 'in'}", RUN, name)
+    tracker.write([hostile_point()])
+    tracker.close()
+    (path,) = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert re.fullmatch("[A-Za-z0-9_-]{1,40}-abababab", path.parent.name) and path.parent.parent == tmp_path / "in"
+    loader: Any = import_module("tensorboard.backend.event_processing.event_file_loader")
+    tags = [value.tag for event in loader.EventFileLoader(str(path)).Load() for value in event.summary.value]
+    assert {*tags} == {*hostile_point().values} and not any(map(HARMFUL.search, tags))
+    assert all(tag.isprintable() and len(tag) < 80 for tag in tags)
+
+
+def test_weights_and_biases_gets_harmless_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    name = "".join(text[:40] for text in HOSTILE.values() if not text.isprintable())
+    tracker = open_tracker("wandb:project", RUN, name)
+    tracker.write([hostile_point()])
+    tracker.close()
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    found = [*records(folder)]
+    (shown,) = {record.run.display_name for record in found if record.run.display_name}
+    assert shown.isprintable() and not HARMFUL.search(shown) and 0 < len(shown) <= 80
+    keys = {"/".join(item.nested_key) for record in found for item in record.history.item}
+    assert {*hostile_point().values} <= keys and not any(map(HARMFUL.search, keys))
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_an_mlflow_server_gets_names_that_it_takes(name: str) -> None:
+    with mlflow() as (server, target):
+        tracker = open_tracker(target, RUN, name)
+        tracker.write([hostile_point()])
+        (shown,) = server.names
+        assert len(shown) <= 80 and not HARMFUL.search(shown) and (shown.isprintable() or not shown)
+        keys = [metric["key"] for metric in server.metrics]
+        assert keys[-1] == "tokens" and all(re.fullmatch(r"[\w./ -]{1,250}", key, re.ASCII) for key in keys)
+        assert all(posixpath.normpath(key) == key for key in keys), "a path of another metric is refused"
+
+
+# -- a server of MLflow ---------------------------------------------------------------------------------------------------
 
 
 class FakeMlflow(ThreadingHTTPServer):
@@ -107,6 +177,7 @@ class FakeMlflow(ThreadingHTTPServer):
         self.experiments: list[str] = []
         self.runs: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
+        self.names: list[str] = []
         self.keys: set[str | None] = set()
         self.moved = ""
         """Address to which every request is sent on."""
@@ -122,6 +193,7 @@ class FakeMlflow(ThreadingHTTPServer):
             newest = {metric["key"]: metric for metric in self.metrics}
             return {"runs": [{**run, "data": {"metrics": [*newest.values()]}} for run in self.runs]}
         if what == "runs/create":
+            self.names.append(body["run_name"])
             self.runs.append({"info": {"run_id": "r1"}})
             return {"run": self.runs[0]}
         assert what == "runs/log-batch" and body["run_id"] == "r1" and len(body["metrics"]) <= 1000
