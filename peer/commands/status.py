@@ -158,7 +158,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *blocks,
         f"trainer   {trainer_line(status)}",
         *(f"{word:<9} {text}" for word, text in rows),
-        f"running   for {duration(status.uptime_s)}, version {status.version}",
+        f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
         f"reachable {_reachable(status)}",
         f"members   {_members(status)}, {many(status.peers, 'other peer')} here",
     ]

@@ -499,4 +499,5 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{name} = {_value(getattr(value, name))}" for name in type(value).model_fields) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are the same in JSON and TOML
+    text = json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are the same in JSON and TOML
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)

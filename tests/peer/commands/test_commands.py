@@ -15,11 +15,13 @@ from peer.cli import main
 from peer.commands import contributions
 from peer.commands.status import describe_status
 from peer.commands.stop import seconds_of
+from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
 from peer.control.ledger import TeamCredit, team_credits
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
-from tests.protocol.example_status import NEIGHBOUR, status
+from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.protocol.example_status import FACTS, NEIGHBOUR, status
 from tests.simulation.world import simulated_run
 
 
@@ -102,6 +104,33 @@ def test_a_lock_that_a_killed_peer_left_is_no_peer_that_starts(tmp_path: Path) -
     lock.write_text(str(os.getpid()))
     os.utime(lock, (1e9, 1e9))
     assert starting_process(tmp_path) is None, "the process with this number began after the lock was written"
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_status_says_a_hostile_text_harmlessly_and_its_json_is_ascii(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(NEIGHBOUR, name=text, link=text, team=text, version=text, addresses=[text])
+    facts = replace(FACTS, description=text, url=text, licence=text, family=text, environment=text, prompts=[text])
+    told = status(
+        name=text,
+        team=text,
+        run_name=text,
+        version=text,
+        device=text,
+        why_detail=text,
+        addresses=[text],
+        reachability={text: text},
+        losses={text: 1.0, "web": 2.0},
+        invitation=text,
+        swarm=[other],
+        run_definition=facts,
+        next_rest=text,
+        limits={text: text},
+    )
+    for line in describe_status(told):
+        assert line.isprintable() and not HARMFUL.search(line)
+    print_json(told.to_fields())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isascii() and line.isprintable() and json.loads(line)["name"] == text
 
 
 def test_status_names_the_team() -> None:

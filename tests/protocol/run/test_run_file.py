@@ -371,6 +371,17 @@ def test_a_hostile_file_is_refused_in_printable_sentences_of_a_line_each(text: s
     assert all(line.isprintable() and len(line) < 400 for line in told)
 
 
+def test_words_that_cannot_be_seen_are_written_as_numbers() -> None:
+    words = 'a\u200bb\u00ad\U000e0041\u00a0"c\\ é 中'
+    run = parsed(
+    quoted = json.dumps(words, ensure_ascii=False)
+    run = parsed(f"[about]\ndescription = {quoted}\n[samples]\nprompts = [{quoted}]\n")
+    )
+    text = dump(run)
+    assert r'"a\U0000200bb\U000000ad\U000e0041\U000000a0\"c\\ é 中"' in text
+    assert text.replace("\n", "").isprintable() and parse_run_file(text, ME) == run
+
+
 def test_a_group_of_one_completion_from_which_nobody_learns_is_refused() -> None:
     with pytest.raises(RunFileError, match="rl.group_size is 1; it must be greater than or equal to 2"):
         parsed('[rl]\nenvironment = "add"\ngroup_size = 1\n')
