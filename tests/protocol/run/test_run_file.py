@@ -373,10 +373,8 @@ def test_a_hostile_file_is_refused_in_printable_sentences_of_a_line_each(text: s
 
 def test_words_that_cannot_be_seen_are_written_as_numbers() -> None:
     words = 'a\u200bb\u00ad\U000e0041\u00a0"c\\ é 中'
-    run = parsed(
     quoted = json.dumps(words, ensure_ascii=False)
     run = parsed(f"[about]\ndescription = {quoted}\n[samples]\nprompts = [{quoted}]\n")
-    )
     text = dump(run)
     assert r'"a\U0000200bb\U000000ad\U000e0041\U000000a0\"c\\ é 中"' in text
     assert text.replace("\n", "").isprintable() and parse_run_file(text, ME) == run
