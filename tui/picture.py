@@ -40,6 +40,19 @@ ALARMS = (
     ev.RolloutPeerSetAside,
     ev.ValidatorSetAside,
 )
+PLUMBING = (
+    ev.ReadySent,
+    ev.ExchangeFinished,
+    ev.RecordRatified,
+    ev.StateApplied,
+    ev.CheckpointWritten,
+    ev.RolloutsGenerated,
+    ev.RolloutsUsed,
+    ev.BatchJudged,
+)
+"""Events that the log shows only on request: every round has them, and its record or a verdict tells the outcome."""
+TOLD_PHASES = ("starting", "syncing", "paused", "seeding", "stopping")
+"""Phases that the log tells; the others alternate within each round."""
 PART_OF_PHASE = {
     "computing": TRAINING,
     "ready": WAIT,
@@ -47,6 +60,17 @@ PART_OF_PHASE = {
     "voting": VOTES,
     "applying": COMMIT,
 }
+
+
+def log_level(event: ev.Event) -> str:
+    """Return the severity of an event in the log: that of `peer.sentences`, and debug for the plumbing of a round."""
+    match event:
+        case ev.PhaseChanged(phase) if phase not in TOLD_PHASES:
+            return "debug"
+        case ev.RoundProposed(attempt=0):
+            return "debug"
+        case _:
+            return "debug" if isinstance(event, PLUMBING) else level(event)
 
 
 @dataclass(frozen=True)
@@ -278,7 +302,7 @@ class Picture:
         self._phase = (phase, why, now)
 
     def _take_line(self, stamped: Stamped) -> None:
-        event, kind = stamped.event, level(stamped.event)
+        event, kind = stamped.event, log_level(stamped.event)
         if isinstance(event, ev.PROGRESS):
             return
         text = sentence(event, naming(self.names))

@@ -109,3 +109,16 @@ def test_a_recorded_life_is_folded_whole() -> None:
             picture.apply(told)
     assert picture.counted == 3 and len(picture.curves.training.points) == 3
     assert [each.mine for each in picture.rounds if each.mine is not None] == [True, True, True]
+
+
+def test_the_log_tells_the_steps_within_a_round_only_on_request() -> None:
+    picture = picture_of(
+        (0.0, ev.PhaseChanged("paused", "paused", "paused by you")),
+        (1.0, ev.PhaseChanged("computing", "", "")),
+        (2.0, ev.RoundProposed(4, 0, OTHER, [ME, OTHER], [])),
+        (3.0, ev.RoundProposed(4, 1, OTHER, [ME, OTHER], [])),
+        (4.0, ev.StateApplied(5, "aa" * 32)),
+        (5.0, ev.RoundCommitted(4, "aa" * 32, [ME], 1, 2.0, True)),
+        (6.0, ev.MemberLost(4, OTHER)),
+    )
+    assert [line.level for line in picture.lines] == ["info", "debug", "debug", "info", "debug", "info", "warning"]
