@@ -32,6 +32,7 @@ LOCK = "lock"
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".safetensors.index.json")
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 """Bounds of the time between two attempts, unless the hub asks for another; each wait is about twice the last."""
+MOST_ROUNDS = 1 << 53
 LOOK_S = 5.0
 """Seconds between two looks for a new state."""
 
@@ -171,10 +172,10 @@ class Pusher:
             if any(path == CONFIG or _is_weights(path) for path in head.files):
                 raise PeerError(f"{name} has a model that is no push of a run; name another repository", ExitCode.INPUT)
             return None
-        with suppress(ValueError, TypeError, LookupError, RecursionError):
+        with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
             fields = json.loads(self._repository.read(ORIGIN, head.commit))
             state = ExportedState(str(fields["run"]), "", int(fields["rounds"]), bool(fields["is_final"]))
-            if state.run == self._signed.run.hex():
+            if state.run == self._signed.run.hex() and 0 <= state.rounds < MOST_ROUNDS:
                 return state
         raise PeerError(f"{name} has the model of another run; name another repository", ExitCode.INPUT)
 

@@ -32,7 +32,7 @@ HUB = "https://huggingface.co"
 TARGET = re.compile(r"hf:([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})")
 TOKEN_FORM = re.compile(r"[!-~]{1,1000}")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-SILENCE_S = 60.0
+SILENCE_S = 120.0
 """Seconds in which the hub must take or give some bytes."""
 ANSWER_S = 300.0
 """Seconds in which the hub must have given a whole answer."""

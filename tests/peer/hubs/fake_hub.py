@@ -63,8 +63,8 @@ class FakeHub:
         self.keys: dict[str, set[str | None]] = {"hub": set(), "storage": set()}
         self.holding = threading.Event()
         """Set while a client waits for an answer that does not come."""
-        self.held_after = ""
-        """Word in the path of a request that is carried out, and whose answer is withheld once."""
+        self.instead: dict[str, Answer] = {}
+        """Answers to give once in place of the true ones, to requests with a word in the path that are carried out."""
         self.takes_half = False
         """True to take half of an upload once, and then to wait until the client is gone."""
         self.address = self.storage = ""
@@ -168,8 +168,7 @@ def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
                 told = Answer(401, headers={"X-Error-Message": f"Invalid credentials {self.headers.get('Authorization')}"})
             if told is None:
                 told = hub.store(self.path, body) if host == "storage" else hub.answer(self.command, self.path, body)
-                if hub.held_after and hub.held_after in self.path:
-                    hub.held_after, told = "", Answer(hold=True)
+                told = next((hub.instead.pop(word) for word in [*hub.instead] if word in self.path), told)
             if told.hold:
                 hub.holding.set()
                 self.rfile.read(1)  # until the client is gone

@@ -131,6 +131,30 @@ def test_a_hub_that_is_busy_is_asked_again_later(
     assert capsys.readouterr().out.count("is tried again") == 1
 
 
+@pytest.mark.parametrize("path", ["create", "batch", "signature", "commit", "tag"])
+def test_what_a_hub_did_before_it_failed_is_not_done_again(run: Run, hub: FakeHub, waits: list[float], path: str) -> None:
+    hub.instead[path] = Answer(500)
+    assert run.push() == ExitCode.OK
+    there = hub.repositories[NAME]
+    assert there.pushed == [3] and there.tags == {"round-3": there.commits[-1].id}
+    assert len(waits) == 1 and sum(count for asked, count in hub.asked.items() if asked.startswith("PUT")) <= 1
+
+
+def test_nothing_is_committed_on_what_somebody_else_changed_meanwhile(
+    run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = hub.repositories[NAME] = Repository()
+    hub.troubles["/commit/"] = [Answer(412)]
+
+    def change(seconds: float) -> None:
+        there.commits.append(Commit("3" * 40, "by hand", {**there.files, "LICENSE": b"mine"}))
+
+    monkeypatch.setattr("peer.hubs.pushing.time.sleep", change)
+    assert run.push() == ExitCode.OK
+    assert there.files["LICENSE"] == b"mine" and "manyhands.json" in there.files and len(there.commits) == 3
+    assert "was changed by somebody else meanwhile (412)" in capsys.readouterr().out
+
+
 def test_a_hub_that_stays_busy_ends_a_single_push_with_the_remedy(
     run: Run, hub: FakeHub, waits: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +226,7 @@ def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, mo
     if moment == "half":
         hub.takes_half = True
     else:
-        hub.held_after = moment
+        hub.instead[moment] = Answer(hold=True)
     process = run.started()
     assert hub.holding.wait(PATIENCE_S)
     process.kill()
@@ -232,6 +256,10 @@ STRANGE = {
     "another model": ({"config_json": b"{}"}, "is no push of a run"),
     "other weights": ({"model_safetensors": b""}, "is no push of a run"),
     "another run": ({"manyhands_json": b'{"run": "cd", "rounds": 1, "is_final": false}'}, "the model of another run"),
+    "rounds beyond counting": (
+        {"manyhands_json": b'{"run": "RUN", "rounds": 1e300, "is_final": false}'},
+        "the model of another run",
+    ),
     "no state": ({"manyhands_json": b"[" * 100_000}, "the model of another run"),
 }
 
@@ -241,7 +269,9 @@ def test_a_repository_of_something_else_stays_as_it_is(
     run: Run, hub: FakeHub, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, part = STRANGE[kind]
-    there = in_repository(hub, **files)
+    there = in_repository(
+        hub, **{name: content.replace(b"RUN", run.signed.run.hex().encode()) for name, content in files.items()}
+    )
     assert run.push() == ExitCode.INPUT and len(there.commits) == 2
     assert part in capsys.readouterr().err
 
@@ -268,7 +298,7 @@ def test_weights_of_another_division_into_files_are_removed(run: Run, hub: FakeH
 
 
 def test_a_run_is_pushed_to_a_repository_by_one_process(run: Run, hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.held_after = "batch"
+    hub.instead["batch"] = Answer(hold=True)
     process = run.started()
     assert hub.holding.wait(PATIENCE_S)
     assert run.push() == ExitCode.ALREADY_RUNNING
