@@ -132,7 +132,7 @@ class SampleHistory:
 
 @dataclass(frozen=True, slots=True)
 class RewardedAnswer:
-    """RewardedAnswer of a model to the problem of a rollout."""
+    """Answer of a model to the problem of a rollout, with its reward."""
 
     reward: float
     prompt: str
