@@ -287,7 +287,8 @@ def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
     limits = [f"{clean(name)} {clean(shown)}" for name, shown in status.limits.items()]
     limits += [f"memory {size(memory)} (container)"] if memory is not None else []
     rests = clean(status.next_rest, 300) or "none planned; `peer config schedule` plans hours"
-    return [("rests", rests), ("limits", ", ".join(limits) or "none; `peer config` sets some")]
+    computes = status.role != "seed"
+    return [*([("rests", rests)] if computes else []), ("limits", ", ".join(limits) or "none; `peer config` sets some")]
 
 
 def of_fragment(fragment: int, fragments: int) -> str:

@@ -141,6 +141,7 @@ def test_limits_and_rests_are_named_as_settings() -> None:
         ("rests", "none planned; `peer config schedule` plans hours"),
         ("limits", "none; `peer config` sets some"),
     ]
+    assert [word for word, _ in limit_rows(status(computer=COMPUTER, role="seed"))] == ["limits"], "it never computes"
     assert limit_rows(status()) == [], "of an older peer, nobody knows"
 
 
