@@ -59,16 +59,20 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         ("Tokens", amount(facts.tokens).strip()),
         *([("Held-out loss", f"{facts.held_out.loss:.4f}")] if facts.held_out is not None else []),
         ("Format", facts.dtype if facts.tokenizer else f"{facts.dtype}, without a tokenizer"),
-        *([("Licence", escaped(about.licence))] if about.licence else []),
-        *([("Home page", escaped(about.url))] if about.url else []),
+        *(
+            (subject, told)
+            for subject, text in (("Licence", about.licence), ("Home page", about.url))
+            if (told := escaped(text))
+        ),
     ]
+    description = escaped(about.description)
     lines = [
         *_front_matter(about.licence),
         MARK,
         "",
         f"# {escaped(manifest.name) or 'Model'}",
         "",
-        *([escaped(about.description), ""] if about.description else []),
+        *([description, ""] if description else []),
         "| | |",
         "|---|---|",
         *(f"| {subject} | {statement} |" for subject, statement in rows),
@@ -87,8 +91,8 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
 
 def _front_matter(licence: str) -> list[str]:
     """Return the front matter.  An unknown licence is "other", with its name in the few characters that hubs take."""
-    word = licence.lower().replace(" ", "-")
-    name = re.sub(r"[^a-z0-9.-]+", "-", plain(word, 64)).strip("-.")
+    word = plain(licence, 64).lower().replace(" ", "-")
+    name = re.sub(r"[^a-z0-9.-]+", "-", word).strip("-.")
     said = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
     if name and word not in LICENCES:
         said.append(f"license_name: {json.dumps(name)}")

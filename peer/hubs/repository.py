@@ -214,7 +214,7 @@ def _client_of(endpoint: str, token: str) -> HfApi:
             """Send a request, and read the whole answer."""
             response = super().send(request, **{**options, "stream": True})
             try:
-                body = _bounded(response.iter_raw(), time.monotonic() + ANSWER_S)
+                body = _bounded(response.iter_bytes(), time.monotonic() + ANSWER_S)
             finally:
                 response.close()
             if response.status_code in PASSING:
@@ -223,7 +223,9 @@ def _client_of(endpoint: str, token: str) -> HfApi:
                 if limit is not None and limit.remaining == 0:
                     wait_s = float(limit.reset_in_seconds)
                 raise HubBusy(f"{request.url.host} is busy ({response.status_code})", wait_s)
-            return httpx2.Response(response.status_code, headers=response.headers, content=body, request=response.request)
+            headers = response.headers
+            headers.pop("Content-Encoding", None)  # it is decoded, so that the limit counts what becomes of it
+            return httpx2.Response(response.status_code, headers=headers, content=body, request=response.request)
 
     utils.logging.set_verbosity_error()
     utils.disable_progress_bars()

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from peer.formatting import plain
 from peer.hubs.card import CardFacts, escaped, model_card
 from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.sections import AboutSection
+from tests.hostile_texts import HARMFUL, HOSTILE
 
-HOSTILE = [
+MARKUP = [
     "---\nlicense: mit\n---",
     '"\nlicense: mit\ntags: [evil]',
     "'}\n- &a !!python/object:os.system x",
@@ -27,9 +29,6 @@ HOSTILE = [
     "> quote\n1. one\n+ two\n    code",
     "\\\\(x^2\\\\) $$y$$ \\<b> &lt;b&gt; &#60;b&#62;",
     "=====\n-----",
-    "\u202eright to left\x1b[31m\u200b\x00\ud800",
-    "x" * 1_000_000,
-    "e" + "\u0301" * 10_000,
 ]
 
 
@@ -82,15 +81,15 @@ def test_a_card_tells_the_runs_facts() -> None:
     assert 'from_pretrained("me/model", revision="round-120")' in card
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("text", [*MARKUP, *HOSTILE.values()], ids=[*map(str, range(len(MARKUP))), *HOSTILE])
 def test_words_of_strangers_are_text_and_nothing_else(text: str) -> None:
-    expected, body = parsed(card_of(manifest_of("plain")))
+    expected, body = parsed(card_of(manifest_of("plain" if plain(text) else "")))
     front, found = parsed(card_of(manifest_of(text)))
-    assert {**front, "license_name": ""} == {**expected, "license_name": ""} and front["license"] == "other"
+    assert {**front, "license_name": ""} == {**expected, "license_name": ""} and front.get("license", "other") == "other"
     assert set(front.get("license_name", "")) <= set("abcdefghijklmnopqrstuvwxyz0123456789-.")
     kinds = [kind for kind, _ in tokens_of(found) if kind not in ("text", "text_special")]
     assert kinds == [kind for kind, _ in tokens_of(body) if kind not in ("text", "text_special")]
-    assert len(found) < 10_000 and found.replace("\n", "").isprintable()
+    assert len(found) < 10_000 and found.replace("\n", "").isprintable() and not HARMFUL.search(found)
 
 
 def test_what_is_escaped_is_shown_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -179,6 +180,11 @@ REFUSALS = {
     "html": (Answer(200, f"<html>{TOKEN}".encode()), ExitCode.FAILED, "does not answer as a hub"),
     "list": (Answer(200, b"[]"), ExitCode.FAILED, "does not answer as a hub"),
     "long": (Answer(200, b" " * (repository.MAX_ANSWER + 1)), ExitCode.FAILED, "its answer is too long"),
+    "long once decoded": (
+        Answer(200, gzip.compress(b" " * (repository.MAX_ANSWER + 1)), headers={"Content-Encoding": "gzip"}),
+        ExitCode.FAILED,
+        "its answer is too long",
+    ),
 }
 
 
