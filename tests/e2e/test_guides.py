@@ -104,7 +104,7 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         (bob.folder / "run.toml").write_text(run_file)
         (bob.folder / "swarm.toml").write_text(swarm_file)
         show, create, join, status, doctor, simulate, as_json, invite, bearer, page, *others = lines(ORGANISER)
-        *_, tensorboard, _, _ = (words for words in others if words[1] not in ("tasks", "page"))
+        tensorboard, *_ = (words for words in others if words[1] == "track")
         tasks = [words for words in others if words[1] == "tasks"]
         assert {words[2] for words in tasks} == {"list", "show", "admit"}, "typed in tests/e2e/test_tasks.py"
         assert lines(README, ORGANISING) == [create, join]
@@ -122,7 +122,8 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
             terminal.until("exit code 0")
         (bob.folder / "run.toml").write_text('admission = "invite"\n' + run_file)
         bob.types(create)
-        export, publish, weights = lines(WEIGHTS, "In short")
+        export, publish, weights, push = lines(WEIGHTS, "In short")
+        assert "--push" in push, "typed in tests/peer/hubs"
         with bob.opens(join) as terminal:
             terminal.until("waiting for more peers")
             guest = Person(swarm, "guest").types(["peer", "id"]).strip()
