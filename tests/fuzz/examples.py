@@ -119,7 +119,7 @@ AMENDMENT = Amendment(
 )
 BODIES: list[Body] = [
     a_heartbeat(
-        measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
+        measured=Measurement(rounds=1, tip=bytes(32), loss=1.5, samples=["upon a time", "↵"]),
         round=3,
         tip=TIP,
         steps=4,
