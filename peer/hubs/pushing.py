@@ -65,13 +65,16 @@ class Pusher:
         self._place = run_dir(data, signed.run) / FOLDER / repository.name.replace("/", "--")
         self._model = self._place / options.dtype
         self._history = RunHistory(signed, run_dir(data, signed.run))
+        self._told = ""
 
     def run(self) -> None:
         """Push the newest state, and with `every` each later state that is due, until the final one is pushed."""
         with self._alone():
             pushed = self._patiently(self._pushed)
-            if (begun := ExportedState.of_folder(self._model)) is not None and begun.rounds > pushed:
+            begun = ExportedState.of_folder(self._model) if self._model.is_dir() else None
+            if begun is not None and begun.rounds > pushed:
                 pushed = self._patiently(self._push)
+            shutil.rmtree(self._model, ignore_errors=True)
             while True:
                 self._history.read()
                 rounds, is_over = len(self._history.rounds), self._history.progress.is_over
@@ -107,18 +110,18 @@ class Pusher:
 
     def _exported(self) -> bool:
         """Export the newest state; return False if it has to be waited for."""
-        shutil.rmtree(self._model, ignore_errors=True)
         try:
             export(self._signed, self._data, self._model, self._options.dtype, None)
         except PeerError as error:
             if self._options.every is None or error.exit_code is not ExitCode.INPUT:
                 raise
-            return False  # its last result is on its way
+            self._tell_once(f"{error.text}; it is tried again")  # its last result may be on its way
+            return False
         return True
 
     def _patiently(self, attempt: Callable[[], int]) -> int:
         """Return the result of `attempt`, which is repeated while the hub is busy or away."""
-        wait_s, told, attempts = FIRST_WAIT_S, "", 0
+        wait_s, attempts = FIRST_WAIT_S, 0
         while True:
             try:
                 return attempt()
@@ -126,11 +129,15 @@ class Pusher:
                 attempts += 1
                 if attempts == self._options.attempts:
                     raise PeerError(f"{error.text}; run it again later, and it goes on where it stopped") from error
-                if error.text != told:
-                    self._tell(f"{error.text}; it is tried again")
-                told = error.text
+                self._tell_once(f"{error.text}; it is tried again")
                 time.sleep(wait_s * random.uniform(0.75, 1.25) if error.wait_s is None else error.wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _tell_once(self, text: str) -> None:
+        """Tell a reason for a delay, unless it is the one that was told last."""
+        if text != self._told:
+            self._tell(text)
+        self._told = text
 
     def _pushed(self) -> int:
         """Return the rounds of the state in the repository, which gets its tag; 0 without one."""
@@ -163,6 +170,7 @@ class Pusher:
         else:
             self._repository.tag(_tag(there), head.commit)
         shutil.rmtree(self._model)
+        self._told = ""
         return max(state.rounds, there.rounds if there is not None else 0)
 
     def _state(self, head: Head) -> ExportedState | None:

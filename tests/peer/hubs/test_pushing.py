@@ -109,6 +109,27 @@ def test_states_are_pushed_every_few_rounds_and_at_the_end(
     assert there.pushed == [3, 6, 7] and json.loads(there.files["manyhands.json"])["is_final"]
 
 
+def test_a_state_that_is_not_on_this_disk_yet_is_waited_for(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path / "data", a_run(ANN, total_tokens=3 * 8))
+    run.grow(3)
+    folder = run_dir(run.data, run.signed.run) / "results"
+    folder.rename(folder.with_name("elsewhere"))
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            folder.with_name("elsewhere").rename(folder)
+
+    monkeypatch.setattr("peer.hubs.pushing.time.sleep", look)
+    assert run.push("--every", "2") == ExitCode.OK
+    assert hub.repositories[NAME].pushed == [3] and len(looks) == 3
+    out = capsys.readouterr().out
+    assert out.count("is not on disk") == 1 and "(the result of round 0 is missing)" in out
+
+
 TROUBLES = {
     "rate limit": (Answer(429, headers={"Retry-After": "30"}), [30.0]),
     "rate limit of a hub": (Answer(429, headers={"RateLimit": '"api";r=0;t=55'}), [55.0]),
@@ -241,6 +262,8 @@ def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, mo
     assert run.left == ["bf16"] and not any(TOKEN.encode() in content for content in places(run))
     there = hub.repositories[NAME]
     assert there.pushed == ([3] if moment in ("commit", "tag") else [])
+    if moment == "tag":
+        assert run.push() == ExitCode.OK and not run.left, "nothing is left to do"
     run.grow(1)
     again = run.started()
     out, _ = again.communicate(timeout=PATIENCE_S)
