@@ -49,6 +49,9 @@ def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(swarm
     assert used_in[0].round >= 1, "the first round reads examples"
     made = {event.root for event in writer.heard(ev.RolloutsGenerated)}
     used = [root for event in trainer.heard(ev.RolloutsUsed) for root in event.batches]
+    for event in trainer.heard(ev.RolloutsUsed):
+        best, typical = event.answers
+        assert best["reward"] >= typical["reward"] and best["prompt"] and typical["prompt"]
     assert set(used) <= made and len(set(used)) == len(used), "each batch is learned from once"
     decided = {event.root: event.verdict for event in trainer.heard(ev.BatchDecided)}
     assert all(decided[root] == "accepted" for root in used)
