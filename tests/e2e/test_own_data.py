@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from protocol.chain.outer_state import bf16
 from protocol.events import events as ev
 from tests.e2e.own_texts import VOCABULARY, write_inputs, write_tokenizer
-from tests.e2e.swarm import Swarm
+from tests.e2e.swarm import Peer, Swarm
 from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
@@ -45,6 +46,9 @@ weight = 30
 name = "code"
 from = "texts/code.parquet"
 weight = 20
+[samples]
+prompts = ["the", "def "]
+tokens = 16
 [inner]
 lr = 2e-3
 warmup_steps = 20
@@ -58,6 +62,12 @@ stall_s = 4.0
 ROUNDS = 8
 
 
+def samples_at(peers: Sequence[Peer]) -> dict[int, set[str]]:
+    """The samples of each state of which all of these peers have heard."""
+    written = [{event.rounds: str(event.completions) for event in peer.heard(ev.SamplesWritten)} for peer in peers]
+    return {rounds: {each[rounds] for each in written} for rounds in set.intersection(*map(set, written))}
+
+
 def test_three_train_on_the_corpus_that_one_of_them_has(tmp_path: Path) -> None:
     write_inputs(tmp_path / "texts", 3_000_000)
     write_tokenizer(tmp_path / "tokenizer.json", 300_000)
@@ -68,6 +78,9 @@ def test_three_train_on_the_corpus_that_one_of_them_has(tmp_path: Path) -> None:
         swarm.until("some rounds", lambda: organiser.committed >= ROUNDS)
         losses = [event.loss for event in organiser.heard(ev.EvalLoss)]
         assert losses[-1] < losses[0]
+        swarm.until("samples of three states at all peers", lambda: len(samples_at(peers)) >= 3)
+        assert all(len(texts) == 1 for texts in samples_at(peers).values()), "all peers have the same"
+        assert len(set.union(*samples_at(peers).values())) > 1, "texts change with the model"
         for peer in others:
             assert list((peer.folder / "runs").glob("*/blocks/*/[0-9]*")), "its blocks came from others"
         assert not list((organiser.folder / "runs").glob("*/blocks/*/[0-9]*")), "it reads its own corpus in place"
