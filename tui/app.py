@@ -298,7 +298,7 @@ class PeerApp(App[None]):
         panel.show()
 
     def action_search(self) -> None:
-        """Ask for a part of a name or ID, and show the peers that have it."""
+        """Ask for a part of a name, an ID or a team, and show the peers that have it."""
         panel = self._panel("2")
 
         def answered(text: str | None) -> None:

@@ -54,7 +54,7 @@ peer config shows the settings.                    Escape closes
 
 
 class PeerSearch(ModalScreen[str | None]):
-    """Question for a part of a peer's name or ID; empty text shows all peers again, and Escape changes nothing."""
+    """Question for a part of a peer's name, ID or team; empty text shows all peers again, and Escape changes nothing."""
 
     BINDINGS = [Binding("escape", "give_up", "close")]
     DEFAULT_CSS = """
@@ -69,7 +69,7 @@ class PeerSearch(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """Lay out the question."""
         with Vertical():
-            yield Static("Peers with this in their name or ID:", markup=False)
+            yield Static("Peers with this in their name, ID or team:", markup=False)
             yield Input(self._text, max_length=64)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -430,6 +430,16 @@ def test_curves_have_units_a_legend_and_a_zoom(zoom: int, unit: int, caption: st
     assert len(ends) == 4, "each line has its name at its end"
 
 
+@pytest.mark.parametrize(("search", "found"), [("KITCH", 3), ("night", 2), (OTHER[-4:], 1), ("hut", 0)])
+def test_peers_are_found_by_a_part_of_their_name_id_or_team(search: str, found: int) -> None:
+    teams = ("Night owls", "Night owls", "bees")
+    swarmed = [replace(NEIGHBOUR, peer=f"{OTHER[:-4]}{end}", team=team) for end, team in zip(range(3), teams, strict=True)]
+    picture = Picture()
+    picture.update(status(swarm=[replace(swarmed[0], peer=OTHER), *swarmed[1:]]))
+    rows = [row.plain for row in swarm.draw(picture, 98, 12, Look(search=search))]
+    assert sum("kitchen" in row for row in rows) == found
+
+
 def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
     near = replace(
         NEIGHBOUR,

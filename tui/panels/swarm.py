@@ -64,7 +64,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     order = ORDERS[look.order % len(ORDERS)]
     others = sorted(status.swarm, key=lambda known: order.key(known, picture.contributions))
     if look.search:
-        others = [known for known in others if look.search.lower() in f"{known.name} {known.peer}".lower()]
+        others = [known for known in others if look.search.lower() in f"{known.name} {known.peer} {known.team}".lower()]
     totals = defaultdict(float, {status.role: status.tokens_per_s})
     for known in others:
         totals[known.role] += known.tokens_per_s if known.liveness == "alive" else 0.0
@@ -96,7 +96,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 def _nobody(look: Look) -> str:
     return (
-        f"no peer has {look.search!r} in its name or ID; / asks anew"
+        f"no peer has {look.search!r} in its name, ID or team; / asks anew"
         if look.search
         else "no other peer yet; i copies the invitation"
     )
@@ -138,7 +138,7 @@ def _with_details(
         for place, row in list(enumerate(rows))[first : first + room]
     ]
     lines += [line("")] * (room - len(lines))
-    found = f", with {look.search!r} in the name or ID" if look.search else ""
+    found = f", with {look.search!r} in the name, ID or team" if look.search else ""
     by = ORDERS[look.order % len(ORDERS)].name
     keys = f"{chosen + 1} of {len(peers)}{found}, by {by}; up and down choose, / finds, s sorts"
     return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(known, picture, width)]
