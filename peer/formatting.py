@@ -204,8 +204,11 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
     """Format the first four addresses with their results, and the number of further ones."""
     parts = []
     for each in tried[:4]:
-        times = f"{each['times']} time{'' if each['times'] == 1 else 's'}: " if each["times"] else ""
-        parts.append(f"{endpoint(str(each['address']))} ({times}{clean(str(each['problem']), 80)})")
+        address, count, problem = (
+            each.get(key, "") for key in ("address", "times", "problem")
+        )  # a foreign log may lack some
+        times = f"{count} time{'' if count == 1 else 's'}: " if count else ""
+        parts.append(f"{endpoint(str(address))} ({times}{clean(str(problem), 80)})")
     return ", ".join(parts) + (f" and {len(tried) - 4} more" if len(tried) > 4 else "")
 
 

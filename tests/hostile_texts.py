@@ -7,6 +7,10 @@ commands, model cards, and the trackers.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
+
+from protocol.events.events import EVENTS, Event
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -50,3 +54,23 @@ HARMFUL = re.compile(
     "|[\u0300\u20dd\u0489\u0e47]{4}"
 )
 """Characters that a terminal obeys, or that turn or hide text, and piles of marks; tabs and line feeds are no harm here."""
+
+
+def every_event(text: str, peer: str, whole: int, number: float) -> Iterator[Event]:
+    """Yield an event of each kind with these values, as a foreign log may have it."""
+    answer = {"reward": number, "prompt": text, "text": text}
+    values: dict[str, Any] = {
+        "int": whole,
+        "float": number,
+        "str": text,
+        "bool": whole > 0,
+        "list[str]": [peer],
+        "int | None": whole,
+        "float | None": number,
+        "dict[str, int]": {peer: whole},
+        "dict[str, float]": {text: number},
+        "dict[str, str]": {text: "reachable"},
+        "list[dict[str, Any]]": [{"address": text, "times": whole, "problem": text, **answer}, answer],
+    }
+    for cls in EVENTS.values():
+        yield cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])

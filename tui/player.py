@@ -196,7 +196,7 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
             role = ROLES.get(phase, status.role)
             return replace(status, role=role, phase=phase, why_idle=why, why_detail=detail)
         case ev.RoundCommitted(number, tip, members, tokens, loss, losses=losses, fragment=fragment, fragments=fragments):
-            round, following = number + 1, (fragment + 1) % fragments
+            round, following = number + 1, (fragment + 1) % max(1, fragments)
             status = replace(status, round=round, tip=tip, members=list(members), tokens=tokens, loss=loss, losses=losses)
             return replace(status, fragment=following, fragments=fragments)
         case ev.RecordRatified(_, record, final):

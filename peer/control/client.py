@@ -339,11 +339,11 @@ def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stampe
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
-    """Return the event if every field has the right type; null becomes NaN, which JSON cannot represent."""
+    """Return the event if every field has the right type; NaN stands for null, and for a float that nobody draws."""
     event = stamped.event
     for name, kind in _kinds(type(event)).items():
         value = getattr(event, name)
-        if kind is float and value is None:
+        if kind is float and (value is None or (isinstance(value, float) and MOST < abs(value) < math.inf)):
             object.__setattr__(event, name, math.nan)
         elif not _is(value, kind):
             return None
@@ -363,10 +363,8 @@ def _is(value: object, kind: Any) -> bool:
     """Return True if a value from JSON has the annotated type; a type that is unknown here accepts any plain value."""
     if isinstance(kind, UnionType):
         return any(_is(value, each) for each in get_args(kind))
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf and _is_small(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and _is_small(value)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) <= MOST
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
     origin, inside = get_origin(kind), get_args(kind)
@@ -379,7 +377,3 @@ def _is(value: object, kind: Any) -> bool:
     if isinstance(value, list):
         return all(_is(each, kind) for each in value)
     return any(_is(value, each) for each in (str, int, float, bool))
-
-
-def _is_small(value: float) -> bool:
-    return not isinstance(value, int) or abs(value) <= MOST

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from peer.formatting import naming, short
 from peer.sentences import level, sentence
 from protocol.events import events as ev
-from protocol.events.events import EVENTS
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import HARMFUL, HOSTILE, every_event
 from tests.protocol.example_status import OTHER
 
 
@@ -33,25 +30,6 @@ def test_a_departure_is_told_as_what_it_was() -> None:
     assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
         ev.PeerSuspected(OTHER, 7.0, False)
     )
-
-
-def every_event(text: str, peer: str, whole: int, number: float) -> Iterator[ev.Event]:
-    """Yield an event of each kind with these values."""
-    values: dict[str, Any] = {
-        "int": whole,
-        "float": number,
-        "str": text,
-        "bool": whole > 0,
-        "list[str]": [peer],
-        "int | None": whole,
-        "float | None": number,
-        "dict[str, int]": {peer: whole},
-        "dict[str, float]": {text: number},
-        "dict[str, str]": {text: "reachable"},
-        "list[dict[str, Any]]": [{"address": text, "times": whole, "problem": text}],
-    }
-    for cls in EVENTS.values():
-        yield cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
 
 
 def test_every_event_has_a_sentence_and_a_level() -> None:

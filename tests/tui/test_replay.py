@@ -14,9 +14,13 @@ from peer.control.client import Stamped
 from peer.control.event_log import LOG_NAMES, to_line
 from peer.errors import PeerError
 from protocol.events import events as ev
+from tests.hostile_texts import HARMFUL, every_event
 from tests.tui.recording import read
 from tests.tui.test_keys import with_textual
 from tests.tui.test_snapshots import NEWCOMER, SIZES, Compare
+from tui.app import PANELS
+from tui.panels import header
+from tui.panels.drawing import Look
 from tui.player import LEAST_STEP, SPEEDS, EventFile, NoEvents, Player, ToldStatus
 from tui.replay import LONG_STEP_S, STEP_S, ReplayView, draw_scrubber
 
@@ -55,6 +59,27 @@ def shown(player: Player) -> tuple[object, ...]:
         [line.text for line in picture.lines],
         list(picture.rounds),
     )
+
+
+@pytest.mark.parametrize("text", ["", "x", "\x1b]52;c;aGk=\x07", "a" + "\u0301" * 99])
+@pytest.mark.parametrize(("whole", "number"), [(0, 0.0), (-1, -1e308), (1, 1e308), (2**63, float(2**63)), (2, -1.0)])
+def test_a_log_that_no_peer_wrote_is_drawn(tmp_path: Path, text: str, whole: int, number: float) -> None:
+    started = ev.Started(ANN, "ann", "aa" * 32, "demo", "0.1.0", 7, [], "/home/ann")
+    told = [
+        started,
+        *every_event(text, BOB, 1, 1.0),
+        *every_event(text, text, whole, number),
+        *every_event(text, BOB, 2, 0.5),
+    ]
+    told += every_event(text, BOB, 2, 0.5)
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(to_line(Stamped(1000.0 + at, float(at), event)) + "\n" for at, event in enumerate(told)))
+    player = Player(EventFile([path]))
+    player.seek(player.ends)
+    for unit in (0, 1):
+        drawn = [draw(player.picture, 118, 30, Look(alone=True, unit=unit)) for _, _, draw in PANELS]
+        for line in (line for lines in (header.draw(player.picture, "", 118, True), *drawn) for line in lines):
+            assert not HARMFUL.search(line.plain), line.plain
 
 
 def test_the_status_is_what_the_events_tell(log: Path) -> None:

@@ -41,7 +41,7 @@ def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text
 def _now(picture: Picture, width: int, unicode: bool) -> Text:
     status = picture.status
     assert status is not None
-    state = status.phase.upper()
+    state = clean(status.phase, 20).upper()
     why = clean(status.why_detail or status.why_idle, 300)
     style = GOOD if status.phase in WORKING else WARNING
     if status.trains_ahead:
