@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
-    from peer.formatting import clean, many, size
+    from peer.formatting import clean, many, size, visible
     from peer.joining.run_source import chosen_run
     from peer.page.writer import FACTS, PageWriter
     from peer.paths import data_dir
@@ -59,9 +60,17 @@ def run(args: argparse.Namespace) -> int:
         f"{many(written.rounds, 'round')}.",
         flush=True,
     )
+    told = ""
     while args.every is not None:
         time.sleep(args.every)
-        writer.write(_status(data, signed.run))
+        try:
+            writer.write(_status(data, signed.run))
+            problem = ""
+        except OSError as error:  # a full disk gets room again
+            problem = f"the page cannot be written: {error}; it is tried again"
+        if problem and problem != told:
+            print(f"peer: {visible(problem)}", file=sys.stderr, flush=True)
+        told = problem
     return ExitCode.OK
 
 

@@ -18,7 +18,7 @@ from peer.control.client import MOST, logged_events
 from peer.control.curves import AnswersOfRound, SampleHistory
 from peer.control.event_log import LOG_NAMES
 from peer.control.names import kept_names
-from peer.files import write_atomically
+from peer.files import remove_left_overs, write_atomically
 from peer.formatting import plain
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
@@ -144,6 +144,7 @@ class RunHistory:
             "samples": self.samples.to_lists(),
         }
         with suppress(OSError):  # what is not kept is counted again
+            remove_left_overs(self._folder, TALLY_NAME)
             write_atomically(self._path, json.dumps(fields, separators=(",", ":")).encode())
             self._saved = len(self.rounds)
 

@@ -99,6 +99,16 @@ def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
     assert found == counted(RunHistory(RUN, tmp_path)) and len(RunHistory(RUN, tmp_path).rounds) < 2
 
 
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 1, [ANN])
+    replica.state.close()
+    (tmp_path / f".{TALLY_NAME}.abc.new").write_text("{")
+    RunHistory(RUN, tmp_path).read()
+    assert [path.name for path in tmp_path.glob("*tally*")] == [TALLY_NAME]
+
+
 def places(found: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
     """Yield the path to each number within a value from JSON."""
     if isinstance(found, dict | list):
