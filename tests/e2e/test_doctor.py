@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.namespaces import why_not
+from peer.errors import ExitCode
 from protocol.events import events as ev
-from tests.e2e.swarm import PATIENCE_S, Swarm
+from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Swarm
 
 
 def examined(swarm: Swarm, folder: Path, *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -46,6 +47,19 @@ def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Pat
         assert founder.leave() == 0
         alone = examined(swarm, guest, invitation, code=1)
         assert alone["peers"]["verdict"] == "fail" and alone["peers"]["remedy"]
+
+
+def test_who_does_not_meet_the_requirements_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+    required = '[requires]\nversion = ">=999.1"\n'
+    with Swarm(tmp_path, TINY_RUN + required) as swarm:
+        swarm.create_run()
+        guest = swarm.place("guest")
+        said = swarm.command(guest, "join", str(swarm.manifest), "--headless", "--local", code=ExitCode.RESOURCES)
+        assert "the run requires of those who train manyhands 999.1 or later (this is " in said
+        assert "or join with --role seed" in said and not [*(guest / "runs").glob("*/records/*")]
+        seed = swarm.peer("seed").start("--role", "seed")
+        swarm.until("it waits for others", lambda: seed.heard(ev.PhaseChanged))
+        assert seed.status()["run_definition"]["requires"].startswith("manyhands 999.1 or later; by its model about ")
 
 
 @pytest.mark.slow
