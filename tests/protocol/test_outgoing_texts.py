@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 KNOWN = {
     "Heartbeat.name": "chosen with --name, or drawn from the peer ID",
     "Heartbeat.team": "chosen with --team",
+    "Measurement.samples": "of the run's model, which completed the run's prompts",
     "Heartbeat.addresses": "where others reach this peer",
     "Heartbeat.version": "of the software",
     "Hello.version": "of the software",
