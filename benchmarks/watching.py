@@ -34,9 +34,13 @@ from peer.control.server import ControlServer
 from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.app import PeerApp
+from tui.contributions import Contributions, PeerCredit
 from tui.feed import PeerFound, Told
 
 PEERS, EVENTS, EVENTS_PER_S = 200, 10_000, 10
+LEDGER = Contributions(
+    PEERS, {f"12D3KooW{number:044}": PeerCredit(number + 1, 12, 10_000, 1 / PEERS, 0, 0) for number in range(PEERS)}
+)
 ROWS, COLUMNS = 40, 120
 
 
@@ -54,6 +58,11 @@ def busy(peers: int, steps: int = 0) -> PeerStatus:
             liveness="alive",
             heard_s=1.0,
             version="0.1",
+            link="direct",
+            reach="internet",
+            round_trip_s=0.001 * number,
+            up_bytes=1000 * steps,
+            down_bytes=1000 * steps,
         )
         for number in range(peers)
     ]
@@ -110,7 +119,8 @@ class Served:
 
     async def _serve(self) -> None:
         log, number = EventLog(), 0
-        server = ControlServer(self._folder, log, {"status": self._status}, lambda: busy(PEERS, number))
+        commands = {"status": self._status, "ledger": self._ledger}
+        server = ControlServer(self._folder, log, commands, lambda: busy(PEERS, number))
         await server.open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run)
@@ -127,6 +137,9 @@ class Served:
 
     async def _status(self, fields: dict[str, object]) -> dict[str, object]:
         return busy(PEERS, self._number).to_fields()
+
+    async def _ledger(self, fields: dict[str, object]) -> dict[str, object]:
+        return LEDGER.to_fields()
 
     _number = 0
 
@@ -219,7 +232,7 @@ class Flood:
         first = self._told
         self._told += self._each if first else EVENTS
         events: list[Told] = [Stamped(float(n), float(n), happened(n)) for n in range(first, self._told)]
-        return [PeerFound(), busy(PEERS, self._told), *events] if not first else [busy(PEERS, self._told), *events]
+        return [PeerFound(), busy(PEERS, self._told), LEDGER, *events] if not first else [busy(PEERS, self._told), *events]
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
         return {}

@@ -46,9 +46,15 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
 SNAPSHOTS = Path("tests/tui/__snapshots__/test_snapshots")
 PICTURES = {
-    "interface.svg": "test_a_run_that_says_what_it_is_for[together-120x40].svg",
-    "training.svg": "test_a_run_that_says_what_it_is_for[training-80x24].svg",
-    "run.svg": "test_a_run_that_says_what_it_is_for[run-80x24].svg",
+    "interface.svg": "test_a_run_that_says_what_it_is_for[120x40].svg",
+    "interface-wide.svg": "test_a_run_that_says_what_it_is_for[200x60].svg",
+    "interface-light.svg": "test_a_light_terminal[120x40].svg",
+    "training.svg": "test_a_panel_alone[1-training-80x24].svg",
+    "swarm.svg": "test_the_details_of_another_peer[80x24].svg",
+    "round.svg": "test_a_panel_alone[3-round-80x24].svg",
+    "transfers.svg": "test_a_panel_alone[4-transfers-80x24].svg",
+    "log.svg": "test_a_panel_alone[5-log-80x24].svg",
+    "run.svg": "test_a_panel_alone[7-run-80x24].svg",
     "samples.svg": "test_a_run_with_prompts[samples-80x24].svg",
     "me.svg": "test_the_owner_of_a_gpu[alone-80x24].svg",
     "rollouts.svg": "test_the_rollouts_alone[writer-80x24].svg",

@@ -23,6 +23,7 @@ EASY = (
     ('environment = "sort"', 'environment = "count"'),
     ("inner_steps = 10", "inner_steps = 300"),
     ("batches_per_round = 2", "batches_per_round = 4"),
+    ("warm_rounds = 1", "warm_rounds = 4"),
 )
 """A model that is a minute old solves some of these."""
 RECORDED = Path(__file__).parent / "recorded"
@@ -57,7 +58,7 @@ def elsewhere(told: Told) -> Told:
 
 def play(swarm: Swarm, trainer: Peer, writer: Peer, validator: Peer, liar: Peer) -> None:
     """What happens in the recordings."""
-    trainer.start()
+    trainer.start("--role", "trainer")
     writer.start("--role", "rollout")
     validator.start("--role", "validator")
     swarm.until("some versions", lambda: len(trainer.heard(ev.RolloutsUsed)) >= VERSIONS, 1200)

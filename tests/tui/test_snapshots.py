@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ OWNED = status(
     joules_per_token=0.093,
 )
 """A volunteer's peer, with everything that the panel Me tells; no recording has a GPU."""
-SIZES = ((80, 24), (120, 40))
+IN_EACH_SIZE = pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
 
 
 class Compare(Protocol):
@@ -41,7 +42,7 @@ class Compare(Protocol):
     def __call__(self, app: PeerApp, *, terminal_size: tuple[int, int], run_before: Any) -> bool: ...
 
 
-def drawn(keys: str) -> Any:
+def drawn(keys: Iterable[str]) -> Any:
     async def prepare(pilot: Pilot[None]) -> None:
         view = pilot.app
         assert isinstance(view, PeerApp)
@@ -58,34 +59,39 @@ def watched(lines: int | None = None, recording: Path = NEWCOMER) -> PeerApp:
     return PeerApp(Recorded(told[: lines or len(told)]))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 @pytest.mark.parametrize(
     "key, title", [(key, title) for key, title, _ in PANELS if key not in (ROLLOUTS, SAMPLES)], ids=lambda text: text.lower()
 )
 def test_a_panel_alone(snap_compare: Compare, key: str, title: str, size: tuple[int, int]) -> None:
-    assert snap_compare(watched(), terminal_size=size, run_before=drawn(key))
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(key))
 
 
-def test_a_light_terminal(snap_compare: Compare) -> None:
-    assert snap_compare(watched(), terminal_size=(80, 24), run_before=drawn("t"))
+@IN_EACH_SIZE
+def test_the_details_of_another_peer(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(("2", "down")))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_light_terminal(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn("t"))
 
 
 def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
     assert snap_compare(watched(16), terminal_size=(80, 24), run_before=drawn(""))
 
 
-@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("keys", ["", "1", "7"], ids=["together", "training", "run"])
-def test_a_run_that_says_what_it_is_for(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
-    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(keys))
+@IN_EACH_SIZE
+def test_a_run_that_says_what_it_is_for(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(""))
 
 
-@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 @pytest.mark.parametrize("keys", ["", SAMPLES], ids=["together", "samples"])
 def test_a_run_with_prompts(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
     assert snap_compare(watched(recording=SAMPLED), terminal_size=size, run_before=drawn(keys))
@@ -97,7 +103,7 @@ def test_a_run_with_fragments(snap_compare: Compare, lines: int) -> None:
     assert snap_compare(watched(lines, STREAMED), terminal_size=(120, 40), run_before=drawn(""))
 
 
-@pytest.mark.parametrize("size", [*SIZES, (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 @pytest.mark.parametrize("keys", ["", "6"], ids=["together", "alone"])
 def test_the_owner_of_a_gpu(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
     assert snap_compare(PeerApp(Recorded([PeerFound(), OWNED])), terminal_size=size, run_before=drawn(keys))
@@ -112,13 +118,13 @@ def of_rollouts(role: str, *, unicode: bool = True) -> PeerApp:
     return PeerApp(Recorded(read(RECORDED / f"rl_{role}.jsonl")), unicode=unicode)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 @pytest.mark.parametrize("role", ROLES)
 def test_a_run_with_rollouts(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
     assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(""))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@IN_EACH_SIZE
 @pytest.mark.parametrize("role", ROLES)
 def test_the_rollouts_alone(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
     assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(ROLLOUTS))

@@ -13,7 +13,7 @@ TITLE = "Round"
 NAME = 24
 AHEAD, WAITING = "ahead", "waiting"
 """Words for the training for the next round, in place of a phase."""
-CELLS = {TRAINING: "█#", WAIT: "░.", EXCHANGE: "▓=", VOTES: "▒+", COMMIT: "▄-"}
+CELLS = {TRAINING: "▆#", WAIT: "░.", EXCHANGE: "▓=", VOTES: "▒+", COMMIT: "▄-"}
 """Characters of the parts in a round's bar, with and without Unicode."""
 ROUND, BUSY, MEMBERS = 7, 8, 9
 COLUMNS = {TRAINING: 8, WAIT: 7, EXCHANGE: 11, VOTES: 8, COMMIT: 9}

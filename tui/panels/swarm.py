@@ -19,7 +19,7 @@ from tui.picture import PeerAudit, Picture
 
 TITLE = "Swarm"
 NAME = 24
-WIDTHS = (NAME, 10, 11, 5, 8, 7, 12, 12, 10)
+WIDTHS = (NAME, 10, 11, 5, 8, 7, 12, 13, 10)
 """Widths of name, role, phase, round, rate, share, link, distance and tokens so far.
 
 Columns are never cut, because a cut number is wrong.
@@ -76,7 +76,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         f"{'TOK/S':>8}",
         f"{'SHARE':>7}",
         f"  {'LINK':<10}",
-        f"{'DISTANCE':>12}",
+        f"{'DISTANCE':>13}",
         f"{'TOKENS':>10}",
     )
     heads = _fitting(titles, width)
@@ -217,7 +217,9 @@ def _seen(known: SwarmPeer) -> str:
 
 def _round_trip(known: SwarmPeer) -> str:
     trip = known.round_trip_s
-    return "" if trip is None else f"{1000 * trip:.1f} ms" if trip < 0.01 else f"{1000 * trip:.0f} ms"
+    if trip is None:
+        return ""
+    return "< 0.1 ms" if trip < 1e-4 else f"{1000 * trip:.1f} ms" if trip < 0.01 else f"{1000 * trip:.0f} ms"
 
 
 def _distance(known: SwarmPeer) -> str:
@@ -267,7 +269,7 @@ def _row(
         f"{amount(known.tokens_per_s):>8}",
         f"{share:>7}",
         f"  {link:<10}",
-        f"{_distance(known) if not mine else '':>12}",
+        f"{_distance(known) if not mine else '':>13}",
         f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
     style = GOOD if mine else "" if alive else WARNING
