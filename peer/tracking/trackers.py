@@ -147,8 +147,9 @@ class Mlflow:
     """
 
     def __init__(self, place: str, run: str, name: str) -> None:
-        if urlsplit(place).scheme not in ("http", "https"):
-            raise PeerError(f"{clean(place)} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
+        if not _is_server(place):
+            shown = clean(place.rpartition("@")[2])  # without a password
+            raise PeerError(f"{shown} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
         self._base, self._opener = f"{place.rstrip('/')}/api/2.0/mlflow", build_opener(_NoRedirects)
         try:
             self._run, self._last = self._resume(run, name)
@@ -200,6 +201,15 @@ class Mlflow:
         if not isinstance(told, dict):
             raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
         return told
+
+
+def _is_server(place: str) -> bool:
+    """Return True for the address of a server without a user's name and password, which belong in the environment."""
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and "@" not in parts.netloc
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -278,8 +278,20 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:
         open_tracker("mlflow:http://127.0.0.1:9", RUN, "a run")
 
 
-@pytest.mark.parametrize("target", ["", "wandb", "wandb:", "csv:here", "mlflow:file:///etc", "\x1b[31m:x"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "",
+        "wandb",
+        "wandb:",
+        "csv:here",
+        "mlflow:file:///etc",
+        "mlflow:https://me:secret@host",
+        "mlflow:http://[::1",
+        "\x1b[31m:x",
+    ],
+)
 def test_what_is_no_tracker_is_refused_with_what_would_do(target: str) -> None:
     with pytest.raises(PeerError, match="write (tensorboard:FOLDER|mlflow:https)") as refused:
         open_tracker(target, RUN, "a run")
-    assert str(refused.value).isprintable()
+    assert str(refused.value).isprintable() and "secret" not in str(refused.value)
