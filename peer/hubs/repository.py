@@ -207,11 +207,15 @@ def _client_of(endpoint: str, token: str) -> HfApi:
     except ImportError as error:
         raise PeerError("huggingface_hub is missing or old; run pip install 'manyhands[hf]'", ExitCode.INPUT) from error
 
+    hub = httpx2.URL(endpoint).origin
+
     class Client(httpx2.Client):
-        """Client whose answers have a bounded size and a deadline."""
+        """Client whose answers have a bounded size and a deadline, and which tells the token to nobody but the hub."""
 
         def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
             """Send a request, and read the whole answer."""
+            if request.url.origin != hub:
+                request.headers.pop("Authorization", None)  # a hub names another host for storage
             response = super().send(request, **{**options, "stream": True})
             try:
                 body = _bounded(response.iter_bytes(), time.monotonic() + ANSWER_S)
