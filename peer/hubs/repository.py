@@ -75,7 +75,7 @@ class HubRepository:
     def __init__(self, name: str) -> None:
         self.name = name
         self._endpoint, self._token = _endpoint(), _token()
-        self._host = urlsplit(self._endpoint).netloc
+        self._host = urlsplit(self._endpoint).netloc.rpartition("@")[2]
         self._api = _client_of(self._endpoint, self._token)
 
     def head(self) -> Head:
@@ -177,7 +177,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _endpoint() -> str:
-    endpoint = os.environ.get(ENDPOINT, HUB).rstrip("/")
+    endpoint = (os.environ.get(ENDPOINT) or HUB).rstrip("/")
     parts = urlsplit(endpoint)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL_HOSTS):
         raise PeerError(

@@ -365,9 +365,9 @@ def test_an_environment_that_does_not_do_is_told_without_the_token(
 def test_a_hub_that_is_not_there_is_told_in_a_sentence(
     run: Run, hub: FakeHub, waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:password@127.0.0.1:9/")
     assert run.push() == ExitCode.FAILED
-    assert "cannot be reached (ConnectError); look at your connection" in capsys.readouterr().err
+    assert "peer: 127.0.0.1:9 cannot be reached (ConnectError); look at your connection" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
