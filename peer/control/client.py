@@ -326,10 +326,10 @@ MAX_LOG_LINE_BYTES = 1 << 20
 def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stamped]:
     """Yield the events of these kinds, or all, in the files of an event log, oldest file first.  Blocking.
 
-    Lines that hold no event are skipped, and so are files that are missing.  Other kinds, which are most, are not parsed.
+    Lines that hold no event are skipped, and so is what is missing or no file.  Other kinds, which are most, are not parsed.
     """
     names = [f'"{kind.__name__}"'.encode() for kind in kinds]
-    for path in files:
+    for path in filter(Path.is_file, files):
         with suppress(FileNotFoundError), path.open("rb") as file:
             while line := file.readline(MAX_LOG_LINE_BYTES):
                 if names and not any(name in line for name in names):

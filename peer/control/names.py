@@ -50,6 +50,8 @@ class ChosenNames:
 def kept_names(folder: Path) -> ChosenNames:
     """Return the names that were kept in the folder of a run; none if there is no file, or if it is damaged.  Blocking."""
     kept = ChosenNames()
+    if not (folder / FILE_NAME).is_file():  # a pipe would be waited for
+        return kept
     try:
         with (folder / FILE_NAME).open("rb") as file:
             for peer, (name, team) in json.loads(file.read(MAX_BYTES)).items():

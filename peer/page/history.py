@@ -149,6 +149,8 @@ class RunHistory:
             self._saved = len(self.rounds)
 
     def _load(self) -> None:
+        if not self._path.is_file():  # a pipe would be waited for
+            return
         try:
             with self._path.open("rb") as file:
                 fields = json.loads(file.read(MAX_TALLY_BYTES))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from functools import reduce
 from itertools import product
 from operator import getitem
@@ -97,6 +98,20 @@ def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
     found = counted(RunHistory(RUN, tmp_path))
     (tmp_path / TALLY_NAME).write_bytes(damage)
     assert found == counted(RunHistory(RUN, tmp_path)) and len(RunHistory(RUN, tmp_path).rounds) < 2
+
+
+@pytest.mark.parametrize("name", [TALLY_NAME, "events.jsonl", "events.1.jsonl", "names.json"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path), lambda path: path.symlink_to("/dev/zero")]
+)
+def test_what_is_no_file_is_not_read(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 2, [ANN, BOB])
+    replica.state.close()
+    make(tmp_path / name)
+    history = RunHistory(RUN, tmp_path)
+    history.read()
+    assert len(history.rounds) == 2 and history.names == {} == history.held_out
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
