@@ -23,7 +23,8 @@ EASY = (
     ('environment = "sort"', 'environment = "count"'),
     ("inner_steps = 10", "inner_steps = 300"),
     ("batches_per_round = 2", "batches_per_round = 4"),
-    ("warm_rounds = 1", "warm_rounds = 4"),
+    ("warm_rounds = 1", "warm_rounds = 2"),
+    ("[data]\n", '[data]\nfrom = "examples"\n'),
 )
 """A model that is a minute old solves some of these."""
 RECORDED = Path(__file__).parent / "recorded"
@@ -58,7 +59,7 @@ def elsewhere(told: Told) -> Told:
 
 def play(swarm: Swarm, trainer: Peer, writer: Peer, validator: Peer, liar: Peer) -> None:
     """What happens in the recordings."""
-    trainer.start("--role", "trainer")
+    trainer.start("--role", "trainer", "--name", "trainer")
     writer.start("--role", "rollout")
     validator.start("--role", "validator")
     swarm.until("some versions", lambda: len(trainer.heard(ev.RolloutsUsed)) >= VERSIONS, 1200)
@@ -78,10 +79,11 @@ def main() -> int:
         run = run.replace(old, new)
     with Swarm(folder, run) as swarm:
         swarm.create_run()
-        trainer, writer, validator, liar = map(swarm.peer, ("trainer", "writer", "validator", "other"))
-        watched: list[Peer] = [trainer, writer, validator]
+        trainer, writer, validator, liar = map(swarm.peer, ("organiser", "writer", "validator", "other"))
+        watched: dict[str, Peer] = {"trainer": trainer, "writer": writer, "validator": validator}
         threads = [
-            threading.Thread(target=record, args=(peer.folder, RECORDED / f"rl_{peer.name}.jsonl", end)) for peer in watched
+            threading.Thread(target=record, args=(peer.folder, RECORDED / f"rl_{name}.jsonl", end))
+            for name, peer in watched.items()
         ]
         for thread in threads:
             thread.start()
