@@ -10,18 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import trio
 
+from peer.control.ledger import CountedChain, ledger_of
 from peer.files import write_atomically
 from protocol.chain.credit import Credit, Ledger
-from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.status import ContributionStatus
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit
 
 FILE = "contribution.json"
 FORM = 1
@@ -41,8 +41,9 @@ class ContributionCount:
     """
 
     def __init__(self, run: Hash, me: PeerId, folder: Path, today: Callable[[], date] = date.today) -> None:
-        self._run, self._me, self._today = run, me, today
-        self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / FILE
+        self._me, self._today, self._path = me, today, folder / FILE
+        self._chain = CountedChain(Records(ReadOnlyDisk(), folder / "records"), run)
+        self._streak = 0
         self._day, self._tokens_today = today(), 0
         self._last_day: date | None = None
         """Last day with credit."""
@@ -50,37 +51,34 @@ class ContributionCount:
         """Days in a row with credit, up to that day."""
         self._is_complete = False
         """True once all records that were there at the start are counted."""
-        self._start()
         self._load()
         self._kept = self.tip
 
-    def _start(self) -> None:
-        self._ledger, self._length, self._streak, self.tip = Ledger(), 0, 0, genesis_tip(self._run)
+    @property
+    def tip(self) -> Hash:
+        """Hash of the last counted record."""
+        return self._chain.tip
 
     def read(self) -> bool:
         """Count the next records, all again if the peer has replaced counted ones; return False if more may be there."""
-        if self._length:
-            last = self._records.at(self._length - 1)
-            if last is None or record_hash(last.record) != self.tip:
-                self._start()
-                self._is_complete = False
-        before, tokens = self._length, self._tokens
-        while self._length < before + AT_ONCE and (commit := self._records.at(self._length)) is not None:
-            if commit.record.previous != self.tip:
-                break
-            self._count(commit)
-        is_done = self._length < before + AT_ONCE
-        if self._is_complete and self._length <= before + MOST_NEW:
+        if self._chain.begins_anew():
+            self._streak, self._is_complete = 0, False
+        before, tokens = self._chain.length, self._tokens
+        while self._chain.length < before + AT_ONCE and self._count_next():
+            pass
+        is_done = self._chain.length < before + AT_ONCE
+        if self._is_complete and self._chain.length <= before + MOST_NEW:
             self._credit_today(self._tokens - tokens)
         self._is_complete = self._is_complete or is_done
         return is_done
 
-    def _count(self, commit: Commit) -> None:
+    def _count_next(self) -> bool:
         before = self._mine
-        self._ledger.add(commit)
+        if self._chain.count_next() is None:
+            return False
         is_counted = (self._mine.rounds, self._mine.batches) != (before.rounds, before.batches)
         self._streak = self._streak + 1 if is_counted else 0
-        self._length, self.tip = self._length + 1, record_hash(commit.record)
+        return True
 
     def _credit_today(self, tokens: int) -> None:
         self._begin_day()
@@ -95,16 +93,20 @@ class ContributionCount:
 
     @property
     def _mine(self) -> Credit:
-        return self._ledger.credits.get(self._me, Credit())
+        return self._chain.ledger.credits.get(self._me, Credit())
 
     @property
     def _tokens(self) -> int:
         return _tokens_of(self._mine)
 
+    def ledger(self, most: int) -> dict[str, Any]:
+        """Return the ledger of the counted records, as `peer.control.ledger.ledger` does."""
+        return ledger_of(self._chain.ledger.credits, self._chain.length, most)
+
     def status(self) -> ContributionStatus:
         """Return what was counted."""
         self._begin_day()
-        credits, mine = self._ledger.credits, self._mine
+        credits, mine = self._chain.ledger.credits, self._mine
         is_recent = self._last_day is not None and self._last_day >= self._day - timedelta(days=1)
         return ContributionStatus(
             rounds=mine.rounds,
@@ -123,9 +125,9 @@ class ContributionCount:
         fields = {
             "form": FORM,
             "tip": self.tip.hex(),
-            "length": self._length,
+            "length": self._chain.length,
             "streak": self._streak,
-            "ledger": self._ledger.to_fields(),
+            "ledger": self._chain.ledger.to_fields(),
             "day": self._day.isoformat(),
             "tokens_today": self._tokens_today,
             "last_day": self._last_day.isoformat() if self._last_day is not None else None,
@@ -144,10 +146,12 @@ class ContributionCount:
             length, streak, tokens, days = (int(fields[name]) for name in ("length", "streak", "tokens_today", "days"))
             day, last = date.fromisoformat(fields["day"]), fields["last_day"]
             last_day = date.fromisoformat(last) if last is not None else None
+            if min(length, streak, tokens, days) < 0:
+                return
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return
-        self._ledger, self.tip, self._length, self._streak = ledger, tip, length, streak
-        self._day, self._tokens_today, self._last_day, self._days = day, tokens, last_day, days
+        self._chain.resume(length, tip, ledger)
+        self._streak, self._day, self._tokens_today, self._last_day, self._days = streak, day, tokens, last_day, days
 
 
 def _tokens_of(credit: Credit) -> int:
@@ -172,25 +176,34 @@ class ContributionMonitor:
 
     def __init__(self, count: ContributionCount, tip: Callable[[], Hash | None]) -> None:
         self._count, self._tip = count, tip
+        self._lock = trio.Lock()
         self.status: ContributionStatus | None = None
 
     async def run(self) -> None:
         """Count until cancelled."""
-        await self._read()  # before the node runs, so that all later records are new
         kept_at = trio.current_time()
         try:
             while True:
-                self.status = self._count.status()
+                async with self._lock:
+                    if self.status is None or self._tip() not in (None, self._count.tip):
+                        await self._read()  # the first time before the node runs, so that all later records are new
+                    self.status = self._count.status()
+                    if trio.current_time() - kept_at >= KEEP_S:
+                        kept_at = trio.current_time()
+                        with suppress(OSError):  # the store reports a full disk
+                            await trio.to_thread.run_sync(self._count.keep)
                 await trio.sleep(LOOK_S)
-                if self._tip() not in (None, self._count.tip):
-                    await self._read()
-                if trio.current_time() - kept_at >= KEEP_S:
-                    kept_at = trio.current_time()
-                    with suppress(OSError):  # the store reports a full disk
-                        await trio.to_thread.run_sync(self._count.keep)
         finally:
-            with suppress(OSError):
-                self._count.keep()
+            with trio.CancelScope(shield=True):
+                async with self._lock:
+                    with suppress(OSError):
+                        self._count.keep()
+
+    async def ledger(self, most: int) -> dict[str, Any]:
+        """Return the ledger of all records, with at most `most` members."""
+        async with self._lock:
+            await self._read()
+            return await trio.to_thread.run_sync(self._count.ledger, most)
 
     async def _read(self) -> None:
         while not await trio.to_thread.run_sync(self._count.read):

@@ -13,10 +13,11 @@ from typing import Any
 from peer.control.client import Stamped, logged_events
 from peer.control.event_log import LOG_NAMES
 from protocol.chain import credit
-from protocol.chain.records import record_hash
-from protocol.chain.store import Store
+from protocol.chain.records import genesis_tip, record_hash
+from protocol.chain.store import Records, Store
 from protocol.events import events as ev
 from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -108,28 +109,39 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
     return ledger_of(credit.ledger(_commits(store, length)), length, most)
 
 
-class ChainLedger:
-    """Ledger of a running peer, which counts each record once.  Blocking; one thread may read it at a time."""
+class CountedChain:
+    """Records of a run that were counted, each once, and what they credit.  Blocking; one thread may use it at a time.
 
-    def __init__(self, store: Store) -> None:
-        self._records = store.records
-        self._start()
+    length, tip: number of counted records, and the hash of the last.
+    """
 
-    def _start(self) -> None:
-        self._counted, self._length, self._tip = credit.Ledger(), 0, b""
+    def __init__(self, records: Records, run: Hash) -> None:
+        self._records, self._run = records, run
+        self._begin()
 
-    def read(self, most: int) -> dict[str, Any]:
-        """Return the same as `ledger`; count all records again if the peer has replaced counted ones."""
-        if self._length:
-            last = self._records.at(self._length - 1)
-            if last is None or record_hash(last.record) != self._tip:
-                self._start()
-        while (commit := self._records.at(self._length)) is not None:
-            if self._length and commit.record.previous != self._tip:
-                break  # replaced just now; the next reading starts again
-            self._counted.add(commit)
-            self._length, self._tip = self._length + 1, record_hash(commit.record)
-        return ledger_of(self._counted.credits, self._length, most)
+    def _begin(self) -> None:
+        self.resume(0, genesis_tip(self._run), credit.Ledger())
+
+    def resume(self, length: int, tip: Hash, counted: credit.Ledger) -> None:
+        """Go on from what an earlier process counted."""
+        self.length, self.tip, self.ledger = length, tip, counted
+
+    def begins_anew(self) -> bool:
+        """Return True if the peer has replaced counted records; none is counted then."""
+        last = self._records.at(self.length - 1) if self.length else None
+        is_replaced = self.length > 0 and (last is None or record_hash(last.record) != self.tip)
+        if is_replaced:
+            self._begin()
+        return is_replaced
+
+    def count_next(self) -> Commit | None:
+        """Count the next record, and return it; None if there is none, or if it continues another branch."""
+        commit = self._records.at(self.length)
+        if commit is None or commit.record.previous != self.tip:
+            return None
+        self.ledger.add(commit)
+        self.length, self.tip = self.length + 1, record_hash(commit.record)
+        return commit
 
 
 def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:

@@ -16,12 +16,11 @@ import trio
 
 from peer.control.client import ControlError
 from peer.control.curves import RunCurves
-from peer.control.ledger import MAX_MEMBERS_TOLD, ChainLedger
+from peer.control.ledger import MAX_MEMBERS_TOLD
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
 from peer.rests.reasons import MAX_PAUSE_S, TimedPause
-from protocol.chain.store import Store
 from protocol.events.status import PeerStatus
 from protocol.node.commands import CannotExtend, Extensions, NotNow, ProbedLines
 from protocol.run.sections import Unit
@@ -42,11 +41,6 @@ ID = re.compile(r"[0-9a-f]{6,64}")
 
 class Peer(Protocol):
     """The daemon, on which the commands act."""
-
-    @property
-    def store(self) -> Store | None:
-        """Records of the run on disk; None until the run is known."""
-        ...
 
     @property
     def contacts(self) -> Contacts | None:
@@ -77,6 +71,10 @@ class Peer(Protocol):
 
     async def curves(self) -> RunCurves:
         """Return the curves that the event log has."""
+        ...
+
+    async def ledger(self, most: int) -> dict[str, Any]:
+        """Return the credit of at most `most` members.  Raises `ControlError` while the run is unknown."""
         ...
 
     async def weights(self) -> dict[str, Any]:
@@ -213,8 +211,6 @@ class Controls:
     def __init__(self, peer: Peer, paused: TimedPause | None = None) -> None:
         self._peer, self._paused = peer, paused
         self._pause_changed = trio.Event()
-        self._ledgers: dict[Store, ChainLedger] = {}
-        self._ledger_lock = trio.Lock()
 
     async def run(self) -> None:
         """End pauses when their time is over, until cancelled."""
@@ -269,13 +265,7 @@ class Controls:
         return (await self._peer.curves()).to_fields()
 
     async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
-        store = self._peer.store
-        if store is None:
-            raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
-        async with self._ledger_lock:
-            if store not in self._ledgers:
-                self._ledgers = {store: ChainLedger(store)}
-            return await trio.to_thread.run_sync(self._ledgers[store].read, MAX_MEMBERS_TOLD)
+        return await self._peer.ledger(MAX_MEMBERS_TOLD)
 
     async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"run": self._peer.status().run, **await self._peer.weights()}

@@ -42,7 +42,6 @@ from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
 from peer.settings.preferences import SETTINGS, limits_in_force
 from peer.tracking.child import keep_tracking
-from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
@@ -315,6 +314,12 @@ class Daemon:
         folder = run_dir(self._settings.data_dir, self._lives.part.choice.run)
         return await trio.to_thread.run_sync(logged_curves, [folder / name for name in reversed(LOG_NAMES)])
 
+    async def ledger(self, most: int) -> dict[str, Any]:
+        """Return the credit of at most `most` members.  Raises `ControlError` while the run is unknown."""
+        if self._lives.part.store is None:
+            raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
+        return await self._contribution.ledger(most)
+
     async def weights(self) -> dict[str, Any]:
         """Return the object of `peer weights --json`."""
         return await self._node().weights()
@@ -343,11 +348,6 @@ class Daemon:
             next_rest=lives.next_rest,
             limits=limits_in_force(self._settings.live.now),
         )
-
-    @property
-    def store(self) -> Store | None:
-        """Store of the run, once it is open."""
-        return self._lives.part.store
 
     @property
     def contacts(self) -> Contacts | None:

@@ -17,12 +17,12 @@ from typing import Any
 from peer.control.client import MOST, logged_events
 from peer.control.curves import AnswersOfRound, SampleHistory
 from peer.control.event_log import LOG_NAMES
+from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
 from peer.files import remove_left_overs, write_atomically
 from peer.formatting import plain
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
-from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.events import EvalLoss, PeerJoined, RolloutsUsed, SamplesWritten, Started
@@ -77,44 +77,43 @@ class RunHistory:
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._signed = signed
-        self._records, self._path = Records(ReadOnlyDisk(), folder / "records"), folder / TALLY_NAME
-        self._folder = folder
+        self._chain = CountedChain(Records(ReadOnlyDisk(), folder / "records"), signed.run)
+        self._folder, self._path = folder, folder / TALLY_NAME
         kept = kept_names(folder)
         self.names, self.teams = {peer: plain(name) for peer, name in kept.names.items()}, kept.teams
         self.held_out: dict[int, HeldOut] = {}
         self.samples = SampleHistory()
         self.answers: AnswersOfRound | None = None
-        self._start()
+        self._begin()
         self._load()
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self.rounds: list[Round] = []
-        self.ledger = Ledger()
         self.progress = RunProgress(self._signed.manifest.goal)
-        self._tip = genesis_tip(self._signed.run)
         self._saved = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        """Credits of the counted records."""
+        return self._chain.ledger
 
     def read(self) -> None:
         """Count the records that were added, all again if the peer has replaced counted ones; then read the log."""
-        if self.rounds:
-            last = self._records.at(len(self.rounds) - 1)
-            if last is None or record_hash(last.record) != self._tip:
-                self._start()
-        while (commit := self._records.at(len(self.rounds))) is not None and commit.record.previous == self._tip:
-            self._count(commit)
+        if self._chain.begins_anew():
+            self._begin()
+        while (commit := self._chain.count_next()) is not None:
+            self._note(commit)
         self._read_log()
         if len(self.rounds) >= self._saved + SAVE_EVERY:
             self._save()
 
-    def _count(self, commit: Commit) -> None:
+    def _note(self, commit: Commit) -> None:
         record, sources = commit.record, self._signed.manifest.data.sources
-        self.ledger.add(commit)
         self.progress = self.progress.after(commit, extension_of(record))
         losses = {sources[source].name: loss for source, loss in record.losses.items() if source < len(sources)}
         self.rounds.append(
             Round(len(self.rounds) + 1, self.progress.tokens, len(record.members), record.loss, losses, reward_of(record))
         )
-        self._tip = record_hash(record)
 
     def _read_log(self) -> None:
         files = (self._folder / name for name in reversed(LOG_NAMES))
@@ -135,7 +134,7 @@ class RunHistory:
         progress = self.progress
         fields = {
             "form": TALLY_FORM,
-            "tip": self._tip.hex(),
+            "tip": self._chain.tip.hex(),
             "total": progress.goal.total,
             "progress": [progress.added, progress.begun, progress.first],
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
@@ -177,7 +176,8 @@ class RunHistory:
                 _count(count)
         except (OSError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError, RecursionError):
             return
-        self.rounds, self.ledger, self.progress, self._tip, self._saved = rounds, ledger, progress, tip, len(rounds)
+        self._chain.resume(len(rounds), tip, ledger)
+        self.rounds, self.progress, self._saved = rounds, progress, len(rounds)
         self.held_out, self.samples = held_out, samples
 
 

@@ -23,6 +23,22 @@ ANN, BOB, CAT = FIVE[:3]
 RUN = a_run(ANN)
 
 
+NEGATIVE = json.dumps(
+    {
+        "form": 1,
+        "tip": "00",
+        "length": -1,
+        "streak": 0,
+        "ledger": {"credits": {}, "young": []},
+        "day": "2026-11-27",
+        "tokens_today": 0,
+        "last_day": None,
+        "days": 0,
+    }
+)
+"""A file with a length that no count has."""
+
+
 class Bob:
     """Counts what Bob gave, on a day that a test sets."""
 
@@ -130,7 +146,9 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob.replica.state.close()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', NEGATIVE]
+)
 def test_a_damaged_file_is_counted_anew(tmp_path: Path, text: str) -> None:
     bob = Bob(tmp_path)
     bob.grow([BOB], [BOB])
@@ -155,6 +173,15 @@ def test_a_count_is_current_while_it_runs_and_kept(tmp_path: Path) -> None:
 
     trio.run(main, clock=trio.testing.MockClock(rate=100))
     assert json.loads((tmp_path / FILE).read_text())["length"] == 3
+    bob.replica.state.close()
+
+
+def test_a_running_peer_tells_the_ledger_of_the_newest_record(tmp_path: Path) -> None:
+    bob = Bob(tmp_path)
+    monitor = ContributionMonitor(bob.count, lambda: bob.replica.history.tip)
+    grow(bob.replica, 3, [ANN, BOB])
+    assert trio.run(monitor.ledger, 9) == ledger(bob.replica.store, 9)
+    assert trio.run(monitor.ledger, 1)["untold"] == 1
     bob.replica.state.close()
 
 
