@@ -272,7 +272,7 @@ def _row(
         f"{_distance(known) if not mine else '':>13}",
         f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
-    style = GOOD if mine else "" if alive else WARNING
+    style = f"{STRONG} {GOOD}" if mine else "" if alive else WARNING
     text = fit("".join(_fitting(cells, width)), width)
     return line((pad(text, width + 1)[:width], "reverse") if chosen else (text, style))
 
