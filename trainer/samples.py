@@ -76,7 +76,7 @@ def _encoded(prompt: str, tokenizer: TemplatedTokenizer, *, converses: bool) -> 
 def next_tokens(model: Decoder, texts: Sequence[Sequence[int]], streams: Sequence[int], length: int) -> list[int]:
     """Choose the next token of each text, of which the model reads the last `length` tokens.
 
-    streams: number of the noise of each text.  All texts are padded to `length`, so that compiled layers see one shape.
+    streams: number of the noise of each text.  All texts are padded to `length`, so that compiled layers see few shapes.
     """
     read = [list(text[-length:]) for text in texts]
     tokens_bt = on_device(torch.tensor([text + [0] * (length - len(text)) for text in read]).numpy(), model.device)

@@ -101,9 +101,9 @@ class RoundPicture:
 
     @property
     def busy_share(self) -> float | None:
-        """Share of its time in which this peer trained; None if it has no time."""
-        total = sum(self.seconds.get(part, 0.0) for part in PARTS)
-        return (self.seconds.get(TRAINING, 0.0) + self.seconds.get(TRAINED_AHEAD, 0.0)) / total if total else None
+        """Share of its time in which this peer trained; None if no training was seen, as when the view opened later."""
+        trained = self.seconds.get(TRAINING, 0.0) + self.seconds.get(TRAINED_AHEAD, 0.0)
+        return trained / sum(self.seconds.get(part, 0.0) for part in PARTS) if trained else None
 
 
 @dataclass

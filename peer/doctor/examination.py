@@ -26,7 +26,7 @@ from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
 from peer.files import write_atomically
-from peer.formatting import amount, clean, size
+from peer.formatting import amount, clean, many, size
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
@@ -186,7 +186,7 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | 
         return Check("training", CheckResult.FAIL, error.text, "", remedy), None
     if kept is None:
         _keep(folder, speed)
-    where = speed.device if speed.device != "cpu" else f"{speed.threads} threads"
+    where = speed.device if speed.device != "cpu" else many(speed.threads, "thread")
     since = " (measured before; --anew measures again)" if kept else ""
     precision = f" in {speed.precision}" if speed.precision else ""
     return ok("training", f"{amount(speed.tokens_per_s)} tokens/s of the demo's model, {where}{precision}{since}"), speed

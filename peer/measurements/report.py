@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount, clean, duration, short, size
+from peer.formatting import amount, clean, duration, many, short, size
 from peer.joining.run_source import find_run, read_manifest, stored_manifest
 from peer.measurements.speeds import Figures, LineSpeed, TrainingSpeed
 from protocol.events.status import PeerStatus
@@ -95,7 +95,7 @@ def rows(figures: Figures, run: RunSize) -> list[Row]:
 
 def _training(training: TrainingSpeed, run: RunSize) -> Row:
     """Return the row for training: time per token is about proportional to parameters."""
-    where = training.device if training.device != "cpu" else f"cpu, {training.threads} threads"
+    where = training.device if training.device != "cpu" else f"cpu, {many(training.threads, 'thread')}"
     figure = f"{amount(training.tokens_per_s)} tokens/s, {100 * training.mfu:.0f} % MFU in {training.precision}"
     rate = training.tokens_per_s * training.parameters / run.parameters
     takes = duration(run.round_tokens / max(rate, 1e-9))

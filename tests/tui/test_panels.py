@@ -219,6 +219,16 @@ def test_a_round_is_drawn_as_parts_in_tenths_of_seconds_and_the_running_one_up_t
     assert all(columns(row) <= 78 for row in rows)
 
 
+def test_a_view_that_opens_late_in_a_round_does_not_call_the_peer_idle_in_it() -> None:
+    picture = Picture()
+    picture.update(status())
+    committed = ev.RoundCommitted(12, "aa" * 32, [ME, OTHER], 9, 2.0, True)
+    applied = ev.PhaseChanged("applying", "committing", "")
+    lived(picture, (39.75, committed), (39.75, applied), (40.0, ev.PhaseChanged("computing", "", "")))
+    rows = [row.plain.split() for row in round.draw(picture, 78, 12, Look(unicode=False))]
+    assert ["12", "-", "-", "-", "-", "0.2", "-"] in [row[:7] for row in rows]
+
+
 @pytest.mark.parametrize(
     ("changes", "share"),
     [
