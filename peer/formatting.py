@@ -204,9 +204,8 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
     """Format the first four addresses with their results, and the number of further ones."""
     parts = []
     for each in tried[:4]:
-        address, count, problem = (
-            each.get(key, "") for key in ("address", "times", "problem")
-        )  # a foreign log may lack some
+        # A foreign log may lack some of these.
+        address, count, problem = (each.get(key, "") for key in ("address", "times", "problem"))
         times = f"{count} time{'' if count == 1 else 's'}: " if count else ""
         parts.append(f"{endpoint(str(address))} ({times}{clean(str(problem), 80)})")
     return ", ".join(parts) + (f" and {len(tried) - 4} more" if len(tried) > 4 else "")

@@ -95,7 +95,7 @@ class Evaluation:
     def loss(self) -> float:
         """Mean of the sources' losses by their shares, in nats per counted token, without the z-loss.
 
-        For preferences, the mean over the pairs.  All must be done.
+        For preferences, the mean over the pairs.  All windows and samples must be done.
         """
         assert self.done == self.total
         return self._totals.mean(self._plan.shares)
@@ -111,7 +111,7 @@ class Evaluation:
         return self._samples.texts if self._samples is not None else ()
 
     def share(self, opportunities: int) -> int:
-        """Return how much to do now; `opportunities` calls, including this one, should cover all."""
+        """Return the number of windows or tokens to do now; `opportunities` calls, including this one, should cover all."""
         left = self.total - self.done
         least = self._plan.batch if self._work.parameters.shows_in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))

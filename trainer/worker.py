@@ -65,10 +65,8 @@ class Done:
     tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference. losses: by source, before each
     step. margin, accuracy: mean margin of the pairs, and share of pairs with a margin above 0; None without preferences.
 
-    answers: the best and a typical answer; none for text.
-
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
-    in nats per token; None in a run without a KL term.
+    in nats per token; None in a run without a KL term. answers: the best and a typical answer; none for text.
     """
 
     tokens: int

@@ -1,8 +1,7 @@
 """Colours of the interface: a dark and a light palette, and the terminal's own colours where it has few.
 
-The panels name six ANSI colours; a palette says what they look like.  The colours keep apart for people who confuse red
-and green, and each has a contrast of at least 5 to the background.  No information is
-in a colour alone.
+The panels name six ANSI colours; a palette says what they look like.  People who confuse red and green can tell
+these colours apart, and each has a contrast of at least 5 to the background.  No information is in a colour alone.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ LICENCES = frozenset(
 class CardFacts:
     """Facts of a card besides the run's own.  tokens: of all members.  held_out: of this state; None if unknown.
 
-    dtype: "bf16" or "fp32".  tokenizer: true if the folder has one.
+    dtype: "bf16" or "fp32".  tokenizer: True if the folder has one.
     """
 
     state: ExportedState

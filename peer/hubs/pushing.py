@@ -59,7 +59,7 @@ class Pusher:
         data: Path,
         repository: HubRepository,
         options: PushOptions,
-        tell: Callable[[str], None],
+        tell: Tell,
     ) -> None:
         self._signed, self._data, self._repository, self._options, self._tell = signed, data, repository, options, tell
         self._place = run_dir(data, signed.run) / FOLDER / repository.name.replace("/", "--")

@@ -259,10 +259,10 @@ class ComputerStatus:
 
     processor: its model.  busy_share: share of the processor's time, 0 to 1, in which it worked in the last seconds; None
     before the second reading.  memory_used, memory_total: bytes.  memory_limit: bytes that the peer's container or service
-    may use; None without a limit.  watts: power that the processor draws; None unless the
-    system lets this user read it.  gpus: the GPUs that this peer may use.
-    joules: energy that these GPUs and the processor drew since the peer's start while it did not rest; None if neither
-    tells its power.  all_joules: the same for all peers of this data directory until now.
+    may use; None without a limit.  watts: power that the processor draws; None unless the system lets this user read it.
+    gpus: the GPUs that this peer may use.  joules: energy that these GPUs and the processor drew since the peer's start
+    while it did not rest; None if neither tells its power.  all_joules: the same for all peers of this data directory until
+    now.
     """
 
     processor: str = ""

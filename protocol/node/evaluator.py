@@ -75,7 +75,8 @@ class CommittedState:
 class MeasuredLoss:
     """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several.
 
-    members: number of members of which it is the mean; `by` is the last of them.  samples: that it has written, if any.
+    members: number of members of which it is the mean; `by` is the last of them.  samples: its
+    completions of the run's prompts, in their order; empty if it wrote none.
     """
 
     rounds: int

@@ -62,7 +62,7 @@ MOST_TIMES = 9.0
 """Longest wait, as a multiple of the time of the work before it: a limit below the card's idle power must not stop the
 work."""
 MOST_REST_S = 600.0
-"""Longest wait in seconds: the peer ends a trainer that is silent for half an hour, and the next step is silent, too."""
+"""Longest wait in seconds.  The peer ends a trainer that is silent for half an hour, and the step after a wait is silent."""
 PIECE_S = 0.5
 """Seconds of generation or verification, which have small steps, between two waits."""
 LEAST_WAIT_S = 1e-4
