@@ -1,7 +1,8 @@
 """`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
 
 With arguments, it first starts that peer itself, by `peer WORD …` (`tui.own_peer`).  `python -m tui --replay FILE …` shows a
-recorded event log instead; its files are given oldest first.
+recorded event log instead; its files are given oldest first.  `python -m tui --child-of PID FOLDER` ends with its parent, a
+server that shows the view in a browser.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 from peer.errors import ExitCode
 from tui.own_peer import OwnPeer
+
+PARENT_S = 1.0
+"""Seconds between two looks for the parent."""
 
 
 def main() -> int:
@@ -22,6 +28,9 @@ def main() -> int:
         return 2
     if sys.argv[1] == "--replay":
         return replay([Path(name) for name in sys.argv[2:]])
+    if sys.argv[1] == "--child-of":
+        threading.Thread(target=end_with, args=(int(sys.argv[2]),), daemon=True).start()
+        del sys.argv[1:3]
     folder, words = Path(sys.argv[1]), sys.argv[2:]
     own = OwnPeer(words) if words else None  # before the slow imports, so that the peer starts at the same time
 
@@ -46,6 +55,13 @@ def main() -> int:
     elif view.left:
         print(f"{view.left[:1].upper()}{view.left[1:]}; the same command goes on from there.")
     return ending.code
+
+
+def end_with(parent: int) -> None:
+    """Wait for the end of the process that started this one, which may be killed, and end this one at once."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(0)  # nobody reads what the interface would write at its end
 
 
 def replay(paths: list[Path]) -> int:

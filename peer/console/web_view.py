@@ -9,6 +9,7 @@ nothing from anywhere else.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shlex
 import sys
@@ -18,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from peer.errors import ExitCode, PeerError
+from peer.installation import child_environment
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 MOST_VIEWS = 8
 """Most views at a time; each is a process of its own."""
+END_S = 1.0
+"""Seconds for which the end of the server waits for open views before it closes them."""
 
 
 def cookie_name(port: int) -> str:
@@ -46,7 +50,7 @@ def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
     token = secrets.token_urlsafe(32)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send what is no request
     try:
-        web.run_app(application(folder, port, token, tell), host=HOST, port=port, print=None)
+        web.run_app(application(folder, port, token, tell), host=HOST, port=port, print=None, shutdown_timeout=END_S)
     except OSError as error:
         raise PeerError(
             f"port {port} of {HOST} cannot be opened: {error.strerror}; choose another one", ExitCode.INPUT
@@ -59,7 +63,8 @@ async def application(folder: str, port: int, token: str, tell: Callable[[str], 
     from textual_serve.server import Server
 
     own, cookie = f"{HOST}:{port}", cookie_name(port)
-    command = shlex.join([sys.executable, "-m", "tui", folder])
+    os.environ.update(child_environment(os.environ))  # which textual-serve gives to the views
+    command = shlex.join(["exec", sys.executable, "-m", "tui", "--child-of", str(os.getpid()), folder])
     server = Server(command, host=HOST, port=port, title="Manyhands", public_url=f"http://{HOST}:{port}")
     views = 0
     policy = (

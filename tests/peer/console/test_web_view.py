@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientResponse, ClientSession, CookieJar, WSServerHandshakeError, web
@@ -13,6 +15,8 @@ from aiohttp.test_utils import unused_port
 
 from peer.console import web_view
 from peer.console.web_view import HOST, application, cookie_name
+from peer.installation import ROOT
+from tui.__main__ import end_with
 
 TOKEN = "5rhZ0kq"
 
@@ -132,3 +136,34 @@ def test_a_view_is_a_process_and_there_are_only_so_many(monkeypatch: pytest.Monk
         assert refused.value.status == 503
 
     served(use, monkeypatch)
+
+
+def test_the_program_of_a_view_is_ours_and_a_child_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, told = tmp_path / "program", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\necho "$PPID $PYTHONSAFEPATH $PYTHONPATH $*" > {told}.new && mv {told}.new {told}\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+    async def main() -> None:
+        monkeypatch.setattr(sys, "executable", str(program))
+        async with view(TOKEN, lambda told: None) as port, ClientSession() as session:
+            cookies = {"Cookie": f"{cookie_name(port)}={TOKEN}"}
+            async with session.ws_connect(address(port, "/ws"), headers=cookies) as opened:
+                while not told.exists():
+                    await opened.send_str('["ping", 0]')
+                    await opened.receive()
+
+    asyncio.run(main())
+    us = str(os.getpid())
+    assert told.read_text().split() == [us, "1", str(ROOT), "-m", "tui", "--child-of", us, "folder"]
+
+
+def test_a_view_ends_when_the_server_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents, waits = iter([7, 7, 1]), list[float]()
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr("tui.__main__.time.sleep", waits.append)
+    with pytest.raises(SystemExit) as ended:
+        end_with(7)
+    assert ended.value.code == 0 and len(waits) == 2
