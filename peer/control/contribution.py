@@ -112,7 +112,7 @@ class ContributionCount:
             rounds=mine.rounds,
             tokens=self._tokens,
             tokens_today=self._tokens_today,
-            rank=1 + sum(_tokens_of(each) > self._tokens for each in credits.values()) if self._tokens else None,
+            rank=1 + sum(_order(each) > _order(mine) for each in credits.values()) if self._tokens else None,
             contributors=sum(_tokens_of(each) > 0 for each in credits.values()),
             streak=self._streak,
             days=self._days if is_recent else 0,
@@ -156,6 +156,11 @@ class ContributionCount:
 
 def _tokens_of(credit: Credit) -> int:
     return credit.tokens + credit.accepted_tokens
+
+
+def _order(credit: Credit) -> tuple[int, int]:
+    """Return the key by which the ledger orders its members, the largest first."""
+    return credit.tokens, credit.accepted_tokens
 
 
 # ------------------------------------------------------------------------------------------------------------------------

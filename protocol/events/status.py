@@ -282,7 +282,7 @@ class ContributionStatus:
 
     rounds: rounds that count its work.  tokens: tokens that it trained, and those of its rollouts that were learned from.
     tokens_today: those of them since midnight, local time.
-    rank: its place among the contributors, by tokens; None before its first credit.  contributors: peers with credit.
+    rank: its place in the ledger; None before its first credit.  contributors: peers with credit.
     streak: number of the latest rounds in a row that count its work.  days: number of days in a row with such a round, up to
     today or yesterday.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,29 +15,23 @@ import trio.testing
 from peer.control import contribution
 from peer.control.contribution import FILE, LOOK_S, MOST_NEW, ContributionCount, ContributionMonitor
 from peer.control.ledger import ledger
+from protocol.chain.records import genesis_tip
 from protocol.chain.replica import Replica
 from protocol.events.status import ContributionStatus
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
 
 ANN, BOB, CAT = FIVE[:3]
 RUN = a_run(ANN)
 
 
-NEGATIVE = json.dumps(
-    {
-        "form": 1,
-        "tip": "00",
-        "length": -1,
-        "streak": 0,
-        "ledger": {"credits": {}, "young": []},
-        "day": "2026-11-27",
-        "tokens_today": 0,
-        "last_day": None,
-        "days": 0,
-    }
-)
-"""A file with a length that no count has."""
+def kept(length: int, credits: Mapping[PeerId, list[int]]) -> str:
+    """A file of so many rounds with these credits."""
+    ledger = {"credits": dict(credits), "young": []}
+    day = {"day": "2026-11-27", "tokens_today": 0, "last_day": None, "days": 0}
+    tip = genesis_tip(RUN.run).hex()
+    return json.dumps({"form": 1, "tip": tip, "length": length, "streak": 0, "ledger": ledger, **day})
 
 
 class Bob:
@@ -97,6 +92,14 @@ def test_a_peer_without_credit_has_no_rank(tmp_path: Path) -> None:
     bob.replica.state.close()
 
 
+def test_a_rank_is_the_place_in_the_ledger_where_trained_tokens_come_first(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(
+        kept(0, {ANN.peer_id: [1, 100, 0, 0], BOB.peer_id: [0, 0, 2, 500], CAT.peer_id: [0, 0, 1, 400]})
+    )
+    told = ContributionCount(RUN.run, BOB.peer_id, tmp_path).status()
+    assert (told.tokens, told.rank, told.contributors) == (500, 2, 3)
+
+
 def test_days_in_a_row_end_with_a_day_without_a_round(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
     assert [bob.grow([BOB], day=day).days for day in (24, 24, 25, 26)] == [1, 1, 2, 3]
@@ -147,7 +150,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', NEGATIVE]
+    "text", ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', kept(-1, {})]
 )
 def test_a_damaged_file_is_counted_anew(tmp_path: Path, text: str) -> None:
     bob = Bob(tmp_path)
