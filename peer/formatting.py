@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.short_id import short_id
-from protocol.team import MOST_MARKS
+from protocol.team import INVISIBLE, MOST_MARKS
 
 if TYPE_CHECKING:
     from protocol.events.status import GpuStatus, PeerStatus, SwarmPeer
@@ -100,10 +100,10 @@ def _columns_of(character: str) -> int:
 
 
 def _harmless(text: str) -> Iterator[str]:
-    """Yield the printable characters of `text`, without the marks on a letter after the first `MOST_MARKS`."""
+    """Yield the printable characters of `text` that can be seen, with at most `MOST_MARKS` marks on a letter."""
     marks = 0
     for character in text:
-        if character.isprintable():
+        if character.isprintable() and character not in INVISIBLE:
             marks = 0 if character.isascii() or unicodedata.category(character)[0] != "M" else marks + 1
             if marks <= MOST_MARKS:
                 yield character
@@ -119,7 +119,7 @@ TENTHS_BELOW_S = 10
 
 
 def clean(text: str, limit: int = 40) -> str:
-    """Return the first `limit` printable characters of `text`, with at most `MOST_MARKS` combining marks on each letter."""
+    """Return the first `limit` printable characters of `text` that can be seen, with few combining marks on a letter."""
     return text[:limit] if text.isascii() and text.isprintable() else "".join(islice(_harmless(text), limit))
 
 

@@ -11,7 +11,7 @@ MAX_TEAM = 24
 """Most characters of a team's name."""
 MOST_MARKS = 3
 """Most combining marks on one letter; no language has more."""
-_INVISIBLE = frozenset(
+INVISIBLE = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)))
 ) | set(map(chr, range(0xE0100, 0xE01F0)))
 """Letters and marks that leave no ink, with which two different names would look the same."""
@@ -30,7 +30,7 @@ def team_named(text: str) -> str:
     if any(kinds[at : at + MOST_MARKS + 1] == ["mark"] * (MOST_MARKS + 1) for at in range(len(kinds))):
         return ""
     allowed = all(_is_written(kind) or kind == "mark" or each in " -_" for each, kind in zip(name, kinds, strict=True))
-    return name if allowed and not _INVISIBLE & set(name) else ""
+    return name if allowed and not INVISIBLE & set(name) else ""
 
 
 def _is_written(kind: str) -> bool:

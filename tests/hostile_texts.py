@@ -50,7 +50,8 @@ HOSTILE = {
     "spaces": "   \u3000\u00a0  ",
 }
 HARMFUL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e01ef"
+    "\u034f\u115f\u1160\u3164\uffa0\ufe00-\ufe0f]"
     "|[\u0300\u20dd\u0489\u0e47]{4}"
 )
 """Characters that a terminal obeys, or that turn or hide text, and piles of marks; tabs and line feeds are no harm here."""
