@@ -14,11 +14,13 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -219,6 +221,20 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """Return the content of a small JSON file; None if it is missing or damaged, or is no file but a pipe or a device.
+
+    limit: bytes that are read at most.  Blocking.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return json.loads(file.read(limit))
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
 
 
 def remove_left_overs(folder: Path, name: str = "") -> None:

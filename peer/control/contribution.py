@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from peer.control.ledger import CountedChain, ledger_of
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from protocol.chain.credit import Credit, Ledger
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
@@ -138,8 +138,7 @@ class ContributionCount:
 
     def _load(self) -> None:
         try:
-            with self._path.open("rb") as file:
-                fields = json.loads(file.read(MAX_FILE_BYTES))
+            fields = read_json(self._path, MAX_FILE_BYTES)
             if fields["form"] != FORM:
                 return
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
@@ -148,7 +147,7 @@ class ContributionCount:
             last_day = date.fromisoformat(last) if last is not None else None
             if min(length, streak, tokens, days) < 0:
                 return
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             return
         self._chain.resume(length, tip, ledger)
         self._streak, self._day, self._tokens_today, self._last_day, self._days = streak, day, tokens, last_day, days

@@ -16,7 +16,7 @@ import trio
 
 from peer.control.client import logged_events
 from peer.control.event_log import LOG_NAMES
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from protocol.events.events import PeerJoined, Started
 from protocol.events.status import NodeStatus
 from protocol.team import team_named
@@ -50,13 +50,10 @@ class ChosenNames:
 def kept_names(folder: Path) -> ChosenNames:
     """Return the names that were kept in the folder of a run; none if there is no file, or if it is damaged.  Blocking."""
     kept = ChosenNames()
-    if not (folder / FILE_NAME).is_file():  # a pipe would be waited for
-        return kept
     try:
-        with (folder / FILE_NAME).open("rb") as file:
-            for peer, (name, team) in json.loads(file.read(MAX_BYTES)).items():
-                kept.note(str(peer), str(name), str(team))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        for peer, (name, team) in read_json(folder / FILE_NAME, MAX_BYTES).items():
+            kept.note(str(peer), str(name), str(team))
+    except (ValueError, TypeError, AttributeError):
         return ChosenNames()
     return kept
 

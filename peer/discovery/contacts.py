@@ -18,7 +18,7 @@ import trio
 
 from peer.discovery.rendezvous import REREAD_S, Rendezvous
 from peer.errors import PeerError
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from peer.paths import runtime_dir
 from protocol.events.events import Event, Notice
 from protocol.run.invitation import MAX_ADDRESSES, can_be_named
@@ -97,11 +97,7 @@ class AddressBook:
 
 def read_book(path: Path) -> list[str]:
     """Return the addresses in a book; none if it is missing or damaged."""
-    try:
-        with path.open("rb") as file:
-            known = json.loads(file.read(MAX_BOOK_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return []
+    known = read_json(path, MAX_BOOK_BYTES)
     if not isinstance(known, list):
         return []
     return [
@@ -223,12 +219,7 @@ class Contacts:
 
 def read_contacts(folder: Path) -> Known:
     """Return the stored contacts of a run; empty if the file is missing or damaged."""
-    try:
-        with (folder / FILE_NAME).open("rb") as file:
-            fields = json.loads(file.read(MAX_FILE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return Known()
-    return read_known(fields)
+    return read_known(read_json(folder / FILE_NAME, MAX_FILE_BYTES))
 
 
 def read_known(fields: Any) -> Known:

@@ -25,7 +25,7 @@ from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from peer.formatting import amount, clean, many, size
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
@@ -207,12 +207,11 @@ def _keep(folder: Path, speed: TrainingSpeed) -> None:
 
 def _kept(folder: Path) -> TrainingSpeed | None:
     try:
-        with (folder / KEPT_IN).open("rb") as file:
-            told = json.loads(file.read(MAX_BYTES))
+        told = read_json(folder / KEPT_IN, MAX_BYTES)
         speed = TrainingSpeed(**told["speed"])
         known = told["what"] == _what() and 0 <= time.time() - float(told["at"]) < KEPT_S
         return speed if known and float(speed.tokens_per_s) > 0 and int(speed.parameters) > 0 else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

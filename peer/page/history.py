@@ -19,7 +19,7 @@ from peer.control.curves import AnswersOfRound, SampleHistory
 from peer.control.event_log import LOG_NAMES
 from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
-from peer.files import remove_left_overs, write_atomically
+from peer.files import read_json, remove_left_overs, write_atomically
 from peer.formatting import plain
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
@@ -148,11 +148,8 @@ class RunHistory:
             self._saved = len(self.rounds)
 
     def _load(self) -> None:
-        if not self._path.is_file():  # a pipe would be waited for
-            return
         try:
-            with self._path.open("rb") as file:
-                fields = json.loads(file.read(MAX_TALLY_BYTES))
+            fields = read_json(self._path, MAX_TALLY_BYTES)
             if fields["form"] != TALLY_FORM:
                 return
             rounds = [
@@ -174,7 +171,7 @@ class RunHistory:
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
             for count in (each for credit in ledger.credits.values() for each in vars(credit).values()):
                 _count(count)
-        except (OSError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, ArithmeticError, TypeError, LookupError, AttributeError):
             return
         self._chain.resume(len(rounds), tip, ledger)
         self.rounds, self.progress, self._saved = rounds, progress, len(rounds)

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import trio
 
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from peer.formatting import clean
 from peer.resources.computer import memory_limit, open_nvml, visible_gpus
 from peer.rests.reasons import quietly
@@ -218,9 +218,8 @@ class EnergyMeter:
 def _read_joules(path: Path) -> float:
     """Return the stored joules; 0 if the file is missing or malformed."""
     try:
-        with path.open("rb") as file:
-            joules = float(json.loads(file.read(MAX_FILE_BYTES))["joules"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        joules = float(read_json(path, MAX_FILE_BYTES)["joules"])
+    except (ValueError, TypeError, KeyError, OverflowError):
         return 0.0
     return joules if math.isfinite(joules) and 0 <= joules <= MOST_JOULES else 0.0
 

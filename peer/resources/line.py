@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 
 FILE_NAME = "line.json"
 MAX_BYTES = 1024
@@ -48,10 +48,9 @@ def keep_line(folder: Path, up: float, down: float, clock: Callable[[], float] =
 def kept_line(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredLine | None:
     """Return the last measurement; None if there is none, or if it is old.  Blocking."""
     try:
-        with (folder / FILE_NAME).open("rb") as file:
-            fields = json.loads(file.read(MAX_BYTES))
+        fields = read_json(folder / FILE_NAME, MAX_BYTES)
         line = MeasuredLine(*(float(fields[name]) for name in ("up", "down", "at")))
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, OverflowError):
         return None
     is_whole = all(math.isfinite(rate) and rate >= 0 for rate in (line.up, line.down))
     return line if is_whole and 0 <= clock() - line.at < KEPT_S else None

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Any
 
 import trio
 
-from peer.files import write_atomically
+from peer.files import read_json, write_atomically
 from peer.formatting import duration, size
 from peer.rests.keeper import Rest, SensorReading
 from peer.rests.presence import Presence
@@ -74,11 +73,7 @@ def next_month(now: datetime) -> datetime:
 
 def _read(path: Path) -> tuple[str, int]:
     """Return the stored month and bytes; ("", 0) if the file is missing or malformed."""
-    try:
-        with path.open("rb") as file:
-            told = json.loads(file.read(MAX_COUNT_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return "", 0
+    told = read_json(path, MAX_COUNT_BYTES)
     month, moved = (told.get("month"), told.get("bytes")) if isinstance(told, dict) else (None, None)
     if isinstance(month, str) and _MONTH.fullmatch(month) and type(moved) is int and 0 <= moved <= MOST_BYTES:
         return month, moved
@@ -194,12 +189,11 @@ def keep_pause(folder: Path, pause: TimedPause | None) -> None:
 def kept_pause(folder: Path, now: float) -> TimedPause | None:
     """Return the pause that an earlier process stored; None if it is missing or over, or the file is damaged.  Blocking."""
     try:
-        with (folder / FILE_NAME).open("rb") as file:
-            until = json.loads(file.read(MAX_PAUSE_BYTES))["until"]
+        until = read_json(folder / FILE_NAME, MAX_PAUSE_BYTES)["until"]
         pause = TimedPause(math.inf if until is None else float(until))
         if until is not None and not math.isfinite(pause.until):
             return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return pause if pause.left_s(now) > 0 else None
 
@@ -376,13 +370,7 @@ def _supply(folder: Path) -> dict[str, str]:
 
 def _from_file(path: Path) -> SensorReading:
     """Read a file that replaces the sensors; an unreadable or special file gives no values."""
-    told: Any = None
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                told = json.loads(file.read(MAX_FILE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        pass
+    told = read_json(path, MAX_FILE_BYTES)
     told = told if isinstance(told, dict) else {}
     is_plugged = told.get("plugged")
     return SensorReading(

@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from peer.files import MARK, LockHeld, RotatingFile, is_original, locked, mark_original, remove_left_overs, write_atomically
+from peer.files import (
+    MARK,
+    LockHeld,
+    RotatingFile,
+    is_original,
+    locked,
+    mark_original,
+    read_json,
+    remove_left_overs,
+    write_atomically,
+)
 
 # ------------------------------------------------------------------------------------------------------------------------
 # A lock between processes is held by one, says by whom, and ends with its holder.
@@ -172,6 +182,21 @@ def test_a_file_that_must_stay_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "file", b"two", replace=False)
     assert (tmp_path / "file").read_bytes() == b"one" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "\xff", "[" * 100_000, "9" * 5000, f'"{"x" * 2000}"'])
+def test_a_damaged_file_has_no_content(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "some.json"
+    path.write_text(text, encoding="latin-1")
+    assert read_json(path, 1000 if "x" in text else 1 << 20) is None
+    path.write_text('{"a": 1}')
+    assert read_json(path, 1000) == {"a": 1}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: None])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "some.json")
+    assert read_json(tmp_path / "some.json", 1000) is None
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
