@@ -254,7 +254,9 @@ def test_a_pause_is_kept_until_it_is_over_or_taken_back(tmp_path: Path) -> None:
     assert kept_pause(tmp_path, NOW) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"until": "soon"}', '{"until": NaN}', '{"until": []}', "[" * 2000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"until": "soon"}', '{"until": NaN}', '{"until": []}', "[" * 2000, f'{{"until": 1{"0" * 400}}}']
+)
 def test_a_damaged_file_is_no_pause(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     assert kept_pause(tmp_path, NOW) is None
