@@ -36,7 +36,7 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
     """Return the absolute path of the data directory, without creating it.  option: from the command line."""
     chosen = option or os.environ.get("PEER_DATA_DIR")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.expanduser(chosen)).absolute()
     import platformdirs  # only when needed: `peer --help` must be quick
 
     return Path(platformdirs.user_data_dir("manyhands", appauthor=False)).absolute()
@@ -126,7 +126,7 @@ def runtime_dir() -> Path:
     """Return the runtime directory, created if it is missing; raises `PeerError` if another user owns it."""
     chosen = os.environ.get("PEER_RUNTIME_DIR")
     if chosen:
-        return make_private(Path(chosen).expanduser().absolute())
+        return make_private(Path(os.path.expanduser(chosen)).absolute())
     session = os.environ.get("XDG_RUNTIME_DIR")
     if (
         session and os.access(session, os.W_OK) and owner_of(session) == os.getuid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -227,11 +228,11 @@ class ChatTerminal:
         if not rest or not turns:
             return _note("name a file, as in /save talk.jsonl" if turns else "nothing was said yet")
         try:
-            path = Path(rest).expanduser()
+            path = Path(os.path.expanduser(rest))
             if path.exists():
                 return _note(f"{visible(str(path))} exists already; name a new file")
             write_atomically(path, (json.dumps(self._chat.conversation.record()) + "\n").encode(), replace=False)
-        except (RuntimeError, ValueError):  # the home of an unknown user, a null byte
+        except ValueError:  # a null byte
             return _note(f"{visible(rest)} is no name of a file; name another file")
         _note(f"{many(len(turns), 'turn')} saved in {visible(str(path))}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     data = data_dir(args.data_dir)
     signed = chosen_run(args.run_id, data)
-    writer = PageWriter(signed, data, Path(args.folder).expanduser().absolute())
+    writer = PageWriter(signed, data, Path(os.path.expanduser(args.folder)).absolute())
     written = writer.write(_status(data, signed.run))
     print(
         f"Wrote {written.path} and {FACTS} ({size(written.size_bytes)}): run {clean(written.name)}, "

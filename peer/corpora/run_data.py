@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,7 +259,7 @@ def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> N
                 ExitCode.INPUT,
             )
         return NamedInput(name, named, weight, own[named] if own is not None else None)
-    origin = named if named.startswith(HUB) else beside / Path(named).expanduser()
+    origin = named if named.startswith(HUB) else beside / Path(os.path.expanduser(named))
     if isinstance(origin, Path) and not origin.exists():
         raise PeerError(f"{origin} does not exist; correct from in [data]", ExitCode.INPUT)
     return NamedInput(name, origin, weight)

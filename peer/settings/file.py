@@ -26,7 +26,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the file, which need not exist; None if PEER_CONFIG is empty."""
     chosen = environment.get("PEER_CONFIG")
     if chosen is not None:
-        return Path(chosen).expanduser().absolute() if chosen else None
+        return Path(os.path.expanduser(chosen)).absolute() if chosen else None
     import platformdirs
 
     return Path(platformdirs.user_config_dir("manyhands", appauthor=False)).absolute() / "peer.toml"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ def read_owners(text: str) -> tuple[str, ...]:
 
 def read_folders(text: str) -> tuple[str, ...]:
     """Read paths of folders, with colons between them; a path may begin with ~."""
-    folders = tuple(str(Path(part).expanduser().absolute()) for part in text.split(":") if part)
+    folders = tuple(str(Path(os.path.expanduser(part)).absolute()) for part in text.split(":") if part)
     if not 1 <= len(folders) <= MOST_ADDRESSES:
         raise ValueError(f"1 to {MOST_ADDRESSES} folders, with colons between them")
     return folders
@@ -256,7 +257,7 @@ def read_folder(text: str) -> str:
     """Read the path of a folder, which may begin with ~."""
     if not text:
         raise ValueError("name a folder")
-    return str(Path(text).expanduser().absolute())
+    return str(Path(os.path.expanduser(text)).absolute())
 
 
 def read_trackers(text: str) -> tuple[str, ...]:
@@ -273,7 +274,7 @@ def read_data(text: str) -> str:
     """Read the path of data, which may begin with ~, or the name of a data set of Hugging Face (hf:owner/name)."""
     if not text:
         raise ValueError("name a folder or a file")
-    return text if text.startswith("hf:") else str(Path(text).expanduser().absolute())
+    return text if text.startswith("hf:") else str(Path(os.path.expanduser(text)).absolute())
 
 
 def read_networks(text: str) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class TensorBoard:
     """Event files in a folder, each point flushed to the system before `write` returns."""
 
     def __init__(self, place: str, run: str, name: str) -> None:
-        self._folder = Path(place).expanduser().absolute() / f"{_file_name(name)}-{run[:8]}"
+        self._folder = Path(os.path.expanduser(place)).absolute() / f"{_file_name(name)}-{run[:8]}"
         self._writers = _package("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._loader = _package("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
         self._event = _package("tensorboard.compat.proto.event_pb2", "tensorboard").Event

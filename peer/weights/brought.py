@@ -7,6 +7,7 @@ and from each other.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -471,7 +472,7 @@ def _read_beside(path: Path, name: str, digest: str | None = None) -> bytes:
 def _named(path: Path, section: Any) -> Path | None:
     """Return the path after `from` in a section, relative to the run file."""
     named = section.get("from") if isinstance(section, Mapping) else None
-    return path.parent / Path(named).expanduser() if isinstance(named, str) and named else None
+    return path.parent / Path(os.path.expanduser(named)) if isinstance(named, str) and named else None
 
 
 def _content(path: Path) -> bytes:
