@@ -63,8 +63,10 @@ async def application(folder: str, port: int, token: str, tell: Callable[[str], 
     from textual_serve.server import Server
 
     own, cookie = f"{HOST}:{port}", cookie_name(port)
-    os.environ.update(child_environment(os.environ))  # which textual-serve gives to the views
-    command = shlex.join(["exec", sys.executable, "-m", "tui", "--child-of", str(os.getpid()), folder])
+    environment = child_environment(os.environ)
+    variables = [f"{name}={environment[name]}" for name in ("PYTHONPATH", "PYTHONSAFEPATH")]
+    program = [sys.executable, "-m", "tui", "--child-of", str(os.getpid()), folder]
+    command = shlex.join(["exec", "env", *variables, *program])
     server = Server(command, host=HOST, port=port, title="Manyhands", public_url=f"http://{HOST}:{port}")
     views = 0
     policy = (
