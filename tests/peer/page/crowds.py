@@ -29,7 +29,7 @@ SIGNED = sign(
     ORGANISER,
     demo_manifest().manifest.model_copy(update={"name": "Little library", "organiser": ORGANISER.peer_id, "about": ABOUT}),
 )
-NAMES = "Ada Grace Alan Edsger Barbara Donald Radia Leslie Katherine Dennis Frances Ken Hedy Claude Margaret John".split()
+NAMES = "Ada Grace Alan Edsger Barbara Donald Radia Leslie Katherine Dennis Frances Ken Hedy Rozsa Margaret John".split()
 
 
 TEAMS = ("", "Night owls", "Schools of Ghent", "")
