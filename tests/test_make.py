@@ -5,6 +5,7 @@ Each test has a folder of programs for its PATH, so that it does not matter what
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -129,3 +130,21 @@ def test_ci_ends_with_the_closing_lines_of_pytest_and_the_code_of_make(computer:
     )
     done = computer.run("bash", ".ci/run")
     assert done.stdout.splitlines()[-2:] == closing and (done.returncode == 0) == (code == 0), done
+
+
+def test_the_library_starts_with_the_stand_in_and_what_needs_the_real_package_is_refused() -> None:
+    program = (
+        "import fastecdsa, libp2p\nfrom libp2p.crypto.ecc import create_new_key_pair\nprint(fastecdsa.__file__)\n"
+        "try:\n    create_new_key_pair('P-256')\nexcept NotImplementedError as error:\n    print(error)\n"
+    )
+    stand_in = ROOT / "install" / "fastecdsa"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(stand_in)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    where, said = done.stdout.splitlines()
+    assert where.startswith(str(stand_in)) and "need the real fastecdsa" in said
