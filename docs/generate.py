@@ -67,7 +67,7 @@ EVENT_GROUPS = {
     "Other peers": "PeerJoined PeerSuspected PeerGone PeerBanned PeerEjected StrangersClosed Dropped HandlerFailed "
     "ReachabilityChanged LinkChanged PortMapped NobodyAnswers",
     "A round": "ComputeProgress ReadySent RoundProposed ExchangeProgress MemberLost ExchangeFinished AuditDone RoundVoted "
-    "RecordRatified RoundCommitted RunEnded RunExtended StateApplied EvalProgress EvalLoss SamplesWritten "
+    "RoundsConfirmed RoundCommitted RunEnded RunExtended StateApplied EvalProgress EvalLoss SamplesWritten "
     "CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",

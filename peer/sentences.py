@@ -291,8 +291,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: {checked} averages of others recomputed{missing}"
         case ev.RoundVoted(round, attempt, _):
             return f"round {round}: voted"
-        case ev.RecordRatified(round, _, final):
-            return f"round {round}: {'final now that its electors are back' if final > round else 'voted to make it final'}"
+        case ev.RoundsConfirmed(confirmed, _):
+            return f"{many(confirmed, 'provisional round')} confirmed by the peers that had been away: final now"
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
             part = "" if mine else ", without us"
             which = f"{fragment}," if (fragment := of_fragment(event.fragment, event.fragments)) else ""

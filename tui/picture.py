@@ -43,7 +43,7 @@ ALARMS = (
 PLUMBING = (
     ev.ReadySent,
     ev.ExchangeFinished,
-    ev.RecordRatified,
+    ev.RoundsConfirmed,
     ev.StateApplied,
     ev.CheckpointWritten,
     ev.RolloutsGenerated,

@@ -199,8 +199,8 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
             round, following = number + 1, (fragment + 1) % max(1, fragments)
             status = replace(status, round=round, tip=tip, members=list(members), tokens=tokens, loss=loss, losses=losses)
             return replace(status, fragment=following, fragments=fragments)
-        case ev.RecordRatified(_, record, final):
-            return replace(status, final_rounds=final, final_tip=record)
+        case ev.RoundsConfirmed(_, final):
+            return replace(status, final_rounds=final)
         case ev.StateApplied(rounds, digest):
             seen = max(status.round, rounds)  # a peer that only follows commits no rounds
             return replace(status, round=seen, state_rounds=rounds, state_digest=digest)

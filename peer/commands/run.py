@@ -79,11 +79,6 @@ def register(subparsers: Subparsers) -> None:
         help="time until the token expires: 30m, 12h, 7d (default); members stay in the run",
     )
     invite.add_argument("--until-round", type=int, metavar="N", help="the guest must become a member by round N")
-    invite.add_argument(
-        "--choose",
-        action="store_true",
-        help="name your peer's history although it is not final: guests leave any other history for it",
-    )
     _add_addresses(invite)
 
     extend = add_command(
@@ -195,7 +190,6 @@ def run_extend(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
-    from peer.joining.inviting import chosen_record
     from peer.keyfile import load_identity
     from peer.paths import data_dir
     from protocol.run.manifest import Admission
@@ -218,8 +212,6 @@ def run_invite(args: argparse.Namespace) -> int:
         admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
         print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
     addresses, anchor = _addresses(args, found.run, identity.peer_id, data)
-    if args.choose:
-        anchor = chosen_record(found.run, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
     return ExitCode.OK
 

@@ -53,7 +53,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.corpora.shards import SHARDS
 from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
-from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
+from protocol.events.events import Event, Notice, PhaseChanged, RoundVoted
 from protocol.events.status import NodeStatus, RunDefinition, WhyIdle
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
@@ -395,11 +395,11 @@ class Participation:
         trainer = self._trainer = self._make_trainer(signed, store, state) if self._role is not Role.SEED else None
         if trainer is not None:
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
-        is_copy = await self._find_out_whether_copied(store)
+        is_copy = await self._find_out_whether_copied()
 
         def emit(event: Event) -> None:
             self._emit(event)
-            if isinstance(event, RoundVoted | RecordRatified):
+            if isinstance(event, RoundVoted):
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, store, state)
@@ -422,12 +422,10 @@ class Participation:
         freeze_gc()
         await node.run()
 
-    async def _find_out_whether_copied(self, store: Store) -> bool:
+    async def _find_out_whether_copied(self) -> bool:
         """Return True if votes may be missing, because the folder is a copy or a backup; otherwise mark it as ours."""
         original = await trio.to_thread.run_sync(is_original, self._folder)
         if original or self._settings.only_copy:
-            if not original:
-                await trio.to_thread.run_sync(store.votes.set_complete_from, store.records.length())
             await trio.to_thread.run_sync(self._mark_again)
             return False
         self._emit(Notice("warning", COPIED))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from peer.control.client import ControlClient, ControlError
 from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
-from peer.errors import ExitCode, PeerError
 from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
@@ -76,23 +75,6 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
         return None
     known = read_known(answer)
     return known if answer.get("run") == run.hex() and known.for_invitation() else None
-
-
-def chosen_record(run: Hash, data: Path) -> Anchor:
-    """Return the newest settled record of our peer's chain, final or not, for an invitation to it.  Raises `PeerError`."""
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        status = None
-    if status is None or status.run != run.hex():
-        raise PeerError("no peer of yours runs for this run now; start the one whose history you choose", ExitCode.INPUT)
-    if status.settled_rounds <= status.final_rounds:
-        raise PeerError(
-            "your peer has settled on no history that is not final, so there is nothing to choose: histories unite by "
-            "themselves; invite without --choose",
-            ExitCode.INPUT,
-        )
-    return Anchor(rounds=status.settled_rounds, tip=bytes.fromhex(status.settled_tip))
 
 
 def find_anchor(run: Hash, data: Path) -> Anchor | None:

@@ -1,8 +1,8 @@
 """Ballots, and the rules that make them safe: pure functions with the same results at every peer.
 
 A ballot is one attempt to agree on a record, with one proposer and one quorum.  The first part of the module defines
-ballots, the second the justification of a proposal, the third the obligations of a voter, the fourth the checks of plans and
-records, and the last one the later votes of absent electors for a record.
+ballots, the second the justification of a proposal, the third the obligations of a voter, and the fourth the checks of plans
+and records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import quorum_of, record_hash, verify_members, verify_record, verify_votes
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES, is_authentic, rebuild
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -32,7 +32,6 @@ from protocol.wire.messages import (
     Ready,
     Record,
     RecordProposal,
-    Signature,
     Step,
     ViewChange,
     Vote,
@@ -41,8 +40,8 @@ from protocol.wire.messages import (
     unpack,
 )
 
-RATIFYING = 1 << 40
-"""Number of the last attempt of every tip, in which electors ratify a record without a ballot."""
+MAX_ATTEMPT = 1 << 40
+"""Number above all attempts."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,9 @@ class Ballot:
 
     @property
     def is_sound(self) -> bool:
-        """True if `absent` names electors, sorted, each once, and the attempt is below `RATIFYING`."""
+        """True if `absent` names electors, sorted, each once, and the attempt is below `MAX_ATTEMPT`."""
         names = list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
-        return names and self.attempt < RATIFYING
+        return names and self.attempt < MAX_ATTEMPT
 
 
 def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:
@@ -436,81 +435,3 @@ def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
         member.peer == peer and (member.incarnation, member.serial, member.root, member.tokens) == said
         for member in plan.members
     )
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Ratification: a later vote of the whole electorate, including electors that were absent, makes a provisional record full.
-#
-# A record that was certified without the absent electors may be given up for a full record on the same tip, together with
-# all records that follow it.  When the provisional record is settled, and a full record follows it, each elector ratifies
-# the provisional record: it casts a second vote of the whole electorate for it, in the attempt `RATIFYING` of the record's
-# tip.  That attempt is above all others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full
-# certificate for the same record, like any other.  Nothing is exchanged again.
-#
-# Ratification is safe for the same reason as the other ballots of a tip.  If another record of this tip had a full
-# certificate, any quorum would include an honest elector that cast a second vote for that other record and is still locked
-# on it, so this elector would not ratify.  An elector that has ratified takes part in no further attempt of that tip.
-
-
-def has_ratified(kept: VoterState | None) -> bool:
-    """Return True if an elector has ratified a record on this tip, which is its last vote on the tip."""
-    return kept is not None and kept.attempt == RATIFYING
-
-
-def objection_to_ratify(kept: VoterState | None, record: Hash) -> str | None:
-    """Return the reason why our voter state at a tip forbids us to ratify this record on the tip; None if it does not.
-
-    The same record may be ratified again.
-    """
-    if kept is None:
-        return None
-    if has_ratified(kept):
-        return None if kept.second == record else "we ratified another record"
-    if kept.lock is not None and record_hash(kept.lock.record) != record:
-        return "we are locked on another record by the whole electorate"
-    return None
-
-
-def ratify(kept: VoterState | None, base: Base, record: Hash) -> tuple[VoterState, Vote]:
-    """Return the new voter state, and our vote to ratify a record on `base`, which nothing may forbid."""
-    assert objection_to_ratify(kept, record) is None
-    kept = enter(kept or blank(base), RATIFYING).model_copy(update={"second": record})
-    return kept, vote_to_ratify(base, record)
-
-
-def vote_to_ratify(base: Base, record: Hash) -> Vote:
-    """Return the vote by which an elector ratifies this record on `base`."""
-    return Vote(round=base.round, base=base.tip, attempt=RATIFYING, step=Step.SECOND, absent=[], record_hash=record)
-
-
-class Tally:
-    """Known votes to ratify one record.  base: the base of the record, which has electors."""
-
-    def __init__(self, run: Hash, base: Base, record: Hash) -> None:
-        self.base, self.record = base, record
-        self._run, self._vote = run, vote_to_ratify(base, record).encode()
-        self._votes: dict[PeerId, bytes] = {}
-
-    def add(self, votes: Sequence[Signature]) -> None:
-        """Add the votes with valid signatures of electors, and ignore all others."""
-        for each in votes:
-            peer = PeerId(each.peer)
-            if peer in self._votes or peer not in self.base.electors:
-                continue
-            if is_authentic(rebuild(self._run, Vote.KIND, peer, self._vote, each.signature)):
-                self._votes[peer] = each.signature
-
-    def has(self, peer: PeerId) -> bool:
-        """Return True if the vote of this elector is known."""
-        return peer in self._votes
-
-    @property
-    def is_enough(self) -> bool:
-        """True if the votes are a quorum of the whole electorate."""
-        return len(self._votes) >= quorum_of(self.base, self.base.electors, ())
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """Certificate of all known votes, which certifies the record once they are enough; None while there are no votes."""
-        votes = [Signature(peer=peer, signature=self._votes[peer]) for peer in sorted(self._votes)]
-        return Certificate(attempt=RATIFYING, absent=[], votes=votes) if votes else None

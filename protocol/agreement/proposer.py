@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.agreement.ballot import (
-    RATIFYING,
+    MAX_ATTEMPT,
     Ballot,
     Justification,
     check_lock,
@@ -80,7 +80,7 @@ class ViewChangeLog:
             return None
         if sender not in electors and (sender not in state.closing.readys or set(roll.absent) != set(electors)):
             return "its sender does not vote"
-        if roll.attempt >= RATIFYING:
+        if roll.attempt >= MAX_ATTEMPT:
             return "there is no such attempt"
         known = self._rolls.get(sender)
         if known is not None and known[0].attempt > roll.attempt:

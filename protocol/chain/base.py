@@ -43,8 +43,6 @@ class RoundSettings:
     is_open: bool
     seasoning_rounds: int
     tenure_rounds: int
-    settle_rounds: int
-    settle_s: float
     listen_s: float
 
 
@@ -66,8 +64,6 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
         is_open=manifest.admission is Admission.OPEN,
         seasoning_rounds=rounds.seasoning_rounds,
         tenure_rounds=rounds.tenure_rounds,
-        settle_rounds=rounds.settle_rounds,
-        settle_s=rounds.settle_s,
         listen_s=rounds.listen_s,
     )
 

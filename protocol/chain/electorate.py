@@ -5,15 +5,15 @@ row, and kept by being a member of the records that follow.  In an open run, the
 together hold at most a quarter of the votes: one seat for every three seniors, but always at least one.  So a crowd of keys
 gains at most a third of the seniors' number in each `tenure_rounds` records, however many keys it has.
 
-Until four peers hold a seat, exactly the founders vote.  The next electorate depends on the run:
+In the beginning the founders vote.  The next electorate depends on the run:
 
-* With named founders and admission by token or list, every seasoned peer gets a seat at once.
-* With named founders and open admission, seasoned founders are senior at once; other peers take the seats of the young.
-  Ages count from the seat, so they count before the seats carry votes.  Two or three earned seats never replace the
-  founders, because one unknown key could block them.
+* With named founders and admission by token or list, every seasoned peer has a seat from the second one on.
+* With named founders and open admission, the founders vote until four peers hold a seat.  Seasoned founders are senior at
+  once; other peers take the seats of the young.  Ages count from the seat, so they count before the seats carry votes.  Two
+  or three earned seats never replace the founders, because one unknown key could block them.
 * With `founders = "anyone"`, the members of the last record vote until four peers are seasoned; these are senior at once.
 
-The electorate never falls back to the founders: no record reduces four or more electors to fewer than four.
+The electorate never falls back to the founders: no record takes a seat from an electorate of four or fewer.
 
 A peer that lost its seat has to be seasoned again, but it keeps its age for as many records as it had voted on.  Otherwise,
 peers that are often away would return as young electors, with a quarter of the seats, and peers that are never away would
@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from protocol.chain.base import Base, RoundSettings, fragment_of
+from protocol.chain.finality import Finality, RecentWork
 from protocol.chain.leases import Leases, lease_terms
 from protocol.chain.progress import RunProgress, TasksInForce, extension_of
 from protocol.run.admission import TokenUses, verify_admission
@@ -43,7 +44,9 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member, Record
 
 FEWEST_SEATED = 4
-"""Fewest electors that tolerate a liar.  Seasoned peers vote once this many have seats; they never become fewer."""
+"""Fewest electors that tolerate a liar.  Where keys are free, seasoned peers vote once this many have seats."""
+FEWEST_ADMITTED = 2
+"""Fewest seats with which seasoned peers vote where founders are named and peers are admitted by token or list."""
 MISSES = 3
 """Number of records in a row after which an elector that misses them loses its seat."""
 
@@ -128,7 +131,7 @@ class Electorate:
         standings = self._seated(height, [standing for standing in updated if standing.peer not in gone])
         electors = tuple(standing.peer for standing in standings if standing.since is not None)
         former = self._former(height, updated, frozenset(electors))
-        is_founding = self.is_founding and len(electors) < FEWEST_SEATED
+        is_founding = self.is_founding and len(electors) < fewest_seated(self.settings)
         if is_founding:
             electors = self.settings.founders or _earliest(members, standings)
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
@@ -229,6 +232,11 @@ def _by_seniority(standings: Iterable[ElectorStanding]) -> list[ElectorStanding]
     return [standing for *_, standing in sorted(seats, key=lambda seat: seat[:3])]
 
 
+def fewest_seated(settings: RoundSettings) -> int:
+    """Return the number of seats from which on seasoned peers vote instead of the founders."""
+    return FEWEST_SEATED if settings.is_open or settings.founders is None else FEWEST_ADMITTED
+
+
 def young_seats(seniors: int) -> int:
     """Return the number of seats of the young beside `seniors` seniors: at most a quarter of all seats, but at least one."""
     return max(1, seniors // 3)
@@ -259,7 +267,7 @@ class Roster:
 
     members: members of any record so far.  uses: uses of admission tokens.  contributors: members of the last record whose
     parts it contains, sorted.  tasks: the task sets.  progress: progress towards the run's total.  leases: state of the
-    leases of rows.
+    leases of rows.  finality: the final records.  work: the recent work of the members.
     """
 
     electorate: Electorate
@@ -269,6 +277,8 @@ class Roster:
     tasks: TasksInForce = TasksInForce()
     progress: RunProgress = RunProgress()
     leases: Leases = Leases()
+    finality: Finality = Finality()
+    work: RecentWork = RecentWork()
 
     @classmethod
     def start(cls, settings: RoundSettings) -> Roster:
@@ -285,11 +295,14 @@ class Roster:
         progress = self.progress.after(commit, extension_of(commit.record))
         if self._is_out_of_rows(leases, commit.record.round + 1):
             progress = replace(progress, is_out_of_rows=True)
-        new = [member for member in commit.record.members if member.peer not in self.members]
-        if not new:
-            return Roster(electorate, self.members, self.uses, contributing, tasks, progress, leases)
-        uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
-        return Roster(electorate, self.members.union(named), uses, contributing, tasks, progress, leases)
+        finality = self.finality.after(self.electorate.electors, self.electorate.quorum, commit.certificate)
+        members, uses = self.members, self.uses
+        new = [member for member in commit.record.members if member.peer not in members]
+        if new:
+            uses = uses.after([(PeerId(member.peer), member.admission) for member in new])
+            members = members.union(named)
+        work = self.work.after(commit)
+        return Roster(electorate, members, uses, contributing, tasks, progress, leases, finality, work)
 
     def _leases_after(self, record: Record, contributing: Sequence[PeerId]) -> Leases:
         settings = self.electorate.settings

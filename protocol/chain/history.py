@@ -6,6 +6,7 @@ after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,8 @@ class ChainMemory:
     """Memory of one chain.
 
     tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of the electors, in
-    order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
+    order.  certificates: of the newest provisional records, by round.  rosters: by rounds, after the newest records.  last:
+    the newest record, if any.
 
     Other threads read the memory while records are added: the newest tip is added last, after all data that belongs to it.
     """
@@ -54,7 +56,7 @@ class ChainMemory:
     ) -> None:
         assert len(tips) == len(electors) and len(tips) - 1 in rosters
         self.tips, self.electors, self.provisional, self.last = tips, electors, provisional, last
-        self.rosters = dict(rosters)
+        self.rosters, self.certificates = dict(rosters), dict[int, Certificate]()
 
     @classmethod
     def start(cls, settings: RoundSettings) -> ChainMemory:
@@ -83,6 +85,8 @@ class ChainMemory:
         self.last = record
         if not is_full(link.commit.certificate):
             self.provisional.append(record.round)
+            self.certificates[record.round] = link.commit.certificate
+            self.certificates.pop(next(iter(self.certificates)) if len(self.certificates) > ROSTERS_KEPT else -1, None)
         self.electors.append(self.electors[-1] if electors == self.electors[-1] else electors)
         self.rosters[rounds] = link.roster
         self.rosters.pop(rounds - ROSTERS_KEPT, None)
@@ -99,9 +103,9 @@ Change = Callable[[], None]
 class History:
     """The chain that `store` holds.  Changes write through to it.
 
-    `written`, `switched` and `strengthened` put a change on disk, and may be called in another thread.  Each returns a
-    function that makes the change in memory; call it in the thread of the readers.  So no reader sees half of a change, such
-    as the length of one chain with the roster of another.
+    `written` and `switched` put a change on disk, and may be called in another thread.  Each returns a function that makes
+    the change in memory; call it in the thread of the readers.  So no reader sees half of a change, such as the length of
+    one chain with the roster of another.
     """
 
     def __init__(self, settings: RoundSettings, store: Store) -> None:
@@ -167,13 +171,18 @@ class History:
 
     @property
     def final(self) -> int:
-        """Number of final records: the whole electorate has certified each of them and all records before it."""
-        return self._now.provisional[0] if self._now.provisional else self.length
+        """Number of final records (`protocol.chain.finality`)."""
+        return self.roster.finality.final
 
     @property
     def provisional(self) -> list[int]:
-        """Rounds whose records were certified without some electors, in order."""
-        return list(self._now.provisional)
+        """Rounds whose records were certified without some electors and are not final, in order."""
+        final, provisional = self.final, self._now.provisional
+        return provisional[bisect_left(provisional, final) :]
+
+    def electors_at(self, rounds: int) -> tuple[PeerId, ...]:
+        """Return the electors at the tip after `rounds` rounds, at most `length`."""
+        return self._now.electors[rounds]
 
     def has_member(self, peer: PeerId) -> bool:
         """Return True if any record of this chain names `peer` as a member."""
@@ -192,6 +201,10 @@ class History:
         commit = self._store.records.at(round)
         assert commit is not None, f"record {round} is in the chain but not on disk"
         return commit
+
+    def certificate_at(self, round: int) -> Certificate:
+        """Return the certificate of a round below `length`.  Reads the record again unless it is a new provisional one."""
+        return self._now.certificates.get(round) or self.commit_at(round).certificate
 
     def kept(self, round: int) -> Commit | None:
         """Return the commit of a round, to answer other peers.
@@ -216,19 +229,6 @@ class History:
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self._store.records.write(commit)
         return partial(self._now.add, self._now.link(commit))
-
-    def strengthen(self, round: int, certificate: Certificate) -> None:
-        """Make a provisional record full on disk and in memory (see `strengthened`)."""
-        self.strengthened(round, certificate)()
-
-    def strengthened(self, round: int, certificate: Certificate) -> Change:
-        """Make a provisional record of our chain full by this certificate.
-
-        The caller has verified the certificate.  The change is on disk on return.
-        """
-        assert round in self._now.provisional and is_full(certificate)
-        self._store.records.write(self.commit_at(round).model_copy(update={"certificate": certificate}))
-        return partial(self._now.provisional.remove, round)
 
     def switch(self, common: int, slot: str, length: int) -> str:
         """Exchange branches on disk and in memory (see `switched`)."""
@@ -262,6 +262,14 @@ class Uprooted(Exception):
     """A branch that no longer begins on our chain, because our chain has changed or has adopted the branch."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProvisionalMark:
+    """Electors of a provisional record, and the ones that it was certified without."""
+
+    electors: tuple[PeerId, ...]
+    absent: frozenset[PeerId]
+
+
 class Branch:
     """A chain that begins on our tip after `start` rounds; its own records are in `slot`.
 
@@ -274,7 +282,7 @@ class Branch:
         self.slot, self.start = slot, start
         self._tips = [history.tip_at(start)]
         self._roster = history.roster_at(start)
-        self._voters: dict[int, tuple[PeerId, ...]] = {}
+        self._provisional: dict[int, ProvisionalMark] = {}
         self.size_bytes = 0
 
     @classmethod
@@ -302,7 +310,8 @@ class Branch:
 
     def _note(self, commit: Commit) -> None:
         if not is_full(commit.certificate):
-            self._voters[commit.record.round] = self._roster.electorate.electors
+            electors, absent = self._roster.electorate.electors, frozenset(map(PeerId, commit.certificate.absent))
+            self._provisional[commit.record.round] = ProvisionalMark(electors, absent)
         self._tips.append(record_hash(commit.record))
         self._roster = self._roster.after(commit)
 
@@ -322,9 +331,14 @@ class Branch:
         return self._history.base_on(self.length, self.tip, self._roster)
 
     @property
-    def provisional(self) -> dict[int, tuple[PeerId, ...]]:
-        """Electors of each of the branch's own records that was certified without some of them, by round."""
-        return dict(self._voters)
+    def final(self) -> int:
+        """Number of rounds up to the last final record of the branch."""
+        return self._roster.finality.final
+
+    @property
+    def provisional(self) -> dict[int, ProvisionalMark]:
+        """The branch's own provisional records, by round."""
+        return dict(self._provisional)
 
     @property
     def is_rooted(self) -> bool:

@@ -272,6 +272,11 @@ class RunPace:
 
 def counted_tokens(commit: Commit) -> int:
     """Return the tokens of a record that count towards the run's total."""
+    return sum(counted_by_member(commit))
+
+
+def counted_by_member(commit: Commit) -> list[int]:
+    """Return the tokens of each member of a record that count: bounded like a member's weight, times its averaged share."""
     members, chunks = commit.record.members, len(commit.index)
     bounded = weights_of("clip", [member.tokens for member in members])
-    return sum(tokens * share // chunks for tokens, share in zip(bounded, commit.averaged(), strict=True))
+    return [tokens * share // chunks for tokens, share in zip(bounded, commit.averaged(), strict=True)]

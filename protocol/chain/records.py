@@ -198,28 +198,22 @@ def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
 
 
 class Rank(NamedTuple):
-    """Rank of a certified record among all records on one tip; the smaller rank is preferred."""
+    """Rank of a certified record among all records on one tip; the smaller rank is preferred.
+
+    lacks_most: True if members with at most half of the recent work took part in the branch that begins with the record.
+    unsigned: number of electors whose votes the certificate does not show.
+    """
 
     is_provisional: bool
+    lacks_most: bool
     unsigned: int
-    """Number of electors whose votes the certificate does not show."""
     record: Hash
 
 
-def rank(electors: Sequence[PeerId], commit: Commit) -> Rank:
+def rank(electors: Sequence[PeerId], commit: Commit, *, lacks_most: bool = False) -> Rank:
     """Return the rank of a verified record.  electors: of the tip that it stands on.
 
     The rank depends on the certificate: a peer with another certificate for the same record may rank it differently.
     """
     signers = sum(vote.peer in electors for vote in commit.certificate.votes)
-    return Rank(not is_full(commit.certificate), len(electors) - signers, record_hash(commit.record))
-
-
-def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
-    """Return True if `theirs` wins over `ours`: the fork choice at the first record that differs; both are verified.
-
-    electors: of the tip that both stand on.  A full record beats a provisional one; then the record with more signers among
-    these electors wins; then the record with the lower hash.  Claimed tokens have no influence.  The order is total and
-    antisymmetric.
-    """
-    return rank(electors, theirs) < rank(electors, ours)
+    return Rank(not is_full(commit.certificate), lacks_most, len(electors) - signers, record_hash(commit.record))

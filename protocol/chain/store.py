@@ -6,6 +6,7 @@
     results/00000012-00-<root>  codec bytes of a result; on disk before we vote for it, so a round may have several
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
+    votes/confirmed             the tips on which this peer has confirmed a provisional record
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.blobs.store`), once there is one
     files/                      the run's files, likewise, in a run that has some
@@ -22,19 +23,20 @@ Write, fsync, rename; then act.  A file that is torn or altered counts as absent
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.blobs.store import BlobStore
-from protocol.chain.records import Chain
+from protocol.chain.records import Chain, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, Results
 from protocol.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
 from protocol.run.invitation import Anchor
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import decode_body
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, decode_body
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit
+from protocol.wire.messages import Commit, VoterState
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The proofs that peers lied, on disk under their hashes.
@@ -75,7 +77,9 @@ class EvidenceFiles:
 # The votes that bind this peer at each tip, on disk: a restarted peer must not contradict them.
 
 
-NEVER = 1 << 62
+MOST_CONFIRMED = 1 << 20
+"""Most tips that are confirmed and not final; more would be years of rounds without a quorum."""
+CONFIRMED_BYTES = 8 + 32
 _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
@@ -83,12 +87,13 @@ class VoteFiles:
     """Vote files: one encoded `VoterState` per tip.  Blocking.
 
     A tip's file outlives the branch that the tip is on: a peer that returns to the tip is still bound by its votes there.
-    `complete-from` holds the first round from which on no vote files are missing.
+    `confirmed` holds the tips on which we have confirmed a provisional record (`protocol.chain.finality`).
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
-        self._complete = folder / "complete-from"
+        self._confirmed_at = folder / "confirmed"
+        self._confirmed: frozenset[tuple[int, Hash]] | None = None
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
         """Replace the votes for the round on this tip; durable on return.  Raises `StoreFailed`."""
@@ -103,16 +108,29 @@ class VoteFiles:
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
-    def complete_from(self) -> int:
-        """Return the first round from which on no vote of ours is missing: 0, unless our files were restored or copied."""
-        raw = read_guarded(self._disk, self._complete)
-        if raw is not None:
-            return int.from_bytes(raw)
-        return NEVER if self._complete.exists() or corrupt_name(self._complete).exists() else 0
+    def confirm(self, tips: Collection[tuple[int, Hash]]) -> None:
+        """Note that we confirm the records that our chain has on these tips; durable on return.  Raises `StoreFailed`.
 
-    def set_complete_from(self, round: int) -> None:
-        """Note that votes before this round may be missing here; durable on return.  Raises `StoreFailed`."""
-        write_guarded(self._disk, self._complete, round.to_bytes(8))
+        tips: each with the number of rounds before it.  From now on we make no other statement at them as a voter.
+        """
+        if new := set(tips) - self.confirmed():
+            entries = sorted([*self.confirmed(), *new])[-MOST_CONFIRMED:]
+            write_guarded(self._disk, self._confirmed_at, b"".join(round.to_bytes(8) + tip for round, tip in entries))
+            self._confirmed = frozenset(entries)
+
+    def confirmed(self) -> frozenset[tuple[int, Hash]]:
+        """Return the tips on which we have confirmed a record, each with the number of rounds before it."""
+        if self._confirmed is None:
+            raw = read_guarded(self._disk, self._confirmed_at) or b""
+            parts = (raw[at : at + CONFIRMED_BYTES] for at in range(0, len(raw), CONFIRMED_BYTES))
+            self._confirmed = frozenset((int.from_bytes(part[:8]), Hash(part[8:])) for part in parts)
+        return self._confirmed
+
+    @property
+    def has_lost_confirmed(self) -> bool:
+        """True if the file with the confirmed tips is damaged, so that we do not know what binds us."""
+        self.confirmed()
+        return corrupt_name(self._confirmed_at).exists()
 
     def any(self) -> bool:
         """Return True if this peer has ever voted."""
@@ -124,9 +142,31 @@ class VoteFiles:
             named = _VOTES_NAME.fullmatch(path.name)
             if named and int(named[1]) < round:
                 self._disk.remove(path)
+        if (entries := self.confirmed()) and all(known < round for known, _ in entries):
+            self._disk.remove(self._confirmed_at)
+            self._confirmed = frozenset()
 
     def _path(self, round: int, tip: Hash) -> Path:
         return self._folder / f"{round:08d}-{tip.hex()}"
+
+
+MAX_VOTER_STATE_BYTES = 3 * MAX_ENVELOPE_BYTES
+"""Size limit of a `VoterState`: it holds two locks, each as large as a record proposal."""
+
+
+def read_voter_state(raw: bytes | None) -> VoterState | None:
+    """Return the stored votes that bind us; None if there are none, or if they are unreadable."""
+    if raw is None:
+        return None
+    try:
+        return decode_body(VoterState, raw, max_bytes=MAX_VOTER_STATE_BYTES)
+    except Malformed:
+        return None
+
+
+def is_locked_elsewhere(kept: VoterState | None, record: Hash) -> bool:
+    """Return True if our votes at a tip hold a lock of all electors on another record than `record`, which stands there."""
+    return kept is not None and kept.lock is not None and record_hash(kept.lock.record) != record
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -580,11 +580,13 @@ class RoundVoted(Event):
 
 
 @dataclass(frozen=True)
-class RecordRatified(Event):
-    """This peer votes to make a provisional record full, or has a quorum of such votes.  final: number of final rounds."""
+class RoundsConfirmed(Event):
+    """Provisional rounds are final now, because electors that were absent have voted on top of them.
 
-    round: int
-    record: str
+    confirmed: number of these rounds.  final: number of final rounds.
+    """
+
+    confirmed: int
     final: int
 
 

@@ -312,8 +312,6 @@ class NodeStatus:
     finishing_left_s: seconds until it leaves without that event; None if it was not asked to finish.
     round: number of committed rounds.  tip: hash of the last record; empty before the node runs.
     final_rounds, final_tip: number of final rounds, and the tip after them, which invitations name.
-    settled_rounds, settled_tip: number of rounds that are final or settled for this peer, and the tip after them, which
-    `peer run invite --choose` names.
     state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
     peers: number of other live peers of the run; before the node runs, number of connected peers.
     members, tokens: IDs of the members of the last committed round, and their tokens.
@@ -370,8 +368,6 @@ class NodeStatus:
     tip: str = ""
     final_rounds: int = 0
     final_tip: str = ""
-    settled_rounds: int = 0
-    settled_tip: str = ""
     state_rounds: int = 0
     state_digest: str = ""
     peers: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import trio
 
@@ -60,6 +61,8 @@ class Activity:
         self.was_away = True
         """True if we were restarted, frozen or suspended and no record was made since: others may have gone on without
         us."""
+        self.back_at = -inf
+        """Time (trio) at which this process went on after it was last frozen or suspended."""
         self._urgent = trio.Event()
 
     @property
@@ -69,12 +72,11 @@ class Activity:
 
     def note_away(self) -> None:
         """Note that we were frozen or suspended: others may have gone on without us."""
-        self.was_away = True
+        self.was_away, self.back_at = True, trio.current_time()
 
-    def note_record(self) -> bool:
-        """Note that a record was made while we were present; return True if we had been away before."""
-        was_away, self.was_away = self.was_away, False
-        return was_away
+    def note_present(self) -> None:
+        """Note that a record was made while we were present, or that a lock of ours forbids us to leave our tip."""
+        self.was_away = False
 
     def tell_measured(self, measured: Measurement | None) -> None:
         """Report this held-out loss in our heartbeats from now on, or none."""

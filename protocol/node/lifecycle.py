@@ -16,7 +16,7 @@ from protocol.events.events import Notice, RunEnded
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
-from protocol.membership.liveness import Membership, beat_interval_s
+from protocol.membership.liveness import BEAT_S, Membership, beat_interval_s
 from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, RoundRunner, StateDisagreement
@@ -41,6 +41,8 @@ from protocol.wire.presence import Phase, Role
 TICK_S = 0.25
 SYNC_AFTER_S = 3.0
 """Seconds that a peer may be ahead of us before we fetch the records instead of waiting for the commit message."""
+UNHEARD_S = 2 * BEAT_S
+"""Time (s) that others may have heard nothing of us before this process stopped."""
 LAG_S = 0.5
 """The same limit (s) if we take part in no exchange, so that no commit message is on its way to us."""
 
@@ -71,12 +73,19 @@ class LivenessTicker:
         last, last_boot = trio.current_time(), self._boot_clock()
         while True:
             now, boot = trio.current_time(), self._boot_clock()
-            if max(now - last, boot - last_boot) >= self._rounds.eviction_s:
-                self._activity.note_away()
             self._detector.judge_silence(now, last)
+            if max(now - last, boot - last_boot) >= self._rounds.eviction_s - UNHEARD_S:
+                self._come_back()
             last, last_boot = now, boot
             self._follow(now, nursery)
             await trio.sleep(TICK_S)
+
+    def _come_back(self) -> None:
+        """Give up the running round: the others may have taken us for absent, and made records meanwhile."""
+        self._activity.note_away()
+        runner = self._current.runner
+        if runner is not None and not runner.deciding:
+            runner.end(Behind())
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
         """Check claims while the round runs.  The round ends only once another branch is verified and we have its state."""
@@ -111,6 +120,8 @@ class LivenessTicker:
 
 LISTEN_S = 5.0
 """Seconds that a starting peer listens for the swarm before it assumes that its own tip is the newest."""
+RETURN_S = 30.0
+"""Longest time that a peer that was away waits to hear members with most of the recent work (s)."""
 HEAR_S = 12.0
 """Longest time that a founder waits for the first heartbeats of connected peers (s)."""
 LINGER_S = 20.0
@@ -155,9 +166,10 @@ class StartupBarrier:
     async def may_begin(self) -> bool:
         """Return True if a round may begin; wait a moment before returning False.
 
-        Our chain must have the record that an invitation names.  At genesis, three further conditions hold: there are enough
-        trainers, every connected peer has sent a heartbeat (we wait at most `HEAR_S` for it), and we are not alone if an
-        invitation named a peer.
+        Our chain must have the record that an invitation names.  A peer that was away first hears from the members of the
+        last records, for at most `RETURN_S`: it follows what they did before it votes.  At genesis, further conditions hold:
+        no peer claims that the run has begun, there are enough trainers, every connected peer has sent a heartbeat (we wait
+        at most `HEAR_S` for it), and we are not alone if an invitation named a peer.
         """
         if not self._is_anchored():
             self._show(
@@ -165,6 +177,16 @@ class StartupBarrier:
                 "waiting for a peer that has the record which the invitation names; "
                 "if none comes, ask for a new invitation, or join with the run's ID",
             )
+            await trio.sleep(TICK_S)
+            return False
+        if unheard_of := self._unheard_members():
+            names = ", ".join(self._membership.name(peer) for peer in unheard_of[:4])
+            self._show(WhyIdle.CONNECTING, f"back after an absence; waiting to hear from {names}"[:200])
+            await trio.sleep(TICK_S)
+            return False
+        if self._replica.history.length == 0 and (ahead := self._claims.who_has_begun()):
+            names = ", ".join(self._membership.name(peer) for peer in ahead[:4])
+            self._show(WhyIdle.FETCHING_STATE, f"the run has begun; waiting for its records from {names}"[:200])
             await trio.sleep(TICK_S)
             return False
         least = self._replica.rounds.min_members
@@ -191,6 +213,22 @@ class StartupBarrier:
 
     def _show(self, why: WhyIdle, text: str) -> None:
         self._activity.show(Phase.STARTING, why, text)
+
+    def _unheard_members(self) -> list[PeerId]:
+        """Return the members of the last records from which we have not heard since we were away, most active first.
+
+        The list is empty if we were not away, if `RETURN_S` have passed, or if the members that we heard did more than half
+        of the others' recent work.
+        """
+        membership, work, me = self._membership, self._replica.history.roster.work, self._session.me
+        since = max(self._activity.back_at, membership.started)
+        others = [peer for peer in work.tokens if peer != me]
+        if not others or not self._activity.was_away or trio.current_time() - since > RETURN_S:
+            return []
+        heard = {peer for peer, known in membership if known.said > since and membership.is_live(peer)}
+        if work.is_most(heard, without=[me]):
+            return []
+        return sorted((peer for peer in others if peer not in heard), key=lambda peer: -work.tokens[peer])
 
     def _unheard(self) -> int:
         """Return the number of connected peers without a heartbeat yet, which may be far ahead of us; 0 after `HEAR_S`."""

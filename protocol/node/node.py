@@ -32,7 +32,7 @@ from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService
 from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
-from protocol.node.state import Ratifier, StateKeeper
+from protocol.node.state import StateKeeper
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
 from protocol.rollouts.trainer import SharedTrainer
@@ -40,7 +40,7 @@ from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
-from protocol.sync.fork_choice import YOUNG_ROUNDS, ElectorTips
+from protocol.sync.fork_choice import YOUNG_ROUNDS, PeerTips
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import RunFiles, StateFetcher
 from protocol.tasks.commands import TaskSetCommands
@@ -86,7 +86,7 @@ class Node:
         self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
-        standpoints = ElectorTips(session.me, self._history, membership, activity, replica.rounds.listen_s)
+        tips = PeerTips(replica, membership, activity)
         initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
@@ -100,7 +100,7 @@ class Node:
         supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
-        self._following = Following(session, guard, self._catch_up, standpoints, claims, anchor)
+        self._following = Following(session, guard, self._catch_up, tips, claims, anchor)
         self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
         self._detector = FailureDetector(session, guard, membership, self._round)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
@@ -112,9 +112,6 @@ class Node:
         self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
-        self._ratifier = Ratifier(
-            session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
-        )
         self.router = self._make_router()
         self._departure = Departure(session, settings, self._history, membership, activity)
         self._life = self._make_life(supplies)
@@ -164,7 +161,7 @@ class Node:
         router = MessageRouter(session, self._guard, self._offload, self._handshake, self._ejections, membership)
         handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
         router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
-        router.add(self.versions, Serving(replica, self._offload), self._ratifier, self.extensions)
+        router.add(self.versions, Serving(replica, self._offload), self.extensions)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
@@ -195,8 +192,8 @@ class Node:
 
     async def run(self) -> None:
         """Run until `leave`, then say goodbye.  Raises `StoreFull` if the disk is full; no data is lost then."""
-        memories = (self._ejections, self._keeper, self._ratifier, self.extensions)
-        services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._ratifier, self._swarm]
+        memories = (self._ejections, self._keeper, self.extensions)
+        services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._swarm]
         services += [self.files, self.extensions, self.versions]
         services += [part for part in (self._blocks, self._tasks, self._rollouts) if part is not None]
         await self._life.run(memories, services)
@@ -301,7 +298,6 @@ class Node:
         progress, rate = self._history.roster.progress, self._heartbeats.tokens_per_s
         figures = self._process.figures if self._process else None
         learning_rate, rate_phase = rate_of(manifest, progress)
-        settled = max(final, min(self._following.settled.rounds, self._history.length)) if not self._is_young() else 0
         return NodeStatus(
             peer=self._session.me,
             name=self._settings.name,
@@ -318,8 +314,6 @@ class Node:
             tip=self._history.tip.hex(),
             final_rounds=final,
             final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
-            settled_rounds=settled,
-            settled_tip="".join(tip.hex() for tip in self._history.tips(settled, 1)),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

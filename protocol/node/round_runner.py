@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from protocol.agreement.ballot import has_ratified
 from protocol.agreement.events import (
     AmendmentHeld,
     Arrived,
@@ -45,6 +44,7 @@ from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
+from protocol.chain.store import is_locked_elsewhere, read_voter_state
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.events.status import WhyIdle
@@ -56,8 +56,7 @@ from protocol.offload import Offload
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session, Unreachable
-from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, Envelope, decode_body
+from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
@@ -351,6 +350,9 @@ class Surroundings:
 
     def _of_live(self, peer: PeerId, beat: Heartbeat) -> PeerView:
         base, trains = self._base, beat.role is Role.TRAINER
+        if beat.was_away and beat.tip != base.tip and base.round - beat.round > NEAR_ROUNDS:
+            # It says that it was away and is far behind: the round goes on without it until it has caught up.
+            return PeerView(False, False, True, 0.0, _bytes_per_s(beat))
         return PeerView(
             live=True,
             on_tip=trains and _on_tip(beat, base, peer in base.electors),
@@ -412,13 +414,12 @@ def _near(beat: Heartbeat, base: Base) -> bool:
 
 ABSTENTIONS = 2
 """Number of rounds that must be committed before a peer with a copied or restored data directory votes."""
-MAX_VOTER_STATE_BYTES = 3 * MAX_ENVELOPE_BYTES
-"""Size limit of a `VoterState`: it holds two locks, each as large as a record proposal."""
 
 
 class VoteLog:
     """Votes of one node on its disk, and the node's abstention while some votes may be missing on the disk.
 
+    A second vote in a ballot of all electors also confirms the provisional records of our chain (`protocol.chain.finality`).
     is_copy: the data directory was copied or restored, so statements that bind our votes may be missing in it.
     """
 
@@ -426,7 +427,9 @@ class VoteLog:
         self, session: Session, replica: Replica, offload: Offload, membership: Membership, *, is_copy: bool
     ) -> None:
         self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
-        self._abstentions = ABSTENTIONS if is_copy else 0
+        self._abstentions = ABSTENTIONS if is_copy or replica.store.votes.has_lost_confirmed else 0
+        self._free: dict[Hash, Hash] = {}
+        """Provisional records of our chain against which no lock of ours stands, by the tip below."""
 
     async def load(self, base: Base) -> tuple[VoterState | None, bool]:
         """Return (votes that bind us on `base`, True if we must not vote on `base`)."""
@@ -435,12 +438,29 @@ class VoteLog:
         lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
         if lost:
             self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
-        ratified = has_ratified(kept)
-        return None if ratified else kept, lost or self._abstentions > 0 or ratified
+        has_confirmed = (base.round, base.tip) in votes.confirmed()
+        is_locked = await self._offload(self._is_locked_below)
+        return kept, lost or self._abstentions > 0 or has_confirmed or is_locked
+
+    def _is_locked_below(self) -> bool:
+        """Return True if, at the tip below a provisional record of our chain, we are locked on another record.  Blocking."""
+        history, votes = self._replica.history, self._replica.store.votes
+        for round in history.provisional:
+            tip, record = history.tip_at(round), history.tip_at(round + 1)
+            if self._free.get(tip) != record:
+                if is_locked_elsewhere(read_voter_state(votes.load(round, tip)), record):
+                    return True
+                self._free[tip] = record
+        return False
 
     async def save(self, kept: VoterState) -> None:
-        """Write to disk the votes that bind us at a tip."""
-        await self._offload(self._replica.store.votes.save, kept.round, Hash(kept.base), kept.encode())
+        """Write to disk the votes that bind us at a tip, and the records that a second vote confirms."""
+        votes, history = self._replica.store.votes, self._replica.history
+        if kept.second is not None and not kept.absent:
+            mine = [round for round in history.provisional if self._session.me in history.electors_at(round)]
+            await self._offload(votes.confirm, [(round, history.tip_at(round)) for round in mine])
+        self._free.pop(Hash(kept.base), None)
+        await self._offload(votes.save, kept.round, Hash(kept.base), kept.encode())
 
     async def note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
         """Count a committed round towards the end of our abstention.
@@ -451,21 +471,9 @@ class VoteLog:
         beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
         is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
         if self._abstentions and not is_old:
-            if self._abstentions == 1:
-                await self._offload(self._replica.store.votes.set_complete_from, rounds)
             self._abstentions -= 1
             if not self._abstentions:
                 self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
-
-
-def read_voter_state(raw: bytes | None) -> VoterState | None:
-    """Return the stored votes that bind us; None if there are none, or if they are unreadable."""
-    if raw is None:
-        return None
-    try:
-        return decode_body(VoterState, raw, max_bytes=MAX_VOTER_STATE_BYTES)
-    except Malformed:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -172,12 +172,8 @@ class RoundSection(Section):
     """Records in a row to which a peer contributes before it gets a vote."""
     tenure_rounds: Annotated[int, Field(ge=1, le=100_000)] = 100
     """Records on which an elector votes before it is senior; younger ones hold a quarter of the votes in an open run."""
-    settle_rounds: Annotated[int, Field(ge=1, le=100_000)] = 100
-    """Rounds after which a final record that a peer followed live is settled for it."""
-    settle_s: Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False)] = 86_400.0
-    """Seconds that have to pass as well before such a record is settled."""
     listen_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 6.0
-    """Seconds that a peer listens before it votes when it was away."""
+    """Seconds for which a peer hears that most electors are not on a provisional record before it gives the record up."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

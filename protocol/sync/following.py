@@ -9,6 +9,7 @@ ours for a branch unless the branch's whole state is here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -20,15 +21,15 @@ from protocol.offload import Offload
 from protocol.run.invitation import Anchor
 from protocol.short_id import short_id
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.fork_choice import Choice, ElectorTips, ForkChoice
-from protocol.sync.remote_chains import Budget, Claims, LookCost, OverBudget, RemoteChains, Settled
+from protocol.sync.fork_choice import Choice, ForkChoice, PeerTips
+from protocol.sync.remote_chains import Budget, Claims, LookCost, OverBudget, RemoteChains
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Commit
+from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Held branches: a bounded number of branches beside our chain, shown by claimants or left by us.
@@ -143,15 +144,14 @@ class Following:
         session: Session,
         guard: Guard,
         catch_up: CatchUp,
-        standpoints: ElectorTips,
+        tips: PeerTips,
         claims: Claims,
         anchor: Anchor | None = None,
     ) -> None:
         self._session, self._guard, self._catch_up, self._claims = session, guard, catch_up, claims
         self._replica, self._offload = replica, offload = catch_up.replica, catch_up.offload
         self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
-        self.settled = Settled(replica.rounds)
-        self.choice = ForkChoice(replica, standpoints, self.settled, anchor)
+        self.choice = ForkChoice(replica, session.me, tips, anchor)
         self._held = BranchCache(replica, offload)
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}
@@ -171,13 +171,12 @@ class Following:
         if self._moving:
             return None
         move, history = self._move, self._replica.history
-        kept = max(history.final, self.settled.rounds)
-        if move is not None and (move.tip != history.tip or move.branch.common < kept):
+        if move is not None and (move.tip != history.tip or move.branch.common < history.final):
             self._move = move = self._judged_again(move)
         return move
 
     def _judged_again(self, move: Move) -> Move | None:
-        """Return the rest of a move after our chain changed, or more of it became final or settled; None if none is left."""
+        """Return the rest of a move after our chain changed, or more of it became final; None if none is left."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
         rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
@@ -279,8 +278,8 @@ class Following:
         """
         for held in self._held.leaving_at(common):
             if await self.chains.shares(look, held, length):
-                choice = await self._judge(held, look.peer)
-                if (not choice.lost or not self.chains.is_judgeable(held, length)) and held.slot not in self._in_use():
+                choice = await self._judge(held, look.peer, length)
+                if (not choice.lost or held.length < length) and held.slot not in self._in_use():
                     await self._held.trim(held.slot, *self._in_use())
                     return held
         slot = self._held.slot_of(look.peer, known=look.known)
@@ -290,9 +289,11 @@ class Following:
         await self._held.trim(slot, *self._in_use())
         return branch
 
-    async def _judge(self, branch: Branch, peer: PeerId) -> Choice:
+    async def _judge(self, branch: Branch, peer: PeerId, length: int) -> Choice:
+        """Return the part of a branch that we adopt.  length: of the peer's chain, in rounds."""
+        judge = partial(self.choice.judge, branch, peer, is_whole=branch.length >= length)
         async with self._chain_in_use:
-            choice: Choice = await self._offload(self.choice.judge, branch, peer)
+            choice: Choice = await self._offload(judge)
         return self._told(choice)
 
     def _told(self, choice: Choice) -> Choice:
@@ -308,12 +309,13 @@ class Following:
     async def _follow_branch(self, look: LookCost, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
         await self.chains.begin(look, branch, length)
-        choice = await self._judge(branch, peer)
+        choice = await self._judge(branch, peer, length)
+        if not choice.lost:
+            await self.chains.extend(look, branch, length)
+            choice = await self._judge(branch, peer, length)
         if choice.lost:
             claims.disbelieve(peer)
             return
-        await self.chains.extend(look, branch, length)
-        choice = await self._judge(branch, peer)
         if choice.rounds <= branch.common:
             claims.postpone(peer)
             return
@@ -346,7 +348,6 @@ class Following:
         slots = (move.branch.slot, was.hex())
         self._move, self._moving, taken = None, True, False
         self._slots |= dict.fromkeys(slots)
-        self.settled.lose(move.branch.common)
         try:
             async with self._chain_in_use:
                 taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
@@ -368,21 +369,9 @@ class Following:
             await self._offload(self._replica.store.choose, anchor)
         return taken
 
-    async def strengthen(self, round: int, certificate: Certificate) -> None:
-        """Make a provisional record of our chain full by this certificate, which the caller has verified."""
-        async with self._chain_in_use:
-            (await self._offload(self._replica.history.strengthened, round, certificate))()
-
     async def load(self) -> None:
         """Load the branches from before a restart; call this before the first look."""
         await self._held.load()
-
-    def go_on(self, *, was_away: bool) -> None:
-        """Note that we saw the newest record being made.  was_away: True if we had been away before it."""
-        rounds = self._replica.history.length
-        if was_away:
-            self.settled.begin_anew()
-        self.settled.follow(rounds, trio.current_time())
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,128 @@
-"""Fork choice: the part of a verified branch that we adopt.
+"""Fork choice: the part of a verified branch that we adopt, and the records of ours that we give up.
 
-At the first record that differs, a full record beats a provisional one; then more signers win; then the lower hash
-(`protocol.chain.records.prefer`).  A final record never yields, and a settled record yields only to a full one.  Two full
-records on one tip are possible only if at least a third of the electors lied: we keep ours, and report both.  We adopt
-provisional records as far as the electors, as heard now, stand on them.  A branch with the record that our invitation names
-wins over a branch without it, unless we would have to give up final records: in this way, a person can choose.
+Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
+The first record that differs decides, by the first of these rules that tells the branches apart:
+
+1. A final record never yields (`protocol.chain.finality`).
+2. A full record beats a provisional one: a quorum of the electors made it.
+3. The branch wins in which members with more than half of the recent work took part: they voted for its first record, or
+   signed a READY on one of its tips.  In an open run, where keys are free, this rule applies only if no elector voted for
+   the record.
+4. The record with more votes of electors wins; then the one with the lower hash.
+
+A peer that was away follows what others did meanwhile, before it makes a record itself.  A provisional record is adopted as
+far as the electors, as heard now, stand on it.  A branch with the record that our invitation names wins over a branch
+without it, unless we would have to give up final records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import trio
 
-from protocol.chain.electorate import FEWEST_SEATED
-from protocol.chain.history import Branch, History
-from protocol.chain.records import Rank, is_full, prefer, rank, record_hash
+from protocol.chain.electorate import Roster, quorum_size
+from protocol.chain.finality import RecentWork
+from protocol.chain.history import Branch
+from protocol.chain.records import Chain, Rank, is_full, rank, record_hash
 from protocol.chain.replica import Replica
+from protocol.chain.store import is_locked_elsewhere, read_voter_state
 from protocol.events.events import Event, Notice, SecondHistory
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor, AnchorChain
-from protocol.sync.remote_chains import Settled
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Provisional records when electors differ about who is absent: peers follow them or return from them.
+# Members that took part in a branch, and its rank.
+
+
+MOST_READ = 16
+"""Most records at each end of a branch that are read to see which members took part in it."""
+
+
+def took_part(chain: Chain, fork: int) -> frozenset[PeerId]:
+    """Return the peers that took part in the records of `chain` after `fork` rounds.  Blocking.
+
+    A vote for the first record counts, and a READY for a later one: it names a tip of this branch.  (A READY for the first
+    record may have been meant for another branch.)
+    """
+    first = chain.commit_at(fork)
+    later = {*range(fork + 1, chain.length)[:MOST_READ], *range(fork + 1, chain.length)[-MOST_READ:]}
+    voters = (PeerId(vote.peer) for vote in first.certificate.votes)
+    return frozenset([*voters, *(PeerId(each.peer) for round in later for each in chain.commit_at(round).record.members)])
+
+
+@dataclass(frozen=True)
+class Constituency:
+    """The peers that count at a tip: its electors, and the members with recent work.  is_open: True if keys are free."""
+
+    electors: tuple[PeerId, ...]
+    work: RecentWork
+    is_open: bool
+
+    @classmethod
+    def of(cls, roster: Roster) -> Constituency:
+        """Return the constituency at a tip with this roster."""
+        return cls(roster.electorate.electors, roster.work, roster.electorate.settings.is_open)
+
+    def rank(self, first: Commit, part: Collection[PeerId]) -> Rank:
+        """Return the rank of a branch.  first: its first record.  part: the peers that took part in it."""
+        by_electors = any(vote.peer in self.electors for vote in first.certificate.votes)
+        lacks_most = not (self.is_open and by_electors) and not self.work.is_most(part)
+        return rank(self.electors, first, lacks_most=lacks_most)
+
+    def weights(self, absent: Collection[str]) -> Mapping[PeerId, int]:
+        """Return the weights of the peers that decide if a provisional record holds.  absent: the electors left out.
+
+        Electors have a weight of 1 each.  If all of them were left out, members count with their recent work.
+        """
+        return self.work.tokens if set(self.electors) <= set(absent) else dict.fromkeys(self.electors, 1)
+
+    def least(self, weights: Mapping[PeerId, int], me: PeerId) -> int:
+        """Return the smallest weight on a record of others with which `me` follows it.
+
+        An elector of an open run, where keys are free, follows a record without any elector's vote only if members with more
+        than half of the others' recent work are on it.  At genesis nobody has a weight yet.
+        """
+        if me in self.electors and self.is_open and weights is self.work.tokens:
+            return sum(weight for peer, weight in weights.items() if peer != me) // 2 + 1
+        return 1 if weights else 0
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Provisional records when peers differ about who is absent: they follow them or return from them.
 #
-# Pure.  A provisional record was made without some electors.  The electors of the tip before it, as heard now, decide
-# whether the record holds:
+# Pure.  A provisional record was made without some electors.  The peers that count at the tip T before it decide whether the
+# record holds: the electors, or if all of them were left out, the members with recent work (`Constituency.weights`).
 #
-# * a peer at the tip before the record follows it if at least as many electors are on it as off it; an elector counts
-#   itself;
-# * a peer on the record returns to the tip before it if more electors are off it than on it;
-# * with fewer than four electors, where a single elector may decide, a peer that was away (restarted, or asleep) follows any
-#   elector that was not away, and no peer returns because of electors that were away.
+# * A peer at T follows the record if at least as much weight is on it as off it.  A peer that was away (restarted, asleep)
+#   and has made no record since is not off the record, whoever it is: it has done nothing that contradicts the record.
+# * A peer on the record returns to T if more weight is off it than on it.
 #
-# An elector on another branch of the same tip counts as on this one if its branch loses to this one
-# (`protocol.chain.records.prefer`), because it will move here.  So no peer returns from a branch to which enough electors
-# are moving, and the moves of electors that hear each other end.  The proof is for one tip T with at least four electors.
-# Suppose that the moves form a cycle, and let H be the best branch that electors leave in that cycle.  Nobody leaves a
-# better branch, so nobody enters one either, and electors leave H for T.  At that moment, of the c electors that are on no
-# better branch, more than c / 2 are at T.  Only the other electors can count as on H or on a branch that loses to it, so
-# nobody at T follows such a branch.  From then on nobody leaves T, so there is no cycle.
+# A peer on another branch of T counts as on this one if its branch loses to this one (`Rank`), because it will move here.  A
+# peer that took part in the branch and is not heard now counts as on it.  So no peer returns from a branch to which enough
+# peers are moving, and the moves of peers that hear each other end.  Suppose that the moves form a cycle, and let H be the
+# best branch that peers leave in that cycle.  Nobody leaves a better branch, so nobody enters one either, and peers leave H
+# for T; from then on they are not away.  At that moment, of the weight c on no better branch, more than c / 2 is at T.  Only
+# the rest can count as on H or on a branch that loses to it, so nobody at T follows such a branch.  From then on nobody
+# leaves T, so there is no cycle.
 #
-# Nobody is stuck.  If two branches are heard, the electors on the losing one move to the other.  If one branch and T are
-# heard, either the electors at T follow, or the electors on the branch return.  And nobody waits for a branch: if one
-# elector stands on the best branch and does not serve its records, the others agree without that branch.
+# Nobody is stuck.  If two branches are heard, the peers on the losing one move to the other.  If one branch and T are heard,
+# either the peers at T follow, or the peers on the branch return.  And nobody waits for a branch: if one elector stands on
+# the best branch and does not serve its records, the others agree without that branch.
 #
-# So a frozen, partitioned or restarted peer recovers without help.  With four or more electors, one elector cannot move any
-# peer that hears the other electors, however many keys it adds.
+# One peer at T does not follow: an elector that is locked on another record of T, which may be certified already.  It says
+# that it was not away.  If the peers on the branch cannot make a full record without it, they return to T, where its lock is
+# carried on (`is_stuck`).
 
 
 @dataclass(frozen=True)
 class Side:
-    """Point where one chain leaves another.  fork: the tip at that point.  first: rank of the first record after it."""
+    """Point where one chain leaves another.  fork: the tip at that point.  first: rank of the branch from there on."""
 
     fork: Hash
     first: Rank
@@ -65,9 +130,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Standpoint:
-    """Position that an elector states.  was_away: it was restarted or frozen, and has made no record since.
+    """Position that a peer states.  was_away: it was restarted or frozen, and has made no record since.
 
-    side: the point where the elector's chain left ours when we last saw it; None if we never did, or it is on our chain now.
+    side: the point where the peer's chain left ours when we last saw it; None if we never did, or it is on our chain now.
     """
 
     tip: bytes
@@ -76,32 +141,27 @@ class Standpoint:
 
 
 @dataclass(frozen=True)
-class ElectorCount:
-    """Numbers of electors of one tip that are heard now.
-
-    on: electors on the branch, or moving to it.  off: electors on the tip itself.  present_on, present_off: electors among
-    these that were not away.
-    """
+class PeerCount:
+    """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away."""
 
     on: int
     off: int
-    present_on: int
-    present_off: int
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A branch that is judged.  fork: the tip before it.  tips: the tips after its records.
 
-    first: the rank of its first record, which is provisional; may be None if no `Side` leaves `fork`.
+    first: its rank; may be None if no `Side` leaves `fork`.  part: the peers that took part in it.
     """
 
     fork: Hash
-    tips: Collection[bytes]
+    tips: Container[bytes]
     first: Rank | None
+    part: Collection[PeerId] = ()
 
     def gains(self, at: Standpoint) -> bool:
-        """Return True if an elector at `at` is on this branch, or will move to it from a branch that loses to it."""
+        """Return True if a peer at `at` is on this branch, or will move to it from a branch that loses to it."""
         if at.tip == self.fork:
             return False
         if at.tip in self.tips or at.side is None:
@@ -113,56 +173,76 @@ class Candidate:
         return self.first is not None and self.first < other
 
 
-def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> ElectorCount:
-    """Count the electors by their positions.
+def count(weights: Mapping[PeerId, int], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> PeerCount:
+    """Count the peers by their positions.
 
-    Electors at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
+    Peers at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
     """
-    there = [heard[peer] for peer in electors if peer in heard]
-    on = [each for each in there if branch.gains(each)]
-    off = [each for each in there if each.tip == branch.fork]
-    return ElectorCount(len(on), len(off), sum(not each.was_away for each in on), sum(not each.was_away for each in off))
+    on = off = 0
+    for peer, weight in weights.items():
+        at = heard.get(peer)
+        if at is None:
+            on += weight * (peer in branch.part)
+        elif branch.gains(at):
+            on += weight
+        elif at.tip == branch.fork and not at.was_away:
+            off += weight
+    return PeerCount(on, off)
 
 
-def follows(electors: Sequence[PeerId], counted: ElectorCount, *, was_away: bool) -> bool:
+def follows(counted: PeerCount, least: int = 1) -> bool:
     """Return True if a peer that is not on a provisional record adopts the record.
 
-    counted: includes the peer itself if it is an elector.  was_away: True if the peer was away.
+    counted: includes the peer itself.  least: see `Constituency.least`.
     """
-    if len(electors) < FEWEST_SEATED and was_away and counted.present_on:
-        return True
-    return counted.on >= counted.off
+    return counted.on >= max(counted.off, least)
 
 
-def returns(electors: Sequence[PeerId], counted: ElectorCount) -> bool:
+def returns(counted: PeerCount) -> bool:
     """Return True if a peer on a provisional record goes back to the tip before it.  counted: includes the peer itself."""
-    if len(electors) < FEWEST_SEATED:
-        return counted.present_off > counted.on
     return counted.off > counted.on
 
 
+def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
+    """Return True if the electors on a provisional record are too few for a quorum, and others hold on to the tip before."""
+    return counted.off > 0 and counted.on < quorum_size(len(electors))
+
+
 # ------------------------------------------------------------------------------------------------------------------------
-# Positions of the electors according to their last heartbeats: the evidence for judging provisional records.
+# Positions of the peers according to their last heartbeats: the evidence for judging provisional records.
 
 
 LATEST = 64
 """Number of newest provisional records that are judged again; other peers have long since followed older ones."""
 MAX_SIDES = 1024
-"""Most electors whose `Side` is remembered."""
+"""Most peers whose `Side` is remembered."""
+STUCK_S = 60.0
+"""Seconds after which electors without a quorum return to a tip to which another elector holds on."""
 
 
-class ElectorTips:
-    """Positions of the electors: `membership` knows the other electors' positions; we stand on our own tip."""
+@dataclass(frozen=True)
+class _TipsAfter:
+    """The tips of a chain after more than `rounds` rounds.  places: number of rounds before each tip."""
 
-    def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity, listen_s: float) -> None:
-        self._me, self._history, self._membership, self._activity = me, history, membership, activity
-        self._listen_s = listen_s
+    places: Mapping[bytes, int]
+    rounds: int
+
+    def __contains__(self, tip: object) -> bool:
+        return isinstance(tip, bytes) and self.places.get(tip, -1) > self.rounds
+
+
+class PeerTips:
+    """Positions of the peers: `membership` knows the other peers' positions; we stand on our own tip."""
+
+    def __init__(self, replica: Replica, membership: Membership, activity: Activity) -> None:
+        self._me, self._replica, self._history = membership.me, replica, replica.history
+        self._membership, self._activity = membership, activity
         self._sides: dict[PeerId, Side] = {}
         """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
         self._ranks: dict[int, Rank] = {}
         """Ranks of our provisional records that have known siblings, by round."""
-        self._leaving: dict[bytes, float] = {}
-        """Tips before our provisional records at which most of the electors stand, each with the time since when."""
+        self._leaving: dict[tuple[bytes, bool], float] = {}
+        """Tips before our provisional records to which we should return, each with the time since when; True: if stuck."""
 
     def showed(self, peer: PeerId, side: Side) -> None:
         """Note the point where the verified chain that `peer` showed leaves ours.  Thread-safe."""
@@ -173,9 +253,9 @@ class ElectorTips:
         """Return True if a chain was seen to leave our chain at this tip."""
         return any(side.fork == tip for side in self._sides.values())
 
-    def _heard(self, electors: Collection[PeerId]) -> dict[PeerId, Standpoint]:
+    def _heard(self, peers: Collection[PeerId]) -> dict[PeerId, Standpoint]:
         heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
-        for peer in electors:
+        for peer in peers:
             known = self._membership.get(peer)
             if peer != self._me and known is not None and self._membership.is_live(peer):
                 beat = known.heartbeat
@@ -183,42 +263,58 @@ class ElectorTips:
                 heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer))
         return heard
 
-    def follow(self, electors: Sequence[PeerId], branch: Candidate) -> bool:
+    def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
         """Return True if we adopt a verified provisional record and the records on it.
 
-        electors: the electors at the fork.
+        weights: of the peers that count at the fork.  least: see `Constituency.least`.
         """
-        return follows(electors, count(electors, self._heard(electors), branch), was_away=self._activity.was_away)
+        return follows(count(weights, self._heard(weights), branch), least)
 
-    def back_to(self, settled: int = 0) -> int | None:
+    def back_to(self, kept: int = 0) -> int | None:
         """Return the round of the first provisional record to give up, with all records after it; None if all records hold.
 
-        Call this often.  A record is given up once its electors have stood before it for `listen_s`: just after a record was
-        made, most of its electors have not yet announced that they are on it.  settled: number of rounds whose records are
-        never given up.
+        Call this often.  A record is given up once more weight has been before it than on it for `listen_s`: just after a
+        record was made, most peers have not yet announced that they are on it.  We never return to a tip on which we have
+        confirmed our record: we could say nothing there.  kept: number of rounds whose records are never given up.
         """
         history, now = self._history, trio.current_time()
-        leaving: dict[bytes, float] = {}
-        looked_at = [round for round in history.provisional[-LATEST:] if round >= settled]
+        looked_at = [round for round in history.provisional[-LATEST:] if round >= kept]
+        confirmed = self._replica.store.votes.confirmed()
+        bound = max((round for round in looked_at if (round, history.tip_at(round)) in confirmed), default=-1)
+        looked_at = [round for round in looked_at if round > bound]
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
+        leaving: dict[tuple[bytes, bool], float] = {}
         for round in looked_at:
-            electors, fork = history.roster_at(round).electorate.electors, history.tip_at(round)
+            fork, certificate = history.tip_at(round), history.certificate_at(round)
+            who = Constituency.of(history.roster_at(round))
+            weights = who.weights(certificate.absent)
             tips = frozenset(history.tips(round + 1, history.length - round))
-            branch = Candidate(fork, tips, self._ranks.get(round))
-            if returns(electors, count(electors, self._heard(electors), branch)):
-                leaving[fork] = self._leaving.get(fork, now)
+            branch = Candidate(fork, tips, self._ranks.get(round), self._part(round))
+            counted = count(weights, self._heard(weights), branch)
+            stuck = weights is not who.work.tokens and is_stuck(who.electors, counted)
+            for reason, gives_up in ((False, returns(counted)), (True, stuck)):
+                if gives_up:
+                    leaving[fork, reason] = self._leaving.get((fork, reason), now)
         self._leaving = leaving
         given_up = [round for round in looked_at if self._has_lost(history.tip_at(round), now)]
         return given_up[0] if given_up else None
+
+    def _part(self, round: int) -> frozenset[PeerId]:
+        """Return the peers that took part in our records from `round` on, as far as the newest records show."""
+        history = self._history
+        newest = history.roster.work.records[-max(1, history.length - round - 1) :] if history.length > round + 1 else ()
+        voters = (PeerId(vote.peer) for vote in history.certificate_at(round).votes)
+        return frozenset([*voters, *(peer for record in newest for peer, _ in record)])
 
     def _rank(self, round: int) -> Rank:
         known, history = self._ranks.get(round), self._history
         if known is not None and known.record == history.tip_at(round + 1):
             return known
-        return rank(history.roster_at(round).electorate.electors, history.commit_at(round))
+        return Constituency.of(history.roster_at(round)).rank(history.commit_at(round), self._part(round))
 
     def _has_lost(self, fork: bytes, now: float) -> bool:
-        return fork in self._leaving and now - self._leaving[fork] >= self._listen_s
+        waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
+        return any(now - self._leaving.get((fork, stuck), now + 1) >= wait_s for stuck, wait_s in waits.items())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -249,60 +345,59 @@ class Choice:
 class ForkChoice:
     """Judge of branches that are rooted in our chain.  Blocking: reads records, in a thread that must not emit events."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        standpoints: ElectorTips,
-        settled: Settled,
-        anchor: Anchor | None = None,
-    ) -> None:
-        self._replica, self._standpoints, self._settled = replica, standpoints, settled
-        self._anchor = anchor
+    def __init__(self, replica: Replica, me: PeerId, tips: PeerTips, anchor: Anchor | None = None) -> None:
+        self._replica, self._me, self._tips, self._anchor = replica, me, tips, anchor
         self._news: list[Event] = []
         self._alarms: dict[Hash, None] = {}
         self._told = False
 
-    def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
-        """Return the part of a branch that we adopt."""
-        choice, news = self._judge(branch, shown_by), tuple(self._news)
+    def judge(self, branch: Branch, shown_by: PeerId, *, is_whole: bool = True) -> Choice:
+        """Return the part of a branch that we adopt.  is_whole: False while more records of the peer's chain may follow."""
+        choice, news = self._judge(branch, shown_by, is_whole), tuple(self._news)
         self._news.clear()
         return replace(choice, news=news)
 
-    def _judge(self, branch: Branch, shown_by: PeerId) -> Choice:
-        common = branch.common
+    def _judge(self, branch: Branch, shown_by: PeerId, is_whole: bool) -> Choice:
+        common, history = branch.common, self._replica.history
         if common == branch.length:
             return Choice(common)
-        electors = self._replica.history.roster_at(common).electorate.electors
-        if shown_by in electors:
-            self._standpoints.showed(shown_by, Side(branch.tip_at(common), rank(electors, branch.commit_at(common))))
-        if common == self._replica.history.length:
-            return Choice(self._followed(branch, common))
-        if record_hash(self._replica.history.commit_at(common).record) == branch.tip_at(common + 1):
+        part = took_part(branch, common)
+        theirs = Constituency.of(history.roster_at(common)).rank(branch.commit_at(common), part)
+        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs))
+        if common == history.length:
+            return Choice(self._followed(branch, common, part))
+        if record_hash(history.commit_at(common).record) == branch.tip_at(common + 1):
             return Choice(common)  # we have meanwhile committed the same record
-        if not self._wins(branch, common, shown_by):
-            return Choice(common, lost=True)
-        return Choice(self._followed(branch, common + 1))
+        wins = self._wins(branch, common, shown_by, theirs, is_whole)
+        if not wins:
+            return Choice(common, lost=wins is False)
+        return Choice(self._followed(branch, common + 1, part))
 
-    def _wins(self, branch: Branch, common: int, shown_by: PeerId) -> bool:
+    def _wins(self, branch: Branch, common: int, shown_by: PeerId, theirs: Rank, is_whole: bool) -> bool | None:
+        """Return True if the branch wins, False if it loses; None if that depends on further records of the branch."""
         history = self._replica.history
-        ours, theirs = history.commit_at(common), branch.commit_at(common)
-        electors = history.roster_at(common).electorate.electors
-        is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(theirs.certificate)
-        if ours.record.state_digest != theirs.record.state_digest and is_ours_full >= is_theirs_full:
+        ours, other = history.commit_at(common), branch.commit_at(common)
+        is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(other.certificate)
+        if ours.record.state_digest != other.record.state_digest and is_ours_full >= is_theirs_full:
             return False  # both stand on the same state, and our record names it
         if common < self._chosen(history):
             return False
+        own = Constituency.of(history.roster_at(common)).rank(ours, took_part(history, common))
         if self._is_second_beginning(common):
-            return prefer(electors, ours, theirs)
+            if branch.length >= YOUNG_ROUNDS:
+                return True
+            return theirs < own if is_whole else None
         if is_theirs_full and is_ours_full:
-            self._alarm(ours, theirs, shown_by)
+            self._alarm(ours, other, shown_by)
         if self._chosen(branch) and not self._chosen(history):
             return self._may_come_over(common)
         if is_theirs_full and is_ours_full:
             return False
-        if common < history.final or (common < self._settled.rounds and not is_theirs_full):
+        if common < history.final:
             return False
-        return prefer(electors, ours, theirs)
+        if is_whole or is_theirs_full != is_ours_full:
+            return theirs < own
+        return None
 
     def _is_second_beginning(self, common: int) -> bool:
         """Return True if two peers began the same open run, and our history is young enough to yield to the other one."""
@@ -331,27 +426,40 @@ class ForkChoice:
             self._alarms.pop(next(iter(self._alarms)))
         self._alarms[tip] = None
         both = {vote.peer for vote in ours.certificate.votes} & {vote.peer for vote in theirs.certificate.votes}
+        if not both:
+            return  # peers that did not know of each other began the run twice; nobody has lied
         round, mine = ours.record.round, record_hash(ours.record).hex()
         self._news.append(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
 
-    def _followed(self, branch: Branch, start: int) -> int:
-        """Return the first round from `start` on whose provisional record we do not follow; the branch's length if none."""
-        start = max(start, self._chosen(branch))
-        for round, electors in branch.provisional.items():
+    def _followed(self, branch: Branch, start: int, part: frozenset[PeerId]) -> int:
+        """Return the first round from `start` on whose provisional record we do not follow; the branch's length if none.
+
+        part: the peers that took part in the branch.
+        """
+        start = max(start, self._chosen(branch), branch.final)
+        own = branch.tips(start, branch.length - start + 1)
+        places: dict[bytes, int] = {tip: round for round, tip in enumerate(own, start)}
+        work = self._replica.history.roster_at(branch.common).work
+        for round, left_out in branch.provisional.items():
             if round < start:
                 continue
-            if not self._standpoints.follow(electors, self._candidate(branch, round, electors)):
+            who = Constituency(left_out.electors, work, self._replica.rounds.is_open)
+            weights, fork = who.weights(left_out.absent), branch.tip_at(round)
+            ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
+            candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
+            is_bound = self._me in who.electors and self._is_locked(branch, round)
+            if is_bound or not self._tips.follow(weights, candidate, who.least(weights, self._me)):
                 return round
         return branch.length
 
-    def _candidate(self, branch: Branch, round: int, electors: Sequence[PeerId]) -> Candidate:
-        fork, tips = branch.tip_at(round), frozenset(branch.tips(round + 1, branch.length - round))
-        is_parting = self._standpoints.is_parting(fork)
-        return Candidate(fork, tips, rank(electors, branch.commit_at(round)) if is_parting else None)
+    def _is_locked(self, branch: Branch, round: int) -> bool:
+        """Return True if we are locked on another record than the branch's record of this round."""
+        kept = read_voter_state(self._replica.store.votes.load(round, branch.tip_at(round)))
+        return is_locked_elsewhere(kept, branch.tip_at(round + 1))
 
     def back_to(self) -> int | None:
         """Return the round of the first provisional record to give up, with all records after it.
 
         None if all records hold.
         """
-        return self._standpoints.back_to(max(self._settled.rounds, self._chosen(self._replica.history)))
+        return self._tips.back_to(self._chosen(self._replica.history))

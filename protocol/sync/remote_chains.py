@@ -6,14 +6,12 @@ paid for from the budget; the cost is refunded for branches that the fork choice
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
-from protocol.chain.base import RoundSettings
 from protocol.chain.history import Branch
 from protocol.chain.records import verify_commit
 from protocol.chain.replica import Replica
@@ -27,55 +25,6 @@ from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Settled records of our chain: records that we followed as they were made, long ago and many rounds back.
-#
-# A settled record yields only to a full sibling, or to a person's choice, whatever electors are heard now.  The settled
-# records are kept in memory only: a peer that was away starts again from none.
-
-
-class Settled:
-    """The settled part of our chain.  `now` is trio time.
-
-    A record that we ratified is settled for good: our last vote binds us on its tip, so returning to that tip would help no
-    peer.
-    """
-
-    def __init__(self, settings: RoundSettings) -> None:
-        self._settings = settings
-        self._followed: deque[tuple[int, float]] = deque()
-        """Records that we saw being made and that are not settled yet: (number of rounds after the record, time)."""
-        self._rounds = self._bound = 0
-
-    def follow(self, rounds: int, now: float) -> None:
-        """Note that we saw a record being made; with it, the chain has `rounds` rounds."""
-        self._followed.append((rounds, now))
-        while self._followed:
-            then, at = self._followed[0]
-            if rounds - then < self._settings.settle_rounds or now - at < self._settings.settle_s:
-                break
-            self._rounds = then
-            self._followed.popleft()
-
-    def lose(self, rounds: int) -> None:
-        """Note that our chain changed after its first `rounds` rounds: we did not see the later records being made."""
-        self._rounds, self._bound = min(self._rounds, rounds), min(self._bound, rounds)
-        self._followed = deque((then, at) for then, at in self._followed if then <= rounds)
-
-    def begin_anew(self) -> None:
-        """Forget the records followed so far: we were away, so we missed some."""
-        self._followed.clear()
-
-    def bind(self, rounds: int) -> None:
-        """Note that we have ratified the record of round `rounds` - 1."""
-        self._bound = max(self._bound, rounds)
-
-    @property
-    def rounds(self) -> int:
-        """Number of settled rounds: the records of lower rounds are settled."""
-        return max(self._rounds, self._bound)
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Claims of peers to be ahead of us, and the order in which we look at them.
@@ -156,6 +105,17 @@ class Claims:
                 continue
             if beat.round > length or history.tip_at(beat.round) != beat.tip:
                 yield peer
+
+    def who_has_begun(self) -> list[PeerId]:
+        """Return live peers that claim to have records, for a peer without records, which then begins no round.
+
+        A named founder waits only for peers that are believed, or that hope for it is left (`hopes`): a stranger's word
+        cannot keep it from beginning its own run.
+        """
+        founders = self._replica.rounds.founders
+        if founders is not None and self._membership.me in founders and not self.hopes():
+            return []
+        return [peer for peer in self._membership.live_peers() if self.rounds_of(peer) > 0]
 
     def hopes(self) -> bool:
         """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
@@ -270,9 +230,9 @@ class Budget:
 
 ASK_TIMEOUT_S = 10.0
 FORK_BYTES = 64 << 20
-"""Most bytes of records that we look at in a fork."""
+"""Most bytes of records that we look at in a stranger's fork."""
 BEGINNING_BYTES = 512 << 20
-"""Most bytes of records from genesis in a run that any peer may begin, since any peer may have made them."""
+"""Most bytes of records that we look at in a member's fork, or from genesis in a run that any peer may begin."""
 
 R = TypeVar("R", bound=Body)
 
@@ -336,10 +296,6 @@ class RemoteChains:
         """Append the records that the fork choice needs."""
         await self.extend(look, branch, self._needed(branch, length))
 
-    def is_judgeable(self, branch: Branch, length: int) -> bool:
-        """Return True if the branch has all records that the fork choice needs.  length: of the peer's chain, in rounds."""
-        return branch.length >= self._needed(branch, length)
-
     def _needed(self, branch: Branch, length: int) -> int:
         """Return the number of rounds that the fork choice needs.
 
@@ -359,7 +315,7 @@ class RemoteChains:
                 await self._offload(branch.append, commit)
                 self._check_anchor(branch)
                 self.progressed_at = trio.current_time()
-            if branch.size_bytes > self._most_bytes(branch):
+            if branch.size_bytes > self._most_bytes(look, branch):
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress(branch.length, length))
 
@@ -368,9 +324,10 @@ class RemoteChains:
         if anchor is not None and branch.length >= anchor.rounds and not anchor.holds(branch):
             raise Malformed("a history without the record that our invitation names")
 
-    def _most_bytes(self, branch: Branch) -> float:
+    def _most_bytes(self, look: LookCost, branch: Branch) -> float:
         if branch.start < self._replica.history.length:
-            return FORK_BYTES if self.anchor is None or self.anchor.holds(self._replica.history) else BEGINNING_BYTES
+            is_ours = self.anchor is None or self.anchor.holds(self._replica.history)
+            return FORK_BYTES if is_ours and not look.known else BEGINNING_BYTES
         is_anyones = branch.start == 0 and self._replica.rounds.founders is None
         return BEGINNING_BYTES if is_anyones else float("inf")
 

@@ -48,13 +48,6 @@ class CommitsReply(Body):
     commits: Annotated[list[bytes], Field(max_length=MAX_COMMITS)]
 
 
-class RatificationRequest(Body):
-    """Request for all known votes to ratify a record; the answer is a `Certificate`, complete or not."""
-
-    round: Count
-    record_hash: HashField
-
-
 class HaveRequest(Body):
     """Request for a list of the data that a peer can serve."""
 

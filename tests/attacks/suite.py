@@ -12,7 +12,6 @@ from tests.attacks import (
     histories,
     newcomers,
     proposers,
-    ratifying,
     resources,
     standing,
     voters,
@@ -31,7 +30,6 @@ MODULES = (
     cabals,
     standing,
     newcomers,
-    ratifying,
 )
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 

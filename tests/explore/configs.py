@@ -39,5 +39,5 @@ DEFAULT = (
 )
 """Some minutes.  The last one is stopped in time where the machine is slow."""
 
-TWO_LIARS = Config((0, 1), 2, progress=False, ratifying=False)
+TWO_LIARS = Config((0, 1), 2, progress=False, confirming=False)
 """More than agreement can bear."""

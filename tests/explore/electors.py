@@ -15,9 +15,8 @@ from protocol.agreement.ballot import blank, objection_to_vote
 from protocol.agreement.events import Persist, RoundEffect, Send, View
 from protocol.agreement.voter import Voter
 from protocol.chain.records import record_hash
-from protocol.chain.store import VoteFiles
+from protocol.chain.store import VoteFiles, read_voter_state
 from protocol.disk import Disk
-from protocol.node.round_runner import read_voter_state
 from protocol.wire.envelope import Body
 from protocol.wire.messages import Certificate, Lock, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote, VoterState
 from tests.explore.council import (

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from protocol.agreement import ballot, policy, proposer, voter
 from protocol.agreement.ballot import Justification, highest
-from protocol.chain import electorate, records
+from protocol.chain import electorate, records, store
 from protocol.chain.base import Base
 from protocol.chain.store import VoteFiles
 from protocol.sync.fork_choice import Candidate
@@ -107,8 +107,8 @@ def _reduced_as_full() -> Sequence[Any]:
     return [patch.object(Justification, "highest_locks", highest_locks)]
 
 
-def _ratifying() -> Sequence[Any]:
-    return [patch.object(ballot, "objection_to_ratify", lambda kept, record: None)]
+def _confirming() -> Sequence[Any]:
+    return [patch.object(store, "is_locked_elsewhere", lambda kept, record: False)]
 
 
 def _coming() -> Sequence[Any]:
@@ -116,12 +116,12 @@ def _coming() -> Sequence[Any]:
 
 
 def _all() -> Sequence[Any]:
-    return [patch.object(returning, "follows", lambda electors, counted, was_away: 2 * counted.on > len(electors))]
+    return [patch.object(returning, "follows", lambda counted: 2 * counted.on > returning.LARGEST)]
 
 
 def _liar(seat: int, *absences: Seats) -> Config:
     """The liar proposes in attempt 0 or in attempt 1."""
-    return Config((seat,), 2, (WHOLE, *absences), progress=False, ratifying=False)
+    return Config((seat,), 2, (WHOLE, *absences), progress=False, confirming=False)
 
 
 MUTATIONS = (
@@ -134,7 +134,7 @@ MUTATIONS = (
     Mutation(
         "reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full
     ),
-    Mutation("ratifying", "who is locked on another record ratifies one", Config((0,), 2, progress=False), _ratifying),
+    Mutation("confirming", "who is locked on another record confirms one", Config((0,), 2, progress=False), _confirming),
 )
 
 RETURNS = (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from protocol.chain.electorate import FEWEST_SEATED, quorum_size
 from protocol.chain.records import Rank, rank
-from protocol.sync.fork_choice import Candidate, ElectorCount, Side, Standpoint, count, follows, returns
+from protocol.sync.fork_choice import Candidate, PeerCount, Side, Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Commit, Signature
@@ -167,12 +167,14 @@ class _Settling:
     def _targets(self, place: Place, heard: dict[PeerId, Standpoint], served: list[Branch]) -> list[Branch]:
         if place.branch == TIP:
             counts = {branch: self._count(heard, branch) for branch in served}
-            return [each for each, counted in counts.items() if follows(self._electors, counted, was_away=place.was_away)]
-        back = [TIP] if returns(self._electors, self._count(heard, place.branch)) else []
+            return [each for each, counted in counts.items() if follows(counted)]
+        back = [TIP] if returns(self._count(heard, place.branch)) else []
         return back + [branch for branch in served if self._ranks[branch] < self._ranks[place.branch]]
 
-    def _count(self, heard: dict[PeerId, Standpoint], branch: Branch) -> ElectorCount:
-        return count(self._electors, heard, Candidate(self._tip(TIP), {self._tip(branch)}, self._ranks[branch]))
+    def _count(self, heard: dict[PeerId, Standpoint], branch: Branch) -> PeerCount:
+        return count(
+            dict.fromkeys(self._electors, 1), heard, Candidate(self._tip(TIP), {self._tip(branch)}, self._ranks[branch])
+        )
 
     def _tip(self, branch: Branch) -> Hash:
         return self._ranks[branch].record
@@ -190,7 +192,7 @@ def _peers() -> tuple[PeerId, ...]:
 def _ranks(signers: tuple[int, ...]) -> list[Rank]:
     """Of a provisional record with so many signers on each branch; in the place of the tip, one with its hash."""
     council, peers = Council(), _peers()
-    ranks = [Rank(False, 0, Hash(council.base.tip))]
+    ranks = [Rank(False, False, 0, Hash(council.base.tip))]
     for branch, number in enumerate(signers, 1):
         votes = [Signature(peer=peer, signature=bytes(64)) for peer in sorted(peers[:number])]
         record = council.records[0].model_copy(update={"result_root": bytes([branch]) * 32})

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.agreement import ballot as ballot_rules
+from protocol.chain import store as store_rules
 from protocol.chain.electorate import quorum_size
-from protocol.chain.records import is_full, prefer
+from protocol.chain.records import is_full, rank
 from protocol.wire.messages import Certificate, Commit, RecordProposal, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
@@ -41,7 +41,7 @@ class Config:
 
     in_order: whether states are left out that differ only in the order of independent steps (`Search.moves`).
     symmetric: whether of states that differ only in who is who one is explored.
-    progress: whether it is looked at that nobody is stuck.  ratifying: and which records could be ratified in each state.
+    progress: whether it is looked at that nobody is stuck.  confirming: and which records could be confirmed in each state.
     max_states, max_s: the search stops there, and is then not exhaustive.
     """
 
@@ -51,7 +51,7 @@ class Config:
     in_order: bool = False
     symmetric: bool = True
     progress: bool = True
-    ratifying: bool = True
+    confirming: bool = True
     max_states: int = 10_000_000
     max_s: float = 3600.0
 
@@ -101,7 +101,7 @@ class Search:
         self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
         self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
-        self._ratifies: dict[tuple[int, int], bool] = {}
+        self._confirms: dict[tuple[int, int], bool] = {}
         self._said: dict[int, tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]] = {}
 
     # -- the search ---------------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ class Search:
         if id(assembled) not in self._flaws:
             self._flaws[id(assembled)] = self._flaw_of(assembled)
         flaw = self._flaws[id(assembled)]
-        if flaw is None and self.config.ratifying:
-            flaw = self._flaw_of_ratification(state, assembled)
+        if flaw is None and self.config.confirming:
+            flaw = self._flaw_of_confirmation(state, assembled)
         return flaw or (self._progress.flaw(state) if self.config.progress else None)
 
     def _flaw_of(self, assembled: Assembled) -> str | None:
@@ -283,28 +283,28 @@ class Search:
                 )
                 if is_full(rival.certificate):
                     return f"two full certificates: {pair}"
-                if prefer(council.base.electors, commit, rival):
+                if rank(council.base.electors, rival) < rank(council.base.electors, commit):
                     return f"a provisional certificate beats a full one: {pair}"
         return None
 
-    def _flaw_of_ratification(self, state: State, assembled: Assembled) -> str | None:
-        """Whether a record can be ratified beside another one that is certified by all.
+    def _flaw_of_confirmation(self, state: State, assembled: Assembled) -> str | None:
+        """Whether a provisional record can become final beside another one that is certified by all.
 
-        Whoever ratifies says nothing afterwards, and nothing that others do follows from it: so it is as if all that do
-        had done so last.  Liars ratify everything.
+        Who confirms a record says nothing at its tip afterwards, and nothing that others do there follows from it: so it is
+        as if all that do had done so last.  Liars confirm everything.
         """
         for certified in {claim.record for claim in assembled.second if not claim.absent}:
             for record in set(range(len(NAMES))) - {certified}:
-                ready = sum(self._may_ratify(number, record) for number in state) + len(self.config.liars)
+                ready = sum(self._may_confirm(number, record) for number in state) + len(self.config.liars)
                 if ready >= quorum_size(SEATS):
-                    return f"{NAMES[record]} can be ratified beside a full certificate for {NAMES[certified]}"
+                    return f"{NAMES[record]} can be confirmed beside a full certificate for {NAMES[certified]}"
         return None
 
-    def _may_ratify(self, number: int, record: int) -> bool:
-        known = self._ratifies.get((number, record))
+    def _may_confirm(self, number: int, record: int) -> bool:
+        known = self._confirms.get((number, record))
         if known is None:
-            objection = ballot_rules.objection_to_ratify(self.electors.kept(number), self.council.hash(record))
-            known = self._ratifies[number, record] = objection is None
+            is_locked = store_rules.is_locked_elsewhere(self.electors.kept(number), self.council.hash(record))
+            known = self._confirms[number, record] = not is_locked
         return known
 
     # -- how it came about --------------------------------------------------------------------------------------------

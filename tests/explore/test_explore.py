@@ -30,7 +30,7 @@ def test_a_broken_rule_leads_to_a_split(mutation: Mutation, tmp_path: Path) -> N
     with mutated(mutation):
         outcome = Search(mutation.config, tmp_path).run()
     assert outcome.violation is not None
-    assert outcome.violation.startswith("two full certificates") or "can be ratified beside a full" in outcome.violation
+    assert outcome.violation.startswith("two full certificates") or "can be confirmed beside a full" in outcome.violation
 
 
 def test_two_liars_of_four_can_split_the_run(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from protocol.chain.replica import Serving
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector
 from protocol.node.rounds import RoundHandlers
-from protocol.node.state import Ratifier
 from protocol.transport.handlers import Answers, IsTold, declarations
 from protocol.transport.interface import MALFORMED, Refused
 from protocol.versions.weight_versions import WeightVersions
@@ -16,7 +15,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 
-COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Ratifier, Swarm, Serving, WeightVersions)
+COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Swarm, Serving, WeightVersions)
 """Classes of a node that answer questions."""
 
 

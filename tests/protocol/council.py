@@ -67,8 +67,6 @@ SETTINGS = RoundSettings(
     is_open=True,
     seasoning_rounds=3,
     tenure_rounds=100,
-    settle_rounds=100,
-    settle_s=86_400.0,
     listen_s=6.0,
 )
 

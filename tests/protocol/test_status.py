@@ -105,8 +105,6 @@ EARLY: dict[str, Any] = {
     "tip": "",
     "final_rounds": 0,
     "final_tip": "",
-    "settled_rounds": 0,
-    "settled_tip": "",
     "state_rounds": 0,
     "state_digest": "",
     "peers": 0,

@@ -35,7 +35,6 @@ from protocol.events.events import (
     PeerGone,
     PeerJoined,
     PeerSuspected,
-    RecordRatified,
     RolledBack,
     RoundCommitted,
     RoundProposed,
@@ -118,8 +117,6 @@ class Judge:
             self._end(peer, event.round, event.tip, commit)
             self._mass(commit, event.tip)
             self._no_loss(peer, event, now)
-        elif isinstance(event, RecordRatified):
-            self._agreement(peer, event.round, event.record, node.commit_at(event.round))
         elif isinstance(event, StateApplied):
             self._order(peer, event)
             if event.rounds:

@@ -14,14 +14,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer.control.client import ControlClient
 from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts, read_known
-from peer.errors import PeerError
 from peer.joining.inviting import (
     NOBODY,
     REMEMBERED,
     anchor_of,
-    chosen_record,
     describe_anchor,
     describe_token,
     find_addresses,
@@ -30,7 +27,7 @@ from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
 from protocol.events.status import NodeStatus
 from protocol.run.admission import bearer_token, bound_token
-from protocol.run.invitation import Anchor, Invitation
+from protocol.run.invitation import Invitation
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
@@ -164,24 +161,6 @@ def test_an_invitation_tells_to_which_history_it_is() -> None:
     named = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], anchor=anchor, token=None, secret=None)
     assert describe_anchor(named) == "to the chain whose tip after 7 rounds is abababababababab"
     assert "the chain of its first peers" in describe_anchor(named.model_copy(update={"anchor": None}))
-
-
-@pytest.mark.parametrize(
-    ("run", "settled", "remedy"),
-    [(RUN.hex(), 9, ""), (RUN.hex(), 7, "invite without --choose"), ("00" * 32, 9, "start the one")],
-)
-def test_an_organiser_chooses_the_history_of_its_running_peer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, settled: int, remedy: str
-) -> None:
-    words = ("name", "run_name", "role", "phase", "why_idle", "why_detail", "version")
-    known = NodeStatus(peer=ME, run=run, **dict.fromkeys(words, ""))  # type: ignore[arg-type]
-    status = replace(known, round=12, final_rounds=7, settled_rounds=settled, settled_tip="ab" * 32)
-    monkeypatch.setattr(ControlClient, "status", lambda client: status)
-    if not remedy:
-        assert chosen_record(RUN, tmp_path) == Anchor(rounds=9, tip=b"\xab" * 32)
-    else:
-        with pytest.raises(PeerError, match=remedy):
-            chosen_record(RUN, tmp_path)
 
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:

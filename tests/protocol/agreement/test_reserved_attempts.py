@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.agreement.ballot import RATIFYING, Ballot, held_mask
+from protocol.agreement.ballot import MAX_ATTEMPT, Ballot, held_mask
 from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
@@ -57,10 +57,10 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
 def test_two_liars_of_three_that_are_left_take_the_third_ahead_by_little() -> None:
     assert attempt_of_three(0) is not None
     assert attempt_of_three(MAX_LEAD - 4) is not None
-    for attempt in (2 * MAX_LEAD, 10**6, RATIFYING - 3, RATIFYING, RATIFYING + 5):
+    for attempt in (2 * MAX_LEAD, 10**6, MAX_ATTEMPT - 3, MAX_ATTEMPT, MAX_ATTEMPT + 5):
         assert attempt_of_three(attempt) is None
 
 
-@pytest.mark.parametrize(("attempt", "sound"), [(0, True), (RATIFYING - 1, True), (RATIFYING, False), (1 << 53, False)])
+@pytest.mark.parametrize(("attempt", "sound"), [(0, True), (MAX_ATTEMPT - 1, True), (MAX_ATTEMPT, False), (1 << 53, False)])
 def test_no_ballot_is_held_where_records_are_ratified(attempt: int, sound: bool) -> None:
     assert Ballot(BASE, attempt).is_sound is sound

@@ -15,8 +15,8 @@ from protocol.chain.records import (
     genesis_tip,
     index_root,
     is_full,
-    prefer,
     quorum_of,
+    rank,
     record_hash,
     verify_commit,
     verify_votes,
@@ -207,6 +207,11 @@ def test_the_first_members_vote_on_the_first_record_of_a_run_that_anybody_may_be
 
 FULL = a_commit(QUORUM)
 PROVISIONAL = a_commit([ANN, BOB], DAN)
+
+
+def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
+    """Whether their record wins over ours."""
+    return rank(electors, theirs) < rank(electors, ours)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,27 @@ def test_contributors_are_counted_bit_by_bit(count: int, noise: list[bytes]) -> 
     assert contributors(peers, masks) == expected
 
 
-def test_founders_vote_until_four_peers_are_seasoned() -> None:
-    electorate = Electorate.start(founded(CLOSED, [A, H]))
+def test_with_admission_seasoned_peers_vote_from_the_second_one_on() -> None:
+    electorate = follow(Electorate.start(founded(CLOSED, [A])), [A], 50)
+    assert (electorate.electors, electorate.is_founding) == ((A,), True), "alone"
+    electorate = follow(electorate, [A, B], 2)
+    assert electorate.electors == (A,)
+    electorate = follow(electorate, [A, B])
+    assert (electorate.electors, electorate.quorum, electorate.is_founding) == ((A, B), 2, False)
+    electorate = follow(electorate, [A, B, C], 3)
+    assert (electorate.electors, electorate.quorum) == ((A, B, C), 2)
+    assert follow(electorate, [B, C], 500).electors == (A, B, C), "of so few nobody loses its vote"
+
+
+def test_a_founder_that_sleeps_while_two_are_seasoned_earns_its_vote_like_others() -> None:
+    electorate = follow(Electorate.start(founded(CLOSED, [A])), [A, B, C], 2)
+    electorate = follow(electorate, [B, C], 3)
+    assert (electorate.electors, electorate.is_founding) == ((B, C), False)
+    assert follow(electorate, [A, B, C], 3).electors == (A, B, C)
+
+
+def test_in_an_open_run_founders_vote_until_four_peers_are_seasoned() -> None:
+    electorate = Electorate.start(founded(replace(CLOSED, is_open=True, tenure_rounds=1), [A, H]))
     assert (electorate.electors, electorate.quorum, electorate.is_founding) == ((A, H), 2, True)
     electorate = follow(electorate, [B, C, D], 10)
     assert (electorate.electors, electorate.is_founding) == ((A, H), True), "three seasoned peers do not take over"
@@ -271,7 +290,7 @@ def test_no_record_breaks_a_limit(history: tuple[RoundSettings, list[Record]]) -
             assert before.is_founding, "nobody falls back to the founders"
             assert after.electors == (settings.founders or tuple(sorted(members)))
             continue
-        assert len(electors) >= 4
+        assert len(electors) >= (4 if settings.is_open or settings.founders is None else 2)
         if not before.is_founding:
             lost = set(before.electors) - electors
             assert len(lost) <= tolerated(len(before.electors))

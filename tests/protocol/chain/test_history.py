@@ -81,20 +81,6 @@ def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
     assert seen(history) == longer
 
 
-def test_a_record_that_comes_while_another_becomes_full_loses_neither(tmp_path: Path) -> None:
-    history = History(SETTINGS, Store(tmp_path))
-    grow(history)
-    record = a_record(round=1, previous=history.tip, members=members(*PEERS[:3]))
-    absent = {"absent": [PEERS[2]]}
-    certificate = votes_for(record, PEERS[:2], 0, step=Step.SECOND).model_copy(update=absent)
-    history.append(Commit(record=record, index=INDEX, certificate=certificate))
-    assert history.provisional == [1]
-    full = history.strengthened(1, votes_for(record, PEERS[:3], 0, step=Step.SECOND))
-    grow(history)
-    full()
-    assert history.provisional == [] and history.length == 3
-
-
 class Watched(list[Any]):
     """A part of the chain's memory; somebody in another thread looks before and after it grows."""
 

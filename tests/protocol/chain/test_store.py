@@ -13,7 +13,7 @@ from protocol.blobs.blob import EvenSpans
 from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
-from protocol.chain.store import NEVER, Store
+from protocol.chain.store import Store
 from protocol.disk import Disk, StoreFailed, StoreFull, read_guarded
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
@@ -436,13 +436,3 @@ def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_pat
     path = tmp_path / "votes" / f"00000003-{ROOTS[1].hex()}"
     path.write_bytes(path.read_bytes()[:-1])
     assert again.votes.load(3, ROOTS[1]) is None
-
-
-def test_votes_are_not_taken_for_complete_when_the_file_that_says_so_cannot_be_read(tmp_path: Path) -> None:
-    votes = Store(tmp_path).votes
-    assert votes.complete_from() == 0
-    votes.set_complete_from(7)
-    assert votes.complete_from() == 7
-    (tmp_path / "votes" / "complete-from").unlink()
-    (tmp_path / "votes" / "complete-from").mkdir()
-    assert votes.complete_from() == NEVER

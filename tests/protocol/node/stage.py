@@ -13,7 +13,7 @@ from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
 from protocol.blobs.store import Shelves
 from protocol.blobs.swarm import Swarm
-from protocol.chain.replica import Replica, ReplicaShelf, Serving
+from protocol.chain.replica import ReplicaShelf, Serving
 from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -23,17 +23,15 @@ from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers
 from protocol.node.router import MessageRouter
-from protocol.node.state import Ratifier
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
-from protocol.sync.remote_chains import Settled
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Acceptance
 from protocol.versions.catalogue import Catalogue, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Certificate, Ready, pack
+from protocol.wire.messages import Ready, pack
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
@@ -51,17 +49,6 @@ class StageNetwork(TableNetwork):
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         pass
-
-
-class StageChain:
-    """Our chain; everything in it is settled, unless a test says otherwise."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica, self.settled = replica, Settled(replica.rounds)
-        self.settled.bind(1000)
-
-    async def strengthen(self, round: int, certificate: Certificate) -> None:
-        self._replica.history.strengthen(round, certificate)
 
 
 class Stage:
@@ -83,8 +70,6 @@ class Stage:
         self.versions = WeightVersions(session, guard, replica, catalogue, at_once, swarm, settings.weights)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
         self.extensions = Extensions(session, guard, replica, at_once)
-        self.chain, self.changing = StageChain(replica), trio.Lock()
-        self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
         self.router.add(
             handshake,
@@ -95,7 +80,6 @@ class Stage:
             Evaluator(session, replica, self.membership, None, activity),
             self.versions,
             Serving(replica, at_once),
-            self.ratifier,
             self.extensions,
         )
 

@@ -9,12 +9,14 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.chain.electorate import Roster
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.lifecycle import StartupBarrier
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Role
+from tests.protocol.council import SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -24,10 +26,10 @@ def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, t
     settings = NodeSettings("me", Role.TRAINER, "0", 1, anchor=Anchor(rounds=7, tip=bytes(32)))
     replica: Any = SimpleNamespace(
         rounds=SimpleNamespace(min_members=1),
-        history=SimpleNamespace(length=length, tip_at=lambda rounds: bytes([tip]) * 32),
+        history=SimpleNamespace(length=length, tip_at=lambda rounds: bytes([tip]) * 32, roster=Roster.start(SETTINGS)),
     )
     membership: Any = SimpleNamespace(live_peers=list, started=0.0)
-    session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
+    session: Any = SimpleNamespace(me="me", network=SimpleNamespace(connected=list))
     claims: Any = None
     files: Any = None
     activity = Activity(lambda event: None)

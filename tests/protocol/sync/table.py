@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
-from protocol.sync.fork_choice import ElectorTips, ForkChoice
+from protocol.sync.fork_choice import ForkChoice, PeerTips
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
@@ -82,22 +83,23 @@ class Table:
     def __init__(self, folder: Path, nursery: trio.Nursery, signed: SignedManifest | None = None) -> None:
         self.signed, self._nursery = signed or a_run(ANN), nursery
         self.folder, self.events = folder, list[Event]()
-        self.ours, self.theirs = a_replica(self.signed, folder / "ours"), a_replica(self.signed, folder / "theirs")
+        ours, self.theirs = a_replica(self.signed, folder / "ours"), a_replica(self.signed, folder / "theirs")
+        self.ours = replace(ours, rounds=replace(ours.rounds, listen_s=0.0))
         self.others: list[Replica] = []
         self.network = TableNetwork()
         self.serve(ANN.peer_id, self.theirs)
         self.session = session = a_session(self.signed.run, self.network, self.events)
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
-        standpoints = ElectorTips(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)
+        tips = PeerTips(self.ours, self.membership, self.activity)
         self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours), at_once)
         self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
-        self.standpoints = standpoints
+        self.tips = tips
         unguarded: Any = Unguarded()
-        self.following = Following(session, unguarded, self.catch_up, standpoints, self.claims)
-        self.chains, self.choice, self.settled = self.following.chains, self.following.choice, self.following.settled
+        self.following = Following(session, unguarded, self.catch_up, tips, self.claims)
+        self.chains, self.choice = self.following.chains, self.following.choice
         self.budget = self.chains.budget
 
     def serve(self, peer: PeerId, replica: Replica) -> None:
@@ -126,7 +128,7 @@ class Table:
     def invite(self, anchor: Anchor) -> None:
         """We join with an invitation that names this record."""
         self.chains.anchor = anchor
-        self.choice = self.following.choice = ForkChoice(self.ours, self.standpoints, self.settled, anchor)
+        self.choice = self.following.choice = ForkChoice(self.ours, ME.peer_id, self.tips, anchor)
 
     def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
         """A heartbeat of `peer`, with the tip of `replica`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from protocol.chain.records import Rank
-from protocol.sync.fork_choice import Candidate, ElectorCount, Side, Standpoint, count, follows, returns
+from protocol.sync.fork_choice import Candidate, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 
 ELECTORS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 10))
 FORK, ABOVE, ELSEWHERE, UNKNOWN = (Hash(bytes([number]) * 32) for number in range(4))
-BEST, MIDDLE, WORST = (Rank(True, unsigned, Hash(bytes([9 + unsigned]) * 32)) for unsigned in (3, 4, 5))
+BEST, MIDDLE, WORST = (Rank(True, False, unsigned, Hash(bytes([9 + unsigned]) * 32)) for unsigned in (3, 4, 5))
+ONE_EACH = dict.fromkeys(ELECTORS, 1)
 BRANCH = Candidate(FORK, {MIDDLE.record, ABOVE}, MIDDLE)
 
 
@@ -46,40 +47,52 @@ def seen(fork: Hash, first: Rank) -> Standpoint:
     ],
 )
 def test_who_counts(at: Standpoint, on: int, off: int) -> None:
-    counted = count(ELECTORS, {ELECTORS[0]: at}, BRANCH)
-    assert (counted.on, counted.off) == (counted.present_on, counted.present_off) == (on, off)
+    assert count(ONE_EACH, {ELECTORS[0]: at}, BRANCH) == PeerCount(on, off)
 
 
-def test_only_electors_that_are_heard_count_and_those_that_were_away_apart() -> None:
+def test_peers_count_with_their_weights_and_those_that_were_away_are_not_off() -> None:
     heard = {
         ELECTORS[0]: Standpoint(ABOVE, was_away=True),
         ELECTORS[1]: Standpoint(ABOVE, was_away=False),
         ELECTORS[2]: Standpoint(FORK, was_away=True),
         ELECTORS[3]: Standpoint(FORK, was_away=False),
     }
-    assert count(ELECTORS[:3], heard, BRANCH) == ElectorCount(on=2, off=1, present_on=1, present_off=0)
+    weights = dict(zip(ELECTORS, (5, 3, 100, 7, 11), strict=False))
+    assert count(weights, heard, BRANCH) == PeerCount(on=8, off=7)
+
+
+def test_who_took_part_in_a_branch_and_is_asleep_counts_as_on_it() -> None:
+    branch = Candidate(BRANCH.fork, BRANCH.tips, BRANCH.first, part=ELECTORS[:3])
+    heard = {ELECTORS[1]: Standpoint(FORK, was_away=False), ELECTORS[3]: Standpoint(FORK, was_away=False)}
+    assert count(ONE_EACH, heard, branch) == PeerCount(on=2, off=2), "what it says now is newer than what it did"
 
 
 def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
     """Three at the tip, two on the better branch and four on the other, which went round in a circle."""
     stands = [Standpoint(FORK, False)] * 3 + [Standpoint(MIDDLE.record, False)] * 2 + [seen(FORK, WORST)] * 4
     heard = dict(zip(ELECTORS, stands, strict=True))
-    counted = count(ELECTORS, heard, BRANCH)
-    assert (counted.on, counted.off) == (6, 3)
-    assert follows(ELECTORS, counted, was_away=False) and not returns(ELECTORS, counted)
-    alone = count(ELECTORS, heard, Candidate(FORK, BRANCH.tips, None))
-    assert (alone.on, alone.off) == (2, 3) and returns(ELECTORS, alone)
+    counted = count(ONE_EACH, heard, BRANCH)
+    assert counted == PeerCount(6, 3) and follows(counted) and not returns(counted)
+    alone = count(ONE_EACH, heard, Candidate(FORK, BRANCH.tips, None))
+    assert alone == PeerCount(2, 3) and returns(alone)
 
 
 @pytest.mark.parametrize("electors", range(1, 10))
 def test_who_stands_before_a_branch_follows_it_or_those_on_it_return(electors: int) -> None:
     for on in range(1, electors + 1):
         for off in range(1, electors + 1 - on):
-            counted = ElectorCount(on, off, on, off)
-            assert follows(ELECTORS[:electors], counted, was_away=False) is not returns(ELECTORS[:electors], counted)
+            counted = PeerCount(on, off)
+            assert follows(counted) is not returns(counted)
 
 
-def test_below_four_electors_who_was_away_follows_who_was_not() -> None:
-    one_stayed = ElectorCount(on=1, off=2, present_on=1, present_off=0)
-    assert follows(ELECTORS[:3], one_stayed, was_away=True) and not returns(ELECTORS[:3], one_stayed)
-    assert not follows(ELECTORS[:4], one_stayed, was_away=True) and returns(ELECTORS[:4], one_stayed)
+def test_nobody_follows_a_branch_on_which_nobody_is() -> None:
+    assert not follows(PeerCount(on=0, off=0)) and not follows(PeerCount(on=3, off=0), least=4)
+    assert follows(PeerCount(on=0, off=0), least=0)
+
+
+@pytest.mark.parametrize(
+    ("electors", "on", "off", "stuck"),
+    [(3, 1, 1, True), (3, 2, 1, False), (3, 1, 0, False), (5, 3, 1, True), (4, 3, 1, False)],
+)
+def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, on: int, off: int, stuck: bool) -> None:
+    assert is_stuck(ELECTORS[:electors], PeerCount(on, off)) is stuck

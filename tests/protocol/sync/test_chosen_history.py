@@ -42,23 +42,19 @@ def test_a_newcomer_takes_the_history_to_which_it_is_invited(
 
 
 @pytest.mark.parametrize(("ours", "rounds"), [(1, 2), (4, 2), (4, 3)])
-def test_a_settled_record_yields_to_the_history_that_a_person_chose(tmp_path: Path, ours: int, rounds: int) -> None:
+def test_provisional_records_yield_to_the_history_of_the_invitation(tmp_path: Path, ours: int, rounds: int) -> None:
     """Ours has as many rounds or more, and more signers; theirs goes through the record that the invitation names."""
 
     async def check(table: Table) -> None:
         fork(table, 1, {"absent": [DAN]}, {"absent": [BOB, CYN]}, rounds=ours)
         grow(table.theirs, 2, [ANN], voters=FOUR, absent=[BOB, CYN], salt=1)
-        length, settings = table.ours.history.length, table.ours.rounds
-        table.settled.follow(length, trio.current_time())
-        table.settled.follow(length + settings.settle_rounds, trio.current_time() + settings.settle_s)
-        table.settled.bind(length)
         table.invite(Anchor(rounds=rounds, tip=table.theirs.history.tip_at(rounds)))
-        for peer in (BOB, CYN, DAN):
-            table.hear(peer.peer_id, round=1, tip=table.ours.history.tip_at(1))
         table.hear(ANN.peer_id, table.theirs)
         await table.look()
         move = table.following.move
         assert move is not None and move.rounds >= rounds and await table.following.take(move)
+        for peer in (BOB, CYN, DAN):
+            table.hear(peer.peer_id, round=1, tip=table.ours.history.tip_at(1))
         assert table.ours.history.tip == table.theirs.history.tip_at(move.rounds)
         back = table.choice.back_to()
         assert back is None or back >= rounds, "what was chosen is not given up again"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.chain.base import round_settings
 from protocol.sync.remote_chains import (
     BYTES_PER_MINUTE,
     CHECKS_PER_MINUTE,
@@ -15,10 +14,9 @@ from protocol.sync.remote_chains import (
     HOPE_S,
     MAX_DISBELIEF_S,
     Budget,
-    Settled,
 )
 from protocol.wire.identity import Identity
-from tests.protocol.chains import a_run, grow
+from tests.protocol.chains import grow
 from tests.protocol.peers import ANN, BOB, ME
 from tests.protocol.sync.table import Table, on_table
 
@@ -137,22 +135,3 @@ def test_what_led_somewhere_costs_nothing() -> None:
         budget.pay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
         budget.repay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
     assert budget.allows(0.0, known=False)
-
-
-def test_a_record_is_settled_long_after_it_was_followed() -> None:
-    run = a_run(ANN)
-    settings = round_settings(run.run, run.manifest)
-    settled, day = Settled(settings), settings.settle_s
-    for rounds in range(1, 200):
-        settled.follow(rounds, float(rounds))
-    assert settled.rounds == 0, "many rounds back, but not long ago"
-    settled.follow(200, day + 50)
-    assert settled.rounds == 50
-    settled.lose(80)
-    settled.follow(400, day + 90)
-    assert settled.rounds == 80, "what came before the change was followed all the same"
-    settled.begin_anew()
-    settled.follow(800, 10 * day)
-    assert settled.rounds == 80, "we were away in between"
-    settled.lose(20)
-    assert settled.rounds == 20

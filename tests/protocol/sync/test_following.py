@@ -25,7 +25,6 @@ from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB
 from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, fork, on_table
-from tests.simulation.forgeries import certificate
 
 ANYONES = a_run()
 
@@ -220,18 +219,6 @@ def test_a_second_full_record_is_an_alarm_once_and_changes_nothing(tmp_path: Pat
     on_table(tmp_path, check, a_run(*FOUR))
 
 
-def test_a_settled_record_does_not_yield_to_a_provisional_one(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
-        rounds, settings = table.ours.history.length, table.ours.rounds
-        table.settled.follow(rounds, trio.current_time())
-        table.settled.follow(rounds + settings.settle_rounds, trio.current_time() + settings.settle_s)
-        await table.look()
-        assert table.following.move is None
-
-    on_table(tmp_path, check, a_run(*FOUR))
-
-
 @pytest.mark.slow
 def test_what_one_stranger_has_shown_is_not_lost_to_another(tmp_path: Path) -> None:
     """The purse is empty after some records of the honest one; then a fresh key comes, and shows records without results."""
@@ -320,18 +307,6 @@ def test_nobody_looks_for_records_that_change_their_places(tmp_path: Path) -> No
             assert await table.following.take(move)
         assert looked and not any(looked) and table.ours.state.digest() == table.theirs.state.digest()
         assert table.following.move is None
-
-    on_table(tmp_path, check, a_run(*FOUR))
-
-
-def test_a_move_ends_where_our_record_has_become_full_meanwhile(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
-        await table.look()
-        assert table.following.move is not None
-        record = table.ours.history.commit_at(1).record
-        await table.following.strengthen(1, certificate(table.signed.run, record, FOUR))
-        assert table.ours.history.final == table.ours.history.length and table.following.move is None
 
     on_table(tmp_path, check, a_run(*FOUR))
 

@@ -81,6 +81,7 @@ def test_a_branch_is_followed_with_those_who_are_coming_over_to_it(tmp_path: Pat
         for peer in (BOB, CYN):
             table.hear(peer.peer_id, table.ours)
         table.hear(DAN.peer_id, better)
+        table.hear(ANN.peer_id, round=1, tip=bytes(32))
         await table.look()
         assert table.following.move is None, "one is on it, and two are before it"
         table.hear(ANN.peer_id, table.theirs)

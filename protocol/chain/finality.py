@@ -1,0 +1,118 @@
+"""Finality: the records that no honest peer gives up, and the recent work that decides between two parts of a run.
+
+Pure functions of the chain.  A record is *full* if a quorum of all electors of its tip certified it, and *provisional* if
+some electors were left out because they were absent.  A second vote in a ballot of all electors also **confirms** every
+provisional record below it.  An elector that has cast such a vote makes no other statement at the tips before these records
+(`protocol.chain.store.VoteFiles.confirm`).  An elector that is locked on another record at one of these tips casts no such
+vote (`protocol.chain.store.is_locked_elsewhere`).  So a provisional record is final once a quorum of its own electors has
+signed full records above it, for the same reason as a full record: two quorums share an honest elector.
+
+A record is final if it and all records before it are full or confirmed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from protocol.chain.progress import counted_by_member
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Certificate, Commit
+
+RECENT_RECORDS = 16
+"""Number of newest records whose tokens are the recent work."""
+
+
+@dataclass(frozen=True)
+class Unconfirmed:
+    """Provisional records in a row with the same electors.  first, last: their rounds."""
+
+    first: int
+    last: int
+    electors: tuple[PeerId, ...]
+    quorum: int
+
+    def is_confirmed(self, signed: Mapping[PeerId, int]) -> bool:
+        """Return True if a quorum of the electors signed full records above these.  signed: see `Finality`."""
+        return sum(signed.get(peer, -1) > self.last for peer in self.electors) >= self.quorum
+
+
+@dataclass(frozen=True)
+class Finality:
+    """The final records of a chain.  Immutable.
+
+    rounds: number of records so far.  unconfirmed: the provisional records that are not final, in order.  signed: the round
+    of the newest full record that each peer signed, of those since the first unconfirmed record.
+    """
+
+    rounds: int = 0
+    unconfirmed: tuple[Unconfirmed, ...] = ()
+    signed: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def final(self) -> int:
+        """Number of final records."""
+        return self.unconfirmed[0].first if self.unconfirmed else self.rounds
+
+    def after(self, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate) -> Finality:
+        """Return the finality after one more record.  electors, quorum: of the tip that the record stands on."""
+        round, rounds = self.rounds, self.rounds + 1
+        if certificate.absent:
+            last = self.unconfirmed[-1] if self.unconfirmed else None
+            if last is not None and (last.last, last.electors) == (round - 1, electors):
+                return replace(self, rounds=rounds, unconfirmed=(*self.unconfirmed[:-1], replace(last, last=round)))
+            return replace(self, rounds=rounds, unconfirmed=(*self.unconfirmed, Unconfirmed(round, round, electors, quorum)))
+        if not self.unconfirmed:
+            return replace(self, rounds=rounds)
+        signed = MappingProxyType({**self.signed, **{PeerId(vote.peer): round for vote in certificate.votes}})
+        confirmed = 0
+        while confirmed < len(self.unconfirmed) and self.unconfirmed[confirmed].is_confirmed(signed):
+            confirmed += 1
+        left = self.unconfirmed[confirmed:]
+        return Finality(rounds, left, signed) if left else Finality(rounds)
+
+    @property
+    def missing(self) -> frozenset[PeerId]:
+        """Electors of the first unconfirmed records that have not confirmed them; empty if all records are final."""
+        if not self.unconfirmed:
+            return frozenset()
+        first = self.unconfirmed[0]
+        return frozenset(peer for peer in first.electors if self.signed.get(peer, -1) <= first.last)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Recent work.  Of two parts that went on without each other, the part wins in which members with more than half of the
+# recent work took part.
+
+
+@dataclass(frozen=True)
+class RecentWork:
+    """Tokens of the members of the newest `RECENT_RECORDS` records, as `counted_by_member` counts them.  Immutable."""
+
+    records: tuple[tuple[tuple[PeerId, int], ...], ...] = ()
+
+    def after(self, commit: Commit) -> RecentWork:
+        """Return the recent work after one more record."""
+        counted = zip((PeerId(member.peer) for member in commit.record.members), counted_by_member(commit), strict=True)
+        return RecentWork((*self.records[-RECENT_RECORDS + 1 :], tuple(counted)))
+
+    @cached_property
+    def tokens(self) -> Mapping[PeerId, int]:
+        """Tokens of each member."""
+        total = Counter[PeerId]()
+        for record in self.records:
+            for peer, tokens in record:
+                total[peer] += tokens
+        return total
+
+    def of(self, peers: Collection[PeerId]) -> int:
+        """Return the tokens of these peers."""
+        return sum(self.tokens.get(peer, 0) for peer in peers)
+
+    def is_most(self, peers: Collection[PeerId], without: Sequence[PeerId] = ()) -> bool:
+        """Return True if these peers did more than half of the work; `without` some peers, more than half of the others'."""
+        rest = [peer for peer in self.tokens if peer not in without]
+        return 2 * self.of([peer for peer in peers if peer not in without]) > self.of(rest)
