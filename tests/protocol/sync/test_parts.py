@@ -1,0 +1,136 @@
+"""Two parts of a run went on without each other, or one slept: whose rounds stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from protocol.agreement.ballot import blank
+from protocol.chain.store import Store
+from protocol.run.manifest import Admission, SignedManifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity
+from protocol.wire.messages import Certificate, Lock, Provenance, Signature
+from tests.protocol.chains import a_run, grow, next_commit
+from tests.protocol.peers import ANN, BOB, ME
+from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, on_table
+
+FIVE = (*FOUR, EVE)
+
+
+def invited(*founders: Identity) -> SignedManifest:
+    """A run to which peers are admitted by a list."""
+    return a_run(*founders, admission=Admission.ALLOWLIST, allowlist=sorted(each.peer_id for each in (*FIVE, ME)))
+
+
+def part(table: Table, ours: Sequence[Identity], theirs: Sequence[Identity], everybody: Sequence[Identity]) -> None:
+    """Everybody makes three rounds together, then each part two of its own without the other."""
+    for replica in (table.ours, table.theirs):
+        grow(replica, 3, everybody, voters=everybody)
+    for replica, part, others in ((table.ours, ours, theirs), (table.theirs, theirs, ours)):
+        electors = replica.base.electors
+        absent = [each for each in others if each.peer_id in electors]
+        grow(replica, 2, part, voters=part, absent=absent, salt=len(part))
+    table.hear(ANN.peer_id, table.theirs)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wins"),
+    [((BOB, CYN), (ANN, DAN, EVE), True), ((BOB, CYN, DAN), (ANN, EVE), False), ((BOB,), (ANN, CYN, DAN, EVE), True)],
+)
+def test_the_part_with_most_of_the_recent_work_wins(
+    tmp_path: Path, ours: Sequence[Identity], theirs: Sequence[Identity], wins: bool
+) -> None:
+    """The founder, Bob, is in our part each time."""
+
+    async def check(table: Table) -> None:
+        part(table, ours, theirs, FIVE)
+        await table.look()
+        assert (table.following.move is not None) is wins
+        assert wins or table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
+
+    on_table(tmp_path, check, invited(BOB))
+
+
+def test_members_that_join_a_part_later_count_for_it(tmp_path: Path) -> None:
+    """Their part began with Ann alone; Dan and Eve followed it, and made records on it.  Two peers began ours."""
+
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 3, FIVE, voters=FIVE)
+        grow(table.ours, 2, [BOB, CYN], voters=[BOB, CYN], absent=[ANN, DAN, EVE])
+        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[BOB, CYN, DAN, EVE], salt=1)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is None, "one against two"
+        grow(table.theirs, 1, [ANN, DAN, EVE], voters=[ANN, DAN, EVE], absent=[BOB, CYN], salt=1)
+        table.hear(DAN.peer_id, table.theirs)
+        table.serve(DAN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and (move.rounds, move.leader) == (5, DAN.peer_id)
+
+    on_table(tmp_path, check, invited(BOB))
+
+
+def test_an_open_runs_founder_that_slept_follows_most_of_the_others_work_and_nothing_less(tmp_path: Path) -> None:
+    """We founded the run; Ann, Bob and Cyn have worked with us.  Two strangers come first, then one of these, then two."""
+
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs, table.another("strangers"), table.another("one")):
+            grow(replica, 3, [ME, ANN, BOB, CYN], voters=[ME])
+        strangers, one = table.others
+        for replica, members in ((strangers, [DAN, EVE]), (one, [ANN]), (table.theirs, [BOB, CYN])):
+            grow(replica, 4, members, voters=members, absent=[ME], salt=len(members))
+        assert table.activity.was_away
+        for peer, replica in ((DAN, strangers), (ANN, one)):
+            table.serve(peer.peer_id, replica)
+            table.hear(peer.peer_id, replica)
+            await table.look()
+            assert table.following.move is None
+        table.serve(BOB.peer_id, table.theirs)
+        table.hear(BOB.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and (move.rounds, move.leader) == (7, BOB.peer_id)
+
+    on_table(tmp_path, check, a_run(ME, admission=Admission.OPEN))
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_lock_on_another_record_keeps_an_elector_until_the_branch_is_final(tmp_path: Path, is_final: bool) -> None:
+    async def check(table: Table) -> None:
+        three = (ME, ANN, BOB)
+        for replica in (table.ours, table.theirs):
+            grow(replica, 3, three, voters=three)
+        locked, _ = next_commit(table.ours, three, voters=three, salt=7)
+        base, votes = table.ours.base, table.ours.store.votes
+        proof = Certificate(attempt=0, absent=[], votes=[Signature(peer=ME.peer_id, signature=bytes(64))])
+        chunks = len(locked.index)
+        provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
+        lock = Lock(record=locked.record, index=locked.index, provenance=provenance, proof=proof)
+        votes.save(base.round, base.tip, blank(base).model_copy(update={"lock": lock}).encode())
+        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=1)
+        if is_final:
+            grow(table.theirs, 1, [ANN, BOB], voters=[ANN, BOB], salt=1)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert (table.following.move is not None) is is_final
+
+    on_table(tmp_path, check, invited(ME))
+
+
+def test_confirmed_tips_are_there_after_a_restart_and_hold_their_record(tmp_path: Path) -> None:
+    votes = Store(tmp_path).votes
+    tips = [(round, Hash(bytes([round]) * 32)) for round in range(3)]
+    votes.confirm(tips[:2])
+    votes.confirm(tips)
+    again = Store(tmp_path).votes
+    assert again.confirmed() == frozenset(tips) and not again.has_lost_confirmed
+    again.drop_before(2)
+    assert Store(tmp_path).votes.confirmed() == frozenset(tips), "one of them may still bind us"
+    path = tmp_path / "votes" / "confirmed"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert Store(tmp_path).votes.has_lost_confirmed
