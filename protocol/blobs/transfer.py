@@ -45,7 +45,7 @@ from protocol.blobs.download import (
 from protocol.blobs.offers import OpenOffer
 from protocol.disk import StoreFailed, let_go
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
-from protocol.transport.interface import Landing, Members, NetworkError, Session
+from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash
@@ -496,6 +496,10 @@ class Fetch:
             raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(BlobReply, raw)
             chunks = from_bitmap(reply.chunks, self.count)
+        except Refused:
+            self._promising.discard(peer)
+            self._handle(SourceHas(peer, 0))  # it has removed the blob
+            return
         except (NetworkError, Malformed) as error:
             self._promising.discard(peer)
             if isinstance(error, Malformed):
@@ -569,6 +573,8 @@ class Fetch:
             raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)
             refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
+        except Refused:
+            refused, busy = set_of(want.chunks), 0  # it has removed the blob
         except (NetworkError, Malformed):
             self._handle(Unanswered(want.peer, want.chunks))
             return

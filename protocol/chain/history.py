@@ -13,6 +13,7 @@ from functools import partial
 
 from protocol.chain.base import Base, RoundSettings, fragment_of
 from protocol.chain.electorate import Roster, base_on
+from protocol.chain.finality import RecentWork
 from protocol.chain.records import genesis_tip, is_full, record_hash
 from protocol.chain.store import BranchFiles, Store
 from protocol.wire.hashes import Hash
@@ -264,10 +265,11 @@ class Uprooted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProvisionalMark:
-    """Electors of a provisional record, and the ones that it was certified without."""
+    """Electors of a provisional record, the ones that it was certified without, and the recent work before it."""
 
     electors: tuple[PeerId, ...]
     absent: frozenset[PeerId]
+    work: RecentWork
 
 
 class Branch:
@@ -311,7 +313,7 @@ class Branch:
     def _note(self, commit: Commit) -> None:
         if not is_full(commit.certificate):
             electors, absent = self._roster.electorate.electors, frozenset(map(PeerId, commit.certificate.absent))
-            self._provisional[commit.record.round] = ProvisionalMark(electors, absent)
+            self._provisional[commit.record.round] = ProvisionalMark(electors, absent, self._roster.work)
         self._tips.append(record_hash(commit.record))
         self._roster = self._roster.after(commit)
 

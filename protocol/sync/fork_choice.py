@@ -439,12 +439,11 @@ class ForkChoice:
         start = max(start, self._chosen(branch), branch.final)
         own = branch.tips(start, branch.length - start + 1)
         places: dict[bytes, int] = {tip: round for round, tip in enumerate(own, start)}
-        work = self._replica.history.roster_at(branch.common).work
-        for round, left_out in branch.provisional.items():
+        for round, mark in branch.provisional.items():
             if round < start:
                 continue
-            who = Constituency(left_out.electors, work, self._replica.rounds.is_open)
-            weights, fork = who.weights(left_out.absent), branch.tip_at(round)
+            who = Constituency(mark.electors, mark.work, self._replica.rounds.is_open)
+            weights, fork = who.weights(mark.absent), branch.tip_at(round)
             ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
             is_bound = self._me in who.electors and self._is_locked(branch, round)
