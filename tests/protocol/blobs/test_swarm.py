@@ -226,6 +226,19 @@ def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves
     on_swarm_table(check)
 
 
+def test_a_source_that_removed_the_blob_is_not_waited_for() -> None:
+    async def check(table: SwarmTable) -> None:
+        (source,), (joiner,) = table.add(), table.add()
+        await trio.sleep(0.1)
+        source.hold()
+        joiner.fetch([source])
+        await trio.sleep(table.least_s / 4)
+        source.shelf.blobs.clear()
+        await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
+
+    on_swarm_table(check)
+
+
 # -- liars ------------------------------------------------------------------------------------------------------------
 
 
