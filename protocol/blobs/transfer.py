@@ -573,8 +573,10 @@ class Fetch:
             raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)
             refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
-        except Refused:
-            refused, busy = set_of(want.chunks), 0  # it has removed the blob
+        except Refused:  # it has removed the blob
+            self._handle(TurnedDown(want.peer, want.chunks))
+            self._handle(SourceHas(want.peer, 0))
+            return
         except (NetworkError, Malformed):
             self._handle(Unanswered(want.peer, want.chunks))
             return
