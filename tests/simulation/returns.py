@@ -18,7 +18,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -38,8 +38,9 @@ from tests.simulation.world import World, seat_identity, simulated_run
 PEERS = (2, 3, 4, 5, 8)
 COMMON_RECORDS = 16
 """Last records that both parts have, whose tokens decide which part is the majority of the work."""
-BEFORE_ROUNDS = 6
-"""Records of all peers before the absence: everybody is seasoned then."""
+BEFORE_ROUNDS = COMMON_RECORDS + 2
+"""Records of all peers before the absence: everybody is seasoned then, and equal numbers have equal shares of the work.  The
+first two may have less work of peers that joined in the middle of a round."""
 AFTER_ROUNDS = 3
 """Records that follow the first one with a returned peer, before the peers are compared."""
 CONNECTED_S = 30.0
@@ -190,6 +191,16 @@ class ReturnRecorder:
                 self.flaws[f"round {rounds - 1} was final and is not in the common chain"] = None
                 return
 
+    def first_record_of(self, records: Collection[str], parts: Iterable[set[PeerId]], since: float) -> float | None:
+        """Return the time of the first of these records after `since` with a member of each part; None without any."""
+        sides = list(parts)
+        times = (
+            at
+            for tip, (at, members) in self.first.items()
+            if at > since and tip in records and all(members & side for side in sides)
+        )
+        return min(times, default=None)
+
     def _listen(self, seat: Seat, event: Event) -> None:
         if isinstance(event, RoundCommitted):
             self.first.setdefault(event.tip, (self._world.now(), frozenset(event.members)))
@@ -236,25 +247,19 @@ class AbsenceScenario:
         away = [world.seats[number] for number in cell.absent]
         stayed = [seat for seat in world.seats if seat not in away]
         await self._begin(world)
-        left = {seat.number: chain_of(seat) for seat in away}
-        began = max(len(chain_of(seat)) for seat in stayed)
+        left = {seat.number: chain_of(seat) for seat in world.seats}
         await self._be_away(world, recorder, stayed, away)
-        both_parts = [(seat, left.get(seat.number, [])) for seat in world.seats]
-        if cell.absence is Absence.CUT_OFF:
-            both_parts = [(seat, chain_of(seat)) for seat in world.seats]
-        chains = {seat.number: chain if seat in away else chain_of(seat) for seat, chain in both_parts}
-        meanwhile = max(len(chains[seat.number]) for seat in stayed) - began
-        most = self._majority_of_the_work(stayed, away, chains)
+        went_on = stayed if cell.absence is not Absence.CUT_OFF else world.seats
+        held = left | {seat.number: chain_of(seat) for seat in went_on}
+        meanwhile = max(len(held[seat.number]) - len(left[seat.number]) for seat in stayed)
+        most = self._majority_of_the_work(stayed, away, held)
         self._come_back(world, away)
         returned_at = world.now()
 
         def back_s() -> float | None:
-            common = {tip.hex() for tip in chain_of(stayed[0])} if stayed[0].node else set()
-            peers = [{seat.peer for seat in part} for part in (stayed, away)]
-            times = (
-                at for tip, (at, members) in recorder.first.items() if tip in common and all(members & p for p in peers)
-            )
-            return next((at - returned_at for at in sorted(times) if at > returned_at), None)
+            common = {tip.hex() for tip in chain_of(stayed[0])}
+            at = recorder.first_record_of(common, ({seat.peer for seat in part} for part in (stayed, away)), returned_at)
+            return None if at is None else at - returned_at
 
         limit_s = BACK_WITHIN_S + BACK_WITHIN_ROUNDS * self._round_s
         flaws: list[str] = []
@@ -264,11 +269,11 @@ class AbsenceScenario:
             goal = max(world.rounds()) + AFTER_ROUNDS
             if not await holds_within(limit_s, lambda: are_equal(world) and min(world.rounds()) >= goal):
                 flaws.append(f"no common tip and state within {limit_s:.0f} s of the first record of both parts")
-        final = [chain_of(seat) for seat in world.seats if seat.node is not None]
-        common = final[0][: common_length(final)]
+        ends = [chain_of(seat) for seat in world.seats if seat.node is not None]
+        common = ends[0][: common_length(ends)]
         if not flaws:
             recorder.check_final(common)
-        lost = {number: len(chain) - common_length([chain, common]) for number, chain in chains.items()}
+        lost = {number: len(chain) - common_length([chain, common]) for number, chain in held.items()}
         lost_by = [max(lost[seat.number] for seat in part) for part in (stayed, away)]
         if most is None:
             lost_by.sort()
@@ -305,7 +310,9 @@ class AbsenceScenario:
             last = [node.commit_at(round).record for round in range(node.rounds - BEFORE_ROUNDS, node.rounds)]
             return all({PeerId(member.peer) for member in record.members} == everybody for record in last)
 
-        await world.until("some records of everybody", have_trained_together, BACK_WITHIN_S + 30 * self._round_s)
+        await world.until(
+            "some records of everybody", have_trained_together, BACK_WITHIN_S + 4 * BEFORE_ROUNDS * self._round_s
+        )
         await trio.sleep(world.random.uniform(0.0, self._round_s))
 
     async def _be_away(self, world: World, recorder: ReturnRecorder, stayed: list[Seat], away: list[Seat]) -> None:
@@ -350,13 +357,11 @@ class AbsenceScenario:
         for seat in away:
             world.faults.thaw(seat, self.cell.away_s if self.cell.absence is Absence.SUSPENDED else 0.0)
 
-    def _majority_of_the_work(
-        self, stayed: list[Seat], away: list[Seat], chains: dict[int, list[Hash]]
-    ) -> list[Seat] | None:
+    def _majority_of_the_work(self, stayed: list[Seat], away: list[Seat], held: dict[int, list[Hash]]) -> list[Seat] | None:
         """Return the part that must lose nothing; None if both parts went on and have equal shares."""
         if self.cell.absence is not Absence.CUT_OFF:
             return stayed
-        common, node = common_length([*chains.values()]), stayed[0].node
+        common, node = common_length([*held.values()]), stayed[0].node
         assert node is not None
         tokens = dict.fromkeys((seat.peer for seat in (*stayed, *away)), 0)
         for round in range(max(0, common - COMMON_RECORDS), common):
