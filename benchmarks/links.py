@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import heapq
+import itertools
 import json
 import os
 import random
@@ -108,6 +109,20 @@ class Links:
         """Undo `cut`."""
         for way in self._ways(peer):
             run("ip", "-n", self._router, "rule", "del", "pref", CUT, *way)
+
+    def split(self, *sides: Sequence[int]) -> None:
+        """Drop every packet between peers of different sides, until `rejoin`."""
+        self._change_rules("add", sides)
+
+    def rejoin(self, *sides: Sequence[int]) -> None:
+        """Undo `split` of the same sides."""
+        self._change_rules("del", sides)
+
+    def _change_rules(self, change: str, sides: Sequence[Sequence[int]]) -> None:
+        for one, other in itertools.permutations(sides, 2):
+            for near, far in itertools.product(one, other):
+                way = ("iif", f"v{near}", "to", f"10.77.{far + 1}.0/24")
+                run("ip", "-n", self._router, "rule", change, "pref", CUT, *way, "blackhole")
 
     def _ways(self, peer: int) -> tuple[tuple[str, str], ...]:
         return ("iif", f"v{peer}"), ("to", f"10.77.{peer + 1}.0/24")

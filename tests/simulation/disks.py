@@ -74,6 +74,11 @@ class Platter:
         self._undo.clear()
         self._unsynced.clear()
 
+    def replace(self) -> None:
+        """Be a new disk: nothing of before is left to lose."""
+        self._undo.clear()
+        self._unsynced.clear()
+
     def _tear(self, content: bytes) -> bytes:
         kept = self._random.randint(0, len(content))
         kind = self._random.randrange(4)

@@ -5,6 +5,7 @@ Every fault is counted with the phase in which it met its victim, told to the ju
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 
@@ -106,6 +107,14 @@ class Faults:
         if seat.process is not None:
             seat.process.kill()
         seat.platter.cut_power()
+
+    def lose_disk(self, seat: Seat) -> None:
+        """Kill it, if it is up, and give it an empty disk; its key stays."""
+        self.meet("lost disk", seat)
+        if seat.process is not None:
+            seat.process.kill()
+        shutil.rmtree(seat.folder, ignore_errors=True)
+        seat.platter.replace()
 
     def disk_fault(self, seat: Seat, operation: str) -> str | None:
         """The fault that was ordered for this disk happens at the first operation that it fits, after some others."""

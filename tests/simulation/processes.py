@@ -38,6 +38,8 @@ class Process:
         self.ahead_s = 0.0
         self.slow_s = 0.0
         """What every blocking operation of it takes."""
+        self.least_sleep_s = 0.0
+        """Shortest sleep of its tasks, so that hours in which little happens are simulated with few ticks."""
         self.dies_at: int | None = None
         """Dies instead of running this step."""
         self._died = died
@@ -136,7 +138,8 @@ def clocks_of_their_own() -> Iterator[None]:
 
     async def sleep(seconds: float) -> None:
         if seconds:
-            await trio.sleep_until(world_time() + seconds)
+            process = PROCESS.get()
+            await trio.sleep_until(world_time() + max(seconds, process.least_sleep_s if process is not None else 0.0))
         else:
             await trio.lowlevel.checkpoint()
 

@@ -79,6 +79,11 @@ def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int =
     )
 
 
+def seat_identity(seed: int, number: int) -> Identity:
+    """Return the identity of the seat with this number in a world of this seed."""
+    return Identity.from_seed(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=32).digest())
+
+
 class World:
     """Seats for `peers`, none of them started."""
 
@@ -105,10 +110,9 @@ class World:
         self._processes: list[Process] = []
         self.seats: list[Seat] = []
         for number in range(peers):
-            seed_bytes = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=32).digest()
             step_s = 0.25 + 0.1 * self.random.random()
             platter = Platter(Random(f"{seed} {number}"))
-            self.seats.append(Seat(Identity.from_seed(seed_bytes), number, folder / f"{number:03}", step_s, platter))
+            self.seats.append(Seat(seat_identity(seed, number), number, folder / f"{number:03}", step_s, platter))
         self.faults = Faults(self.seats, self.wire, self.judge, self.trace)
         self.wire.on_trouble, self.wire.on_gossip = self.faults.on_weather, self._on_gossip
 

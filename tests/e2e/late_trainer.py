@@ -1,0 +1,36 @@
+"""`peer`, whose trainer process starts `LATE_TRAINER_S` seconds late, as on a slow computer; and that trainer process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+LATE_TRAINER_S = "LATE_TRAINER_S"
+TRAINER = "--late-trainer"
+
+
+def run_trainer() -> int:
+    """Wait, and be the trainer process."""
+    from trainer.__main__ import main
+
+    time.sleep(float(os.environ[LATE_TRAINER_S]))
+    return main()
+
+
+def run_peer() -> int:
+    """Be a peer that starts its trainer by this module."""
+    from peer.cli import main
+    from peer.trainer_process import process
+
+    process.PROGRAM = ("tests.e2e.late_trainer", TRAINER)
+    return main()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [TRAINER]:
+        del sys.argv[1]
+        status = run_trainer()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(run_peer())

@@ -1,0 +1,272 @@
+"""Real peers are away and come back, and nobody loses what the others did meanwhile.
+
+Whatever a test stops, cuts off or kills, it also brings back, and then looks at what everybody lost.  An absence lasts until
+the others have made some rounds.  Each test ends with all peers on one tip with one state; the rounds that a peer lost are
+those of the `RolledBack` events in its log.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.links import Access, Links, address, why_not
+from protocol.events import events as ev
+from tests.e2e.late_trainer import LATE_TRAINER_S
+from tests.e2e.suspended_peer import GAP_S
+from tests.e2e.swarm import PATIENCE_S, TINY_MODEL, Peer, Swarm
+from tests.e2e.test_invitation import ADMISSION, free_port
+
+pytestmark = pytest.mark.slow
+
+RUN = (
+    TINY_MODEL.replace('founders = "anyone"\n', "")
+    + """
+[rounds]
+inner_steps = 150
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+"""
+)
+"""A run of its organiser, in which a peer is missed after 8 s."""
+QUICK_RUN = (
+    TINY_MODEL
+    + """
+[rounds]
+inner_steps = 10
+"""
+)
+"""A run that anyone may begin, with several rounds in a second."""
+OPEN, INVITE = "open", "invite"
+SEASONED_ROUNDS = 4
+"""Records of everybody before an absence: all electors that there will be have a vote then."""
+MISSED_ROUNDS = 8
+"""Rounds of the others in an absence."""
+NEWCOMERS_TRAINER_S = 26.0
+"""Time until a slow newcomer's trainer runs; the others make dozens of quick rounds meanwhile."""
+PORT, WHY_NO_LINKS = 4800, why_not()
+LINE = Access(20e6, 20e6)
+
+BEGIN_S = PATIENCE_S
+"""Deadline for the first rounds of everybody."""
+GO_ON_S = 180.0
+"""Deadline for the rounds of the others in an absence."""
+RETURN_S = 120.0
+"""Deadline for the next record of everybody after a return, and for one state."""
+
+
+@contextmanager
+def trained_together(
+    folder: Path, guests: int, admission: str = INVITE, program: tuple[str, ...] = ("peer",)
+) -> Iterator[tuple[Swarm, Peer, list[Peer]]]:
+    """Yield the swarm, the founder (run by `program`) and its guests, after some rounds of all of them."""
+    with Swarm(folder, ADMISSION.format(admission) + RUN) as swarm:
+        founder, port = swarm.peer("founder"), free_port()
+        founder.program = program
+        where = f"/ip4/127.0.0.1/tcp/{port}"
+        create = ("run", "create", str(swarm.run_file), "--out", str(swarm.manifest), "--address", where)
+        invitation = invitation_in(swarm.command(founder.folder, *create))
+        founder.start("--port", str(port))
+        if admission == INVITE:
+            bearer = ("run", "invite", str(swarm.manifest), "--bearer", "--address", where)
+            invitation = invitation_in(swarm.command(founder.folder, *bearer))
+        others = [swarm.peer(f"guest-{number}", invitation).start() for number in range(1, guests + 1)]
+        train_together(swarm)
+        yield swarm, founder, others
+
+
+def invitation_in(printed: str) -> str:
+    """Return the last invitation among the words that a command printed."""
+    return [word for word in printed.split() if word.startswith("mh1")][-1]
+
+
+def train_together(swarm: Swarm) -> None:
+    """Wait until everybody is a member of some rounds in a row."""
+
+    def have_trained() -> bool:
+        names, commits = {peer.peer_id for peer in swarm.peers}, swarm.peers[0].commits
+        last = sorted(commits)[-SEASONED_ROUNDS:]
+        return len(last) == SEASONED_ROUNDS and all(names == set(commits[round].members) for round in last)
+
+    swarm.until("rounds of everybody", have_trained, BEGIN_S)
+
+
+@contextmanager
+def asleep(peers: Sequence[Peer]) -> Iterator[None]:
+    """Stop all processes of these peers within, as on a computer that sleeps."""
+    stopped = [process for peer in peers for process in tree(peer)]
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in reversed(stopped):
+            process.send_signal(signal.SIGCONT)
+
+
+def tree(peer: Peer) -> list[psutil.Process]:
+    """Return the processes of a peer, its own first."""
+    process = psutil.Process(peer.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def go_on_without(swarm: Swarm, others: Sequence[Peer], away: Sequence[Peer]) -> None:
+    """Wait until the others have made some rounds without these peers."""
+    start, names = max(peer.committed for peer in others), {peer.peer_id for peer in away}
+
+    def have_gone_on(peer: Peer) -> bool:
+        alone = [round for round in list(peer.commits) if round >= start and not names & set(peer.members_of(round))]
+        return len(alone) >= MISSED_ROUNDS
+
+    said = f"{MISSED_ROUNDS} rounds without {[peer.name for peer in away]}"
+    swarm.until(said, lambda: all(map(have_gone_on, others)), GO_ON_S)
+
+
+def all_are_back(swarm: Swarm, since: float) -> dict[str, int]:
+    """Wait for a record of everybody, one tip and one state; return the rounds that each peer has lost since that time."""
+    names, agreed = {peer.peer_id for peer in swarm.peers}, time.time()
+
+    def are_members(peer: Peer) -> bool:
+        records = [
+            each.event for each in list(peer.stamped) if each.at > agreed and isinstance(each.event, ev.RoundCommitted)
+        ]
+        return any(set(record.members) == names for record in records)
+
+    swarm.until("a record of everybody", lambda: any(map(are_members, swarm.peers)), RETURN_S)
+    rounds = max(peer.committed for peer in swarm.peers)
+    statuses: list[tuple[str, str, int]] = []
+
+    def stand_on_one_tip() -> bool:
+        told = [peer.status() for peer in swarm.peers]
+        statuses[:] = [(each["tip"], each["state_digest"], each["state_rounds"]) for each in told]
+        return len({*statuses}) == 1 and statuses[0][2] >= rounds
+
+    swarm.until("one tip and one state", stand_on_one_tip, RETURN_S)
+    return {peer.name: lost_since(peer, since) for peer in swarm.peers}
+
+
+def lost_since(peer: Peer, since: float) -> int:
+    """Return the rounds that a peer has given up since this time (unix), in all its lives."""
+    lines = [line for path in peer.folder.rglob("events*.jsonl") for line in path.read_text().splitlines()]
+    events = [json.loads(line) for line in lines if '"RolledBack"' in line]
+    return sum(event["abandoned"] for event in events if event["at"] > since)
+
+
+def nobody_lost(lost: dict[str, int]) -> bool:
+    """Return True if no peer has given up a round."""
+    return not any(lost.values())
+
+
+# -- asleep, killed, suspended --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("admission", "guests"), [(OPEN, 2), (INVITE, 2), (INVITE, 3)])
+def test_founder_that_slept_follows_what_the_others_did(admission: str, guests: int, tmp_path: Path) -> None:
+    with trained_together(tmp_path, guests, admission) as (swarm, founder, others):
+        since = time.time()
+        with asleep([founder]):
+            go_on_without(swarm, others, [founder])
+        lost = all_are_back(swarm, since)
+        assert nobody_lost(lost), lost
+
+
+@pytest.mark.parametrize("admission", [OPEN, INVITE])
+def test_founder_that_was_killed_follows_what_the_others_did(admission: str, tmp_path: Path) -> None:
+    """In a run by invitation: the organiser's computer is switched off for the night."""
+    with trained_together(tmp_path, 2, admission) as (swarm, founder, others):
+        since, port = time.time(), listening_port(founder)
+        founder.kill()
+        go_on_without(swarm, others, [founder])
+        founder.start("--port", port)
+        lost = all_are_back(swarm, since)
+        assert nobody_lost(lost), lost
+
+
+def listening_port(peer: Peer) -> str:
+    """Return the port of a peer's addresses."""
+    found: str = peer.status()["addresses"][0].split("/tcp/")[1].split("/")[0]
+    return found
+
+
+@pytest.mark.parametrize("sleeper", ["founder", "guest-1"])
+def test_one_of_two_friends_sleeps_and_the_other_loses_nothing(sleeper: str, tmp_path: Path) -> None:
+    with trained_together(tmp_path, 1) as (swarm, *_):
+        (away,), others = ([peer for peer in swarm.peers if (peer.name == sleeper) is sleeps] for sleeps in (True, False))
+        since = time.time()
+        with asleep([away]):
+            go_on_without(swarm, others, [away])
+        lost = all_are_back(swarm, since)
+        assert nobody_lost(lost), lost
+
+
+def test_suspended_laptop_of_the_founder_follows_what_the_others_did(tmp_path: Path) -> None:
+    """Its monotonic clock stands still meanwhile: only the boot clock says that it was away."""
+    program = ("tests.e2e.suspended_peer",)
+    with trained_together(tmp_path, 2, program=program) as (swarm, founder, others):
+        since, stopped_at = time.time(), time.monotonic()
+        with asleep([founder]):
+            go_on_without(swarm, others, [founder])
+            assert time.monotonic() - stopped_at > GAP_S, "too short to be seen by the clock that stands still"
+        lost = all_are_back(swarm, since)
+        assert nobody_lost(lost), lost
+
+
+# -- cut off --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(WHY_NO_LINKS), reason=WHY_NO_LINKS)
+def test_two_halves_without_each_other_keep_the_rounds_of_one_half(tmp_path: Path) -> None:
+    halves = (0, 1), (2, 3)
+    with Links([LINE] * 4) as links, Swarm(tmp_path, ADMISSION.format(INVITE) + RUN) as swarm:
+        where = f"/ip4/{address(0)}/tcp/{PORT}"
+        create = ("run", "create", str(swarm.run_file), "--out", str(swarm.manifest), "--address", where)
+        invitation = invitation_in(swarm.command(swarm.place("founder"), *create))
+        for number, name in enumerate(["founder", "guest-1", "guest-2", "guest-3"]):
+            peer = swarm.peer(name, invitation if number else str(swarm.manifest))
+            peer.around, peer.local = links.place(number), False
+            peer.start("--port", str(PORT))
+            if not number:
+                bearer = ("run", "invite", str(swarm.manifest), "--bearer", "--address", where)
+                invitation = invitation_in(swarm.command(peer.folder, *bearer))
+        train_together(swarm)
+        since, parts = time.time(), [[swarm.peers[number] for number in half] for half in halves]
+        links.split(*halves)
+        for part, other in (parts, reversed(parts)):
+            go_on_without(swarm, part, other)
+        links.rejoin(*halves)
+        lost = all_are_back(swarm, since)
+        assert any(nobody_lost({peer.name: lost[peer.name] for peer in part}) for part in parts), lost
+
+
+# -- newcomers ------------------------------------------------------------------------------------------------------------
+
+
+def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Path) -> None:
+    """Its trainer starts when the results that it needs are long gone."""
+    with Swarm(tmp_path, QUICK_RUN) as swarm:
+        swarm.create_run()
+        first = swarm.peer("first").start()
+        swarm.until("a first round", lambda: first.committed, BEGIN_S)
+        since = time.time()
+        newcomer = swarm.peer("newcomer")
+        newcomer.program = ("tests.e2e.late_trainer",)
+        swarm.environment[LATE_TRAINER_S] = str(NEWCOMERS_TRAINER_S)
+        newcomer.start()
+        swarm.until("its trainer", partial(newcomer.heard, ev.TrainerStarted), BEGIN_S)
+        swarm.until(
+            "a round of its own", lambda: any(newcomer.peer_id in each.members for each in newcomer.commits.values())
+        )
+        records = [record for record in newcomer.heard(ev.RoundCommitted) if record.members == [newcomer.peer_id]]
+        assert 0 not in [record.round for record in records], "it has begun the run anew"
+        lost = all_are_back(swarm, since)
+        assert nobody_lost(lost), lost
+        assert not [told for peer in swarm.peers for told in peer.heard(ev.SecondHistory)], "nobody has lied"
