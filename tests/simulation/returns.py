@@ -26,7 +26,7 @@ from itertools import groupby
 
 import trio
 
-from protocol.events.events import Event, RecordRatified, RoundCommitted, StateApplied
+from protocol.events.events import Event, RoundCommitted, RoundsConfirmed, StateApplied
 from protocol.run.admission import bearer_token, make_proof
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.wire.hashes import Hash
@@ -204,7 +204,7 @@ class ReturnRecorder:
     def _listen(self, seat: Seat, event: Event) -> None:
         if isinstance(event, RoundCommitted):
             self.first.setdefault(event.tip, (self._world.now(), frozenset(event.members)))
-        if isinstance(event, RoundCommitted | StateApplied | RecordRatified) and seat.node is not None:
+        if isinstance(event, RoundCommitted | StateApplied | RoundsConfirmed) and seat.node is not None:
             self._note_final(seat)
 
     def _note_final(self, seat: Seat) -> None:
