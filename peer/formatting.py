@@ -304,6 +304,55 @@ def claimed_pace(known: SwarmPeer) -> str:
     return claim if counted is None else f"claims {claim}, counted {amount(counted)}"
 
 
+def rounds_line(status: PeerStatus) -> str:
+    """Describe the committed rounds: "104 rounds, the last 3 provisional: bob (…Ab12cd) has not confirmed them yet".
+
+    A recording does not tell which rounds are final, so nothing is said of that.
+    """
+    text, provisional, away = many(status.round, "round"), status.provisional_rounds, status.unconfirmed_by
+    if not status.round or not status.electors:
+        return text
+    if provisional:
+        name = naming(status.names())
+        who = ", ".join(name(peer) for peer in away[:3]) + (f" and {len(away) - 3} more" if len(away) > 3 else "")
+        which = "the last one" if provisional == 1 else f"the last {provisional}"
+        them = "it" if provisional == 1 else "them"
+        return f"{text}, {which} provisional" + (
+            f": {who} {'has' if len(away) == 1 else 'have'} not confirmed {them} yet" * bool(away)
+        )
+    return f"{text}, all final" if status.final_rounds == status.round else f"{text}, not final yet"
+
+
+def votes_line(status: PeerStatus) -> str:
+    """Describe the peers that vote on the next round, and what it costs that founders vote alone; empty if unknown."""
+    voters = status.electors
+    if status.founders_vote_until is not None:
+        return founders_alone(voters, status.peer, status.organiser, status.founders_vote_until)
+    if status.peer not in voters:
+        return f"{many(len(voters), 'other peer')}, not this one yet" if voters else ""
+    return (
+        f"this peer and {many(len(voters) - 1, 'other')}"
+        if len(voters) > 1
+        else "this peer alone, until another has earned a vote"
+    )
+
+
+def founders_alone(founders: Sequence[str], me: str, organiser: str, until_round: int) -> str:
+    """Say what it costs an open run that its founders alone vote at first.  me: the peer ID of the reader."""
+    if len(founders) > 1:
+        who, which, others = f"the {len(founders)} founders alone vote", "most of their computers are", "the others"
+    else:
+        who, which, others = "the founder alone votes", "its computer is", "they"
+        if me in founders:
+            who, which = "you alone vote", "this computer is"
+        elif organiser in founders:
+            who = "the organiser alone votes"
+    return (
+        f"{who} until round {until_round} or later: while {which} cut off from the others, the rounds that {others} make "
+        "meanwhile are lost"
+    )
+
+
 def goal_amount(status: PeerStatus) -> str:
     """Format the part of the run's total that is done: "41 of 100 rounds (41 %)".  The status has a total."""
     total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")

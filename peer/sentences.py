@@ -229,10 +229,10 @@ def _of_the_state(event: ev.Event, name: Naming) -> str:
         case ev.CheckpointWritten(rounds, size_bytes):
             return f"checkpoint after {many(rounds, 'round')} is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
-            return (
-                f"the swarm had split and the other side won: rolled back {many(abandoned, 'round')} to {to_round} "
-                f"(from {name(winner)})"
-            )
+            which = f"round {to_round}" if abandoned == 1 else f"rounds {to_round} to {to_round + abandoned - 1}"
+            lost = f"nobody here has the results of {which}, which are computed anew"
+            won = f"the branch of {name(winner)} won, and its rounds replace {which}"
+            return f"went back {many(abandoned, 'round')}: {won if winner else lost}"
         case ev.StateLoaded(rounds):
             return f"loaded the state after {many(rounds, 'round')}"
         case ev.SecondHistory(round, ours, theirs, shown_by, signers):

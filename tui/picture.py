@@ -34,6 +34,7 @@ TRAINED_AHEAD = "trained ahead"
 """Time of the other parts in which this peer trained for the next round."""
 ALARMS = (
     ev.Desynced,
+    ev.RolledBack,
     ev.SecondHistory,
     ev.PeerEjected,
     ev.HandlerFailed,
@@ -288,6 +289,11 @@ class Picture:
                     self.rounds.append(RoundPicture(number, stamped.mono))
                 last = self.rounds[-1]
                 last.members, last.mine, last.fragment, last.fragments = len(members), mine, event.fragment, event.fragments
+            case ev.RolledBack(to_round):
+                while self.rounds and self.rounds[-1].round >= to_round:
+                    self.rounds.pop()
+                while self.evals and self.evals[-1].rounds > to_round:
+                    self.evals.pop()
 
     def _next_round(self) -> int:
         if self.rounds:

@@ -28,7 +28,15 @@ from tui.picture import Picture
 MAX_LINE_BYTES = 1 << 18
 MAX_EVENTS = 2_000_000
 """Most events that are indexed (32 MB of memory); later events are left out."""
-ALARMS = ("Desynced", "SecondHistory", "PeerEjected", "HandlerFailed", "RolloutPeerSetAside", "ValidatorSetAside")
+ALARMS = (
+    "Desynced",
+    "RolledBack",
+    "SecondHistory",
+    "PeerEjected",
+    "HandlerFailed",
+    "RolloutPeerSetAside",
+    "ValidatorSetAside",
+)
 MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
 """Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""
 Mark = tuple[int, bool]
@@ -201,6 +209,8 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
             return replace(status, fragment=following, fragments=fragments)
         case ev.RoundsConfirmed(_, final):
             return replace(status, final_rounds=final)
+        case ev.RolledBack(to_round):
+            return replace(status, round=to_round)
         case ev.StateApplied(rounds, digest):
             seen = max(status.round, rounds)  # a peer that only follows commits no rounds
             return replace(status, round=seen, state_rounds=rounds, state_digest=digest)

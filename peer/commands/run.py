@@ -33,7 +33,8 @@ def register(subparsers: Subparsers) -> None:
         "create",
         "check and sign a run file, and print the run's invitation",
         run_create,
-        epilog="It keeps the signed manifest in the data directory.  The last line that it prints is the invitation.",
+        epilog="It keeps the signed manifest in the data directory.  The last line that it prints is the invitation.  By "
+        "default a run admits by invitation; then this one admits up to 64 friends in 30 days: send it like a password.",
     )
     create.add_argument("file", metavar="RUN.toml", help="the run file; docs/reference/run-file.md lists its fields")
     create.add_argument("--out", metavar="FILE", help="also write the signed manifest to a file")
@@ -64,7 +65,7 @@ def register(subparsers: Subparsers) -> None:
     )
     invite.add_argument("--bearer", action="store_true", help="admit anybody who has the invitation; keep it secret")
     invite.add_argument(
-        "--uses", type=int, metavar="N", help="number of peers that --bearer admits (default: 16, at most 4096)"
+        "--uses", type=int, metavar="N", help="number of peers that --bearer admits (default: 64, at most 4096)"
     )
     invite.add_argument(
         "--role",
@@ -75,8 +76,8 @@ def register(subparsers: Subparsers) -> None:
     invite.add_argument(
         "--expires",
         metavar="TIME",
-        default="7d",
-        help="time until the token expires: 30m, 12h, 7d (default); members stay in the run",
+        default="30d",
+        help="time until the token expires: 30m, 12h, 30d (default); members stay in the run",
     )
     invite.add_argument("--until-round", type=int, metavar="N", help="the guest must become a member by round N")
     _add_addresses(invite)
@@ -102,13 +103,14 @@ def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
     from peer.files import write_atomically
     from peer.formatting import amount
-    from peer.joining.inviting import invite_command
+    from peer.joining.inviting import friends_line, token_for_friends
     from peer.joining.purpose import about_lines, purpose_lines, unusual_data
     from peer.joining.run_source import create_run
+    from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
     from peer.resources.needs import need_lines
     from protocol.run.manifest import Admission
-    from protocol.wire.identity import PeerId
+    from protocol.wire.identity import Identity, PeerId
 
     data = data_dir(args.data_dir)
     remarks: list[str] = []
@@ -119,19 +121,21 @@ def run_create(args: argparse.Namespace) -> int:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
     parameters = ("parameters", f"{manifest.parameters} ({amount(manifest.parameters)})")
-    for subject, said in [*about_lines(manifest), parameters, *need_lines(manifest), *purpose_lines(manifest)]:
+    purpose = purpose_lines(manifest, me=manifest.organiser)
+    for subject, said in [*about_lines(manifest), parameters, *need_lines(manifest), *purpose]:
         print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
     if warning := unusual_data(manifest):
         print(f"peer: {warning}", file=sys.stderr, flush=True)
-    if manifest.admission is Admission.INVITE:
-        print(
-            "This run admits by token, and this invitation has none; while your peer runs, make an invitation for each "
-            "guest, whose `peer id` prints the PEER_ID: " + invite_command(signed.run, data)
-        )
-    print("invitation")
-    print(_invitation(signed, addresses, None))
+    if manifest.admission is not Admission.INVITE:
+        print("invitation")
+        print(_invitation(signed, addresses, None))
+        return ExitCode.OK
+    now, key = time.time(), Identity.generate()
+    token = token_for_friends(load_or_create_identity(data), signed.run, key, now)
+    print(f"{'invitation':<12}{friends_line(now)}")
+    print(_invitation(signed, addresses, token, key.seed))
     return ExitCode.OK
 
 
@@ -343,13 +347,14 @@ def _invitation(
 
 def _print_manifest(signed: SignedManifest, data: Path) -> None:
     from peer.joining.purpose import purpose_lines
+    from peer.keyfile import load_identity
     from protocol.run.run_file import dump
 
-    manifest = signed.manifest
+    manifest, identity = signed.manifest, load_identity(data)
     speed, extended = _as_it_runs(signed.run, data)
     print(f"# Run {signed.run.hex()}")
     _print_needs(manifest)
-    for subject, said in purpose_lines(manifest, speed):
+    for subject, said in purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else ""):
         print(f"# {subject:<10}{said}")
     if extended:
         print(f"# {extended}")

@@ -71,18 +71,6 @@ def _reachable(status: PeerStatus) -> str:
     return f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
 
 
-def _rounds(status: PeerStatus) -> str:
-    """Describe the numbers of committed, final and provisional rounds; provisional rounds could still be replaced."""
-    provisional = status.round - status.final_rounds
-    if not status.round:
-        return "0"
-    return (
-        f"{status.round} (all final)"
-        if not provisional
-        else f"{status.round} ({status.final_rounds} final, {provisional} provisional)"
-    )
-
-
 def _members(status: PeerStatus) -> str:
     return f"{len(status.members)} in the last round" if status.round else "none before the first round"
 
@@ -117,10 +105,12 @@ def describe_status(status: PeerStatus) -> list[str]:
         many,
         number,
         of_fragment,
+        rounds_line,
         short,
         size,
         to_go,
         trainer_line,
+        votes_line,
     )
     from peer.sentences import blocks_by_origin
 
@@ -146,7 +136,9 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"doing     {status.phase}" + (f": {why}" if why else ""),
         *todo,
         f"goal      {goal_line(status)}",
-        f"round     {_rounds(status)}{part}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        f"round     {status.round}{part}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        f"committed {rounds_line(status)}",
+        *([f"votes     {votes}"] if (votes := votes_line(status)) else []),
         *ahead,
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",

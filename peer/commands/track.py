@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
                 due = points_due(history, written[target], is_end=args.every is None)
                 if due:
                     tracker.write(due)
-                    written[target] = due[-1].rounds
-                    print(f"{target}: {many(len(due), 'round')} more, {written[target]} in all", flush=True)
+                    written[target] = due[-1].step
+                    print(f"{target}: {many(len(due), 'round')} more, up to step {written[target]}", flush=True)
             if args.every is None:
                 break
             if not args.until_eof:

@@ -51,6 +51,8 @@ class ContributionCount:
         """Days in a row with credit, up to that day."""
         self._is_complete = False
         """True once all records that were there at the start are counted."""
+        self._replaced = 0
+        """Tokens of the records before a recount, while it runs; else 0."""
         self._load()
         self._kept = self.tip
 
@@ -61,8 +63,9 @@ class ContributionCount:
 
     def read(self) -> bool:
         """Count the next records, all again if the peer has replaced counted ones; return False if more may be there."""
+        known = self._tokens
         if self._chain.begins_anew():
-            self._streak, self._is_complete = 0, False
+            self._streak, self._is_complete, self._replaced = 0, False, known
         before, tokens = self._chain.length, self._tokens
         while self._chain.length < before + AT_ONCE and self._count_next():
             pass
@@ -70,6 +73,9 @@ class ContributionCount:
         if self._is_complete and self._chain.length <= before + MOST_NEW:
             self._credit_today(self._tokens - tokens)
         self._is_complete = self._is_complete or is_done
+        if is_done:  # rounds that were given up are of today: older ones are rarely given up
+            self._tokens_today = max(0, self._tokens_today - max(0, self._replaced - self._tokens))
+            self._replaced = 0
         return is_done
 
     def _count_next(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peer.control.client import Stamped, logged_events
+from peer.control.client import LATEST_S, MOST, Stamped, logged_events
 from protocol.events import events as ev
 
 MOST_POINTS = 2000
@@ -38,6 +38,11 @@ class Series:
     def __init__(self, points: Iterable[LossPoint] = ()) -> None:
         self.points = list(points)
 
+    def cut(self, rounds: int) -> None:
+        """Drop the points of later rounds than `rounds`."""
+        while self.points and self.points[-1].rounds > rounds:
+            self.points.pop()
+
     def to_lists(self) -> list[list[float]]:
         """Return each point as a list of its fields."""
         return [list(astuple(point)) for point in self.points]
@@ -54,8 +59,7 @@ class Series:
         """Add a point; it replaces all points of the same or later rounds.  A value that is no number is left out."""
         if not math.isfinite(point.value):
             return
-        while self.points and self.points[-1].rounds >= point.rounds:
-            self.points.pop()
+        self.cut(point.rounds - 1)
         self.points.append(point)
         if len(self.points) > MOST_POINTS:
             half = self.points[: MOST_POINTS // 2]
@@ -117,6 +121,11 @@ class SampleHistory:
             half = len(self.states) // 2
             self.states[:half] = self.states[:half:2]
 
+    def cut(self, rounds: int) -> None:
+        """Drop the samples of later states than the one after `rounds` rounds."""
+        while self.states and self.states[-1].rounds > rounds:
+            self.states.pop()
+
     def to_lists(self) -> list[list[Any]]:
         """Return each state as a list of its fields."""
         return [[each.at, each.rounds, each.by, dict(each.completions)] for each in self.states]
@@ -127,6 +136,33 @@ class SampleHistory:
         found = cls()
         for at, rounds, by, completions in lists[-MOST_SAMPLED:]:
             found.add(float(at), int(rounds), str(by), completions)
+        return found
+
+
+MOST_STEPS_BACK = 100
+"""Times that a peer gave up rounds, of which the last are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBack:
+    """A time at which a peer gave up `abandoned` rounds, and went back to the state after `rounds` rounds.
+
+    at: seconds since 1970.  tokens: read by all members until that state.
+    """
+
+    at: float
+    rounds: int
+    tokens: int
+    abandoned: int
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[float]]) -> list[Self]:
+        """Return the steps back in lists of their fields.  Raises TypeError, ValueError."""
+        found = [
+            cls(float(at), int(rounds), int(tokens), int(lost)) for at, rounds, tokens, lost in lists[-MOST_STEPS_BACK:]
+        ]
+        if not all(0 <= each.at <= LATEST_S and 0 <= each.abandoned <= MOST for each in found):
+            raise ValueError("no time of a step back")
         return found
 
 
@@ -171,7 +207,8 @@ class RunCurves:
     """Losses, samples and answers of a run.
 
     training: of each round's members.  held_out: of the states.  by_source: the latter, by source.  samples: of the states.
-    answers: of the last round in which this trainer learned from rollouts.
+    answers: of the last round in which this trainer learned from rollouts.  steps_back: times at which rounds were given up;
+    nothing here is of such a round.
     """
 
     training: Series = field(default_factory=Series)
@@ -179,6 +216,7 @@ class RunCurves:
     by_source: dict[str, Series] = field(default_factory=dict)
     samples: SampleHistory = field(default_factory=SampleHistory)
     answers: AnswersOfRound | None = None
+    steps_back: list[StepBack] = field(default_factory=list)
 
     def apply(self, stamped: Stamped) -> None:
         """Fold an event into the curves."""
@@ -191,6 +229,18 @@ class RunCurves:
                 self.samples.add(stamped.at, rounds, by, completions)
             case ev.RolloutsUsed(number, answers=answers):
                 self.answers = AnswersOfRound.read(number, answers) or self.answers
+            case ev.RolledBack(rounds, abandoned):
+                self._go_back(stamped.at, rounds, abandoned)
+
+    def _go_back(self, at: float, rounds: int, abandoned: int) -> None:
+        """Drop what is known of rounds that were given up, and note the step back."""
+        for series in (self.training, self.held_out, *self.by_source.values()):
+            series.cut(rounds)
+        self.samples.cut(rounds)
+        if self.answers is not None and self.answers.round >= rounds:
+            self.answers = None
+        self.steps_back.append(StepBack(at, rounds, self._tokens_after(rounds), abandoned))
+        del self.steps_back[:-MOST_STEPS_BACK]
 
     def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
         """Add the training loss after `rounds` rounds.
@@ -218,6 +268,7 @@ class RunCurves:
             "by_source": {name: series.to_lists() for name, series in self.by_source.items()},
             "samples": self.samples.to_lists(),
             "answers": self.answers.to_list() if self.answers is not None else None,
+            "steps_back": [list(astuple(each)) for each in self.steps_back],
         }
 
     @classmethod
@@ -230,7 +281,7 @@ class RunCurves:
             samples = SampleHistory.from_lists(given.get("samples", ()))
             training, held_out = Series.from_lists(given["training"]), Series.from_lists(given["held_out"])
             answers = AnswersOfRound.read(*given["answers"]) if given.get("answers") else None
-            return cls(training, held_out, sources, samples, answers)
+            return cls(training, held_out, sources, samples, answers, StepBack.from_lists(given.get("steps_back", ())))
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no curves: {error}") from error
 
@@ -238,7 +289,8 @@ class RunCurves:
         """Return an independent copy."""
         sources = {name: Series(series.points) for name, series in self.by_source.items()}
         samples = SampleHistory(self.samples.states)
-        return RunCurves(Series(self.training.points), Series(self.held_out.points), sources, samples, self.answers)
+        training, held_out = Series(self.training.points), Series(self.held_out.points)
+        return RunCurves(training, held_out, sources, samples, self.answers, [*self.steps_back])
 
     def _tokens_after(self, rounds: int) -> int:
         """Return the tokens of the run after so many rounds, as far as the training loss tells them."""
@@ -251,6 +303,7 @@ class RunCurves:
 def logged_curves(paths: Iterable[Path]) -> RunCurves:
     """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
     curves = RunCurves()
-    for stamped in logged_events(paths, ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed):
+    kinds = (ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed, ev.RolledBack)
+    for stamped in logged_events(paths, *kinds):
         curves.apply(stamped)
     return curves

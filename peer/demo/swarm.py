@@ -34,7 +34,7 @@ from peer.paths import data_dir, run_dir
 from peer.resources.check import check_together
 from peer.settings.preferences import without_settings
 from peer.weights.brought import Brought
-from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
+from protocol.run.manifest import Admission, RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import load_run_file
 from protocol.run.sections import Unit
 from protocol.wire.identity import Identity
@@ -127,8 +127,9 @@ def _start(run_file: Path | None) -> Brought | None:
 
 
 def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, Any]) -> SignedManifest:
-    """Sign a copy of the run as this organiser, whom no other peer knows; any present peer votes."""
+    """Sign an open copy of the run as this organiser, whom no other peer knows; any present peer votes."""
     fields = {**manifest.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", **changes}
+    fields |= {"admission": Admission.OPEN, "allowlist": []}
     return sign(organiser, RunManifest.model_validate(fields))
 
 

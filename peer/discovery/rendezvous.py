@@ -150,8 +150,8 @@ class FoundedTwice:
         self._told.add(other.run)
         return (
             f"{short(other.organiser)} on your network has founded another run with the same {same} ({clean(other.name)}), "
-            "and the two never meet: to train together, one of you has to leave and run `peer join INVITATION` with the "
-            "invitation that the other's `peer status` prints"
+            "and the two never meet: to train together, one of you has to leave and run `peer join INVITATION` with an "
+            "invitation to the other run (`peer status` there shows it, or how to make one)"
         )
 
 

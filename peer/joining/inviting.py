@@ -18,11 +18,11 @@ from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
 from protocol.events.status import NodeStatus
-from protocol.run.admission import read_token
+from protocol.run.admission import DEFAULT_USES, bearer_token, read_token
 from protocol.run.invitation import Anchor, Invitation
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 
 UNREACHED = (
     "nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
@@ -36,6 +36,9 @@ NOBODY = (
     "no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
     "peer, and invite as `peer status` says while it runs"
 )
+INVITED_DAYS = 30
+"""Days for which a token admits unless its maker says otherwise; members stay in the run."""
+DAY_S = 86_400
 LAST_YEAR = 253_402_300_799
 """End of the year 9999, in unix seconds: the latest date that can be shown."""
 
@@ -100,9 +103,23 @@ def describe_anchor(invitation: Invitation) -> str:
 
 
 def invite_command(run: Hash, data: Path) -> str:
-    """Return the organiser's command for a run that admits by token; PEER_ID in it stands for the guest's peer ID."""
+    """Return the organiser's command for an invitation that several guests may use, to a run that admits by token."""
     where = "" if data == data_dir() else f" --data-dir {shlex.quote(str(data))}"
-    return f"peer run invite {run.hex()[:12]} PEER_ID{where}"
+    return f"peer run invite {run.hex()[:12]} --bearer{where}"
+
+
+def token_for_friends(organiser: Identity, run: Hash, key: Identity, wall_now: float) -> bytes:
+    """Return a bearer token with the usual uses and expiry.  key: made for it.  wall_now: unix seconds."""
+    return bearer_token(organiser, run, key, expires=int(wall_now) + INVITED_DAYS * DAY_S)
+
+
+def friends_line(wall_now: float) -> str:
+    """Describe the invitation with such a token, which was made at `wall_now` (unix seconds)."""
+    until = time.strftime("%Y-%m-%d", time.gmtime(wall_now + INVITED_DAYS * DAY_S))
+    return (
+        f"one for all your friends: it admits up to {DEFAULT_USES} computers until {until}, and members stay; send it like "
+        "a password, because each computer that it admits gets a vote"
+    )
 
 
 def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.formatting import amount, clean, roughly, short
+from peer.formatting import amount, clean, founders_alone, many, roughly, short
 from peer.resources.requirements import training_needs
+from protocol.chain.base import round_settings
+from protocol.chain.electorate import FEWEST_SEATED, Electorate
+from protocol.chain.founding import founders_vote_until
 from protocol.events.status import RunDefinition, RunMixture
 from protocol.run.builtin import EXAMPLES, SOURCE
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import Admission, RunManifest
 from protocol.run.sections import AboutSection, Unit
+from protocol.wire.hashes import ZERO_HASH
 
 ASSUMED_FLOPS = 1e12
 """Speed (FLOP/s) assumed for one member of a run that was never measured: a fast processor, or a small GPU."""
@@ -83,14 +87,19 @@ def about_sentence(manifest: RunManifest) -> str:
     return f"run {name}" + "".join(f"; {subject}: {text}" for subject, text in said)
 
 
-def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tuple[str, str]]:
-    """Return the facts to know before taking part in a run: (subject, statement).  speed: None for an assumed one."""
+def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "") -> list[tuple[str, str]]:
+    """Return the facts to know before taking part in a run: (subject, statement).
+
+    speed: None for an assumed one.  me: the peer ID of the reader; empty for other readers than the run's peers.
+    """
     return [
         ("trains", _trains(manifest)),
         ("reads", _reads(manifest)),
         ("rate", _rate(manifest)),
         ("until", until(manifest, speed or assumed_speed(manifest))),
         *_prompts(manifest),
+        ("admits", _admits(manifest)),
+        ("votes", _votes(manifest, me)),
         ("organiser", f"{short(manifest.organiser)} ({manifest.organiser})"),
     ]
 
@@ -125,6 +134,27 @@ def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
         return []
     listed = ", ".join(f'"{clean(prompt, 200)}"' for prompt in manifest.samples.prompts)
     return [("samples", f"{listed}, completed at each evaluation with at most {manifest.samples.tokens} tokens")]
+
+
+def _admits(manifest: RunManifest) -> str:
+    if manifest.admission is Admission.ALLOWLIST:
+        return f"{many(len(manifest.allowlist), 'listed peer')}, and the organiser"
+    if manifest.admission is Admission.OPEN:
+        return "everybody, and one person may take part as many peers"
+    return "peers with an invitation of the organiser"
+
+
+def _votes(manifest: RunManifest, me: str) -> str:
+    """Describe who decides which rounds count; the founders of an open run are taken to train from its beginning."""
+    start = Electorate.start(round_settings(ZERO_HASH, manifest))
+    until_round = founders_vote_until(start, start.electors)
+    if until_round is not None:
+        return founders_alone(start.electors, me, manifest.organiser, until_round)
+    earned = f"was in {many(manifest.rounds.seasoning_rounds, 'round')} in a row"
+    if manifest.founders == "anyone":
+        return f"the members of the last round, until {FEWEST_SEATED} peers have a vote, which each gets that {earned}"
+    who = "you too" if me == manifest.organiser else "the organiser too"
+    return f"each peer that {earned} has one vote, {who}, and the run goes on while any of them is away"
 
 
 def _total(manifest: RunManifest) -> str:

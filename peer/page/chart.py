@@ -82,15 +82,24 @@ def span(values: Sequence[float], axis: Axis) -> tuple[float, float]:
     )
 
 
-class Chart:
-    """A chart of `lines`, at least one of which has a point."""
+@dataclass(frozen=True)
+class ChartMark:
+    """A place on the horizontal axis at which a vertical line stands.  text: shown under the pointer."""
 
-    def __init__(self, lines: Sequence[Line], x: Axis, y: Axis) -> None:
+    x: float
+    text: str
+
+
+class Chart:
+    """A chart of `lines`, at least one of which has a point.  marks: vertical lines, drawn if they are within the chart."""
+
+    def __init__(self, lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[ChartMark] = ()) -> None:
         self._lines = [line for line in lines if line.points]
         self._x, self._y = x, y
         points = [point for line in self._lines for point in line.points]
         self._left, self._right = min(point.x for point in points), max(point.x for point in points)
         self._low, self._high = span([point.y for point in points], y)
+        self._marks = [mark for mark in marks if self._left <= mark.x <= self._right]
 
     def html(self) -> str:
         """Return the chart: the plot with labels on the left and below."""
@@ -104,11 +113,16 @@ class Chart:
         )
         grid = "".join(f'<line x1="0" x2="100%" y1="{self._down(each)}%" y2="{self._down(each)}%"/>' for each in levels)
         drawn = "".join(self._drawn(line) for line in self._lines)
+        marks = "".join(
+            f'<line class="mark" x1="{self._across(mark.x)}%" x2="{self._across(mark.x)}%" y1="0" y2="100%">'
+            f"<title>{escape(mark.text)}</title></line>"
+            for mark in self._marks
+        )
         return (
             f'<div class="chart"><svg class="levels" aria-hidden="true">{left}</svg>'
             f'<svg class="plot" role="img" aria-label="{escape(self.summary())}"><g class="grid">{grid}</g>'
             f'<svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" width="100%" height="100%">{drawn}</svg>'
-            f"{self._readouts()}</svg>"
+            f"{marks}{self._readouts()}</svg>"
             f'<svg class="places" aria-hidden="true">{below}</svg><p class="axis">{escape(self._x.name)}</p></div>'
         )
 

@@ -9,19 +9,32 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 
 from peer.control.ledger import TeamCredit
 from peer.formatting import amount, many, number, roughly, short
-from peer.page.chart import Axis, Chart, Line, LinePoint
-from peer.page.facts import MOST_SOURCES, AnswerFacts, CreditedPeer, Curves, PageFacts, PeerFacts, RunSummary, SampledFacts
+from peer.page.chart import Axis, Chart, ChartMark, Line, LinePoint
+from peer.page.facts import (
+    MOST_SOURCES,
+    AnswerFacts,
+    CreditedPeer,
+    Curves,
+    PageFacts,
+    PeerFacts,
+    RunSummary,
+    SampledFacts,
+    StepBackFacts,
+)
 from peer.page.history import CurvePoint
 
 STYLE = Path(__file__).with_name("page.css")
 SHOWN_ROWS = 12
 """Rows of a table that are shown before the reader asks for the others."""
+TOLD_STEPS = 3
+"""Steps back that a sentence below the curves tells; the charts mark all."""
 INSTALL = "https://github.com/manyhands/manyhands#install"
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cg fill='none' stroke='%230f9b8e' "
@@ -119,37 +132,56 @@ def _curves(curves: Curves) -> str:
     if not curves.loss:
         text = "The first round is not complete yet; the curves begin with it."
         return f'<section><h2>Curves</h2><p class="empty">{text}</p></section>'
-    figures = [_figure("Loss", "nats a token", lambda of: _loss_lines(curves, of), LOSS)]
+    figure = partial(_figure, steps_back=curves.steps_back)
+    figures = [figure("Loss", "nats a token", lambda of: _loss_lines(curves, of), LOSS)]
     if curves.reward:
         figures.append(
-            _figure("Reward of the rollouts", "mean, 0 to 1", lambda of: [_line("reward", "c3", curves.reward, of)], REWARD)
+            figure("Reward of the rollouts", "mean, 0 to 1", lambda of: [_line("reward", "c3", curves.reward, of)], REWARD)
         )
     measured = [name for each in curves.held_out for name in each.losses]
     sources = list(dict.fromkeys([*curves.sources, *measured]))[:MOST_SOURCES]
     if len(set(measured)) > 1:
         figures.append(
-            _figure("Held-out loss by source", "nats a token", lambda of: _measured_lines(curves, sources, of), LOSS)
+            figure("Held-out loss by source", "nats a token", lambda of: _measured_lines(curves, sources, of), LOSS)
         )
     if len(curves.sources) > 1:
         figures.append(
-            _figure("Training loss by source", "nats a token", lambda of: _source_lines(curves, sources, of), LOSS)
+            figure("Training loss by source", "nats a token", lambda of: _source_lines(curves, sources, of), LOSS)
         )
-    figures.append(_figure("Members of a round", "peers", lambda of: [_line("members", "c4", curves.members, of)], MEMBERS))
+    figures.append(figure("Members of a round", "peers", lambda of: [_line("members", "c4", curves.members, of)], MEMBERS))
     return (
         '<section class="curves"><h2>Curves</h2>'
         '<input type="radio" name="axis" id="by-rounds" checked><label for="by-rounds">by rounds</label>'
         '<input type="radio" name="axis" id="by-tokens"><label for="by-tokens">by tokens</label>'
-        + f'<div class="charts">{"".join(figures)}</div></section>'
+        + f'<div class="charts">{"".join(figures)}</div>{_told_steps(curves.steps_back)}</section>'
     )
 
 
-def _figure(title: str, unit: str, lines: Callable[[str], list[Line]], y: Axis) -> str:
+def _figure(title: str, unit: str, lines: Callable[[str], list[Line]], y: Axis, steps_back: Sequence[StepBackFacts]) -> str:
     """Return a figure with a chart by rounds and one by tokens, of which the reader sees one."""
-    by_rounds, by_tokens = Chart(lines("rounds"), ROUNDS, y), Chart(lines("tokens"), TOKENS, y)
+    by_rounds = Chart(lines("rounds"), ROUNDS, y, _marks(steps_back, "rounds"))
+    by_tokens = Chart(lines("tokens"), TOKENS, y, _marks(steps_back, "tokens"))
     return (
         f"<figure><figcaption><h3>{title}</h3> <span>{unit}</span></figcaption>{by_rounds.legend()}"
         f'<div class="by-rounds">{by_rounds.html()}</div><div class="by-tokens">{by_tokens.html()}</div></figure>'
     )
+
+
+def _marks(steps_back: Sequence[StepBackFacts], of: str) -> list[ChartMark]:
+    return [ChartMark(getattr(each, of), _stepped_back(each)) for each in steps_back]
+
+
+def _stepped_back(step: StepBackFacts) -> str:
+    return f"went back {many(step.abandoned, 'round')}, to round {step.rounds:,}, on {step.at[:10]}"
+
+
+def _told_steps(steps_back: Sequence[StepBackFacts]) -> str:
+    """Return a sentence about the last steps back, which the charts mark; empty without any."""
+    if not steps_back:
+        return ""
+    told = "; ".join(map(_stepped_back, reversed(steps_back[-TOLD_STEPS:])))
+    more = f"; and {many(len(steps_back) - TOLD_STEPS, 'time')} before" if len(steps_back) > TOLD_STEPS else ""
+    return f'<p class="empty steps">Dashed lines: the run {told}{more}. Rounds that were given up are not in the curves.</p>'
 
 
 def _loss_lines(curves: Curves, of: str) -> list[Line]:

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from peer.addresses import names_only_local
-from peer.control.curves import AnswersOfRound, SampledState
+from peer.control.curves import AnswersOfRound, SampledState, StepBack
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import plain
 from peer.joining.purpose import purpose_lines
@@ -36,6 +36,8 @@ MOST_SOURCES = 6
 MOST_PEERS = 500
 """Peers, and contributors, that are listed."""
 TEXT_CHARACTERS = 500
+LAST_SECOND = 253_402_300_799
+"""End of the year 9999, in unix seconds."""
 HERE = ("alive", "suspect")
 """States of peers that count as being here."""
 
@@ -78,14 +80,31 @@ class HeldOutPoint:
 
 
 @dataclass(frozen=True)
+class StepBackFacts:
+    """A time (UTC) at which this peer gave up `abandoned` rounds, and went back to the state after `rounds` rounds.
+
+    tokens: read by all members until that state.
+    """
+
+    at: str
+    rounds: int
+    tokens: int
+    abandoned: int
+
+
+@dataclass(frozen=True)
 class Curves:
-    """Curves of the run.  sources: training loss by source; empty without several sources.  members: of each round."""
+    """Curves of the run.  sources: training loss by source; empty without several sources.  members: of each round.
+
+    steps_back: times at which rounds were given up, of which the curves have no points.
+    """
 
     loss: list[CurvePoint]
     held_out: list[HeldOutPoint]
     sources: dict[str, list[CurvePoint]]
     reward: list[CurvePoint]
     members: list[CurvePoint]
+    steps_back: list[StepBackFacts]
 
 
 @dataclass(frozen=True)
@@ -186,9 +205,9 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
     ]
     credited_teams = team_credits(counted, {each.peer: each.team for each in contributors})
     return PageFacts(
-        at=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        at=_utc(now),
         run=_run(signed, history, status),
-        curves=_curves(history.rounds, history.held_out),
+        curves=_curves(history.rounds, history.held_out, history.steps_back),
         samples=[_sampled(each, names) for each in history.samples.states],
         answers=_answers(history.answers),
         peers_here=len(here) if status is not None else None,
@@ -199,6 +218,11 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         teams=credited_teams[:MOST_PEERS],
         invitation=own_invitation(status) if status is not None else "",
     )
+
+
+def _utc(at: float) -> str:
+    """Return a time that may come from a damaged log."""
+    return datetime.fromtimestamp(min(max(0.0, at), LAST_SECOND), UTC).isoformat(timespec="seconds")
 
 
 def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None) -> RunSummary:
@@ -239,7 +263,7 @@ def _answers(answers: AnswersOfRound | None) -> list[AnswerFacts]:
     ]
 
 
-def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:
+def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut], steps_back: Sequence[StepBack]) -> Curves:
     measured = [
         HeldOutPoint(at, rounds[at - 1].tokens, each.loss, _by_source(each.losses))
         for at, each in sorted(held_out.items())
@@ -252,6 +276,7 @@ def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut]) -> Curves:
         sources={plain(name): curve(rounds, partial(_loss_on, name), MOST_POINTS) for name in names},
         reward=curve(rounds, lambda each: each.reward, MOST_POINTS),
         members=curve(rounds, lambda each: float(each.members), MOST_POINTS),
+        steps_back=[StepBackFacts(_utc(each.at), each.rounds, each.tokens, each.abandoned) for each in steps_back],
     )
 
 

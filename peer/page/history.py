@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import fsum, isfinite
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import MOST, logged_events
-from peer.control.curves import AnswersOfRound, SampleHistory
+from peer.control.client import MOST, Stamped, logged_events
+from peer.control.curves import MOST_STEPS_BACK, AnswersOfRound, SampleHistory, StepBack
 from peer.control.event_log import LOG_NAMES
 from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
@@ -25,7 +25,7 @@ from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
-from protocol.events.events import EvalLoss, PeerJoined, RolloutsUsed, SamplesWritten, Started
+from protocol.events.events import EvalLoss, PeerJoined, RolledBack, RolloutsUsed, SamplesWritten, Started
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
 from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER
@@ -70,6 +70,7 @@ class RunHistory:
 
     names, teams: of peers in the records, by peer ID, as they last named them.  held_out: by the rounds of the states.
     samples: of some of the states.  answers: of the last round in which this peer learned from rollouts, or None.
+    steps_back: times at which this peer gave up rounds, ascending; nothing else here is of such a round.
 
     A file in the folder keeps what was counted; it is not used if it is damaged.  Nothing else in the folder changes, so the
     peer may run.
@@ -84,6 +85,7 @@ class RunHistory:
         self.held_out: dict[int, HeldOut] = {}
         self.samples = SampleHistory()
         self.answers: AnswersOfRound | None = None
+        self.steps_back: list[StepBack] = []
         self._begin()
         self._load()
 
@@ -118,7 +120,8 @@ class RunHistory:
     def _read_log(self) -> None:
         files = (self._folder / name for name in reversed(LOG_NAMES))
         with suppress(OSError):
-            for stamped in logged_events(files, PeerJoined, Started, EvalLoss, SamplesWritten, RolloutsUsed):
+            kinds = (PeerJoined, Started, EvalLoss, SamplesWritten, RolloutsUsed, RolledBack)
+            for stamped in self._in_force([*logged_events(files, *kinds)]):
                 match stamped.event:
                     case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
                         self.names[peer], self.teams[peer] = plain(known), team_named(team)
@@ -129,6 +132,35 @@ class RunHistory:
                         self.samples.add(stamped.at, rounds, by, completions)
                     case RolloutsUsed(number, answers=answers) if number <= len(self.rounds):
                         self.answers = AnswersOfRound.read(number, answers) or self.answers
+
+    def _in_force(self, told: Sequence[Stamped]) -> list[Stamped]:
+        """Return the events without those about rounds that were given up later; note each step back that is new."""
+        known = {(each.at, each.rounds) for each in self.steps_back}
+        kept: list[Stamped] = []
+        least = MOST
+        for stamped in reversed(told):
+            match stamped.event:
+                case RolledBack(rounds):
+                    least = min(least, rounds)
+                case EvalLoss(rounds) | SamplesWritten(rounds) if rounds > least:
+                    continue
+                case RolloutsUsed(number) if number >= least:
+                    continue
+            kept.append(stamped)
+        for stamped in reversed(kept):
+            if isinstance(stamped.event, RolledBack) and (stamped.at, stamped.event.to_round) not in known:
+                self._go_back(stamped.at, stamped.event.to_round, stamped.event.abandoned)
+        return kept[::-1]
+
+    def _go_back(self, at: float, rounds: int, abandoned: int) -> None:
+        """Drop what earlier reads told of rounds that were given up, and note the step back."""
+        for later in [known for known in self.held_out if known > rounds]:
+            del self.held_out[later]
+        self.samples.cut(rounds)
+        if self.answers is not None and self.answers.round >= rounds:
+            self.answers = None
+        tokens = self.rounds[min(rounds, len(self.rounds)) - 1].tokens if rounds > 0 and self.rounds else 0
+        self.steps_back = [*self.steps_back, StepBack(at, rounds, tokens, abandoned)][-MOST_STEPS_BACK:]
 
     def _save(self) -> None:
         progress = self.progress
@@ -141,6 +173,7 @@ class RunHistory:
             "ledger": self.ledger.to_fields(),
             "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
             "samples": self.samples.to_lists(),
+            "steps_back": [list(astuple(each)) for each in self.steps_back],
         }
         with suppress(OSError):  # what is not kept is counted again
             remove_left_overs(self._folder, TALLY_NAME)
@@ -168,6 +201,7 @@ class RunHistory:
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
             held_out = {_count(at): HeldOut(_number(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             samples = SampleHistory.from_lists(fields.get("samples", ()))
+            steps_back = StepBack.from_lists(fields.get("steps_back", ()))
             ledger, tip = Ledger.from_fields(fields["ledger"]), Hash(bytes.fromhex(fields["tip"]))
             for count in (each for credit in ledger.credits.values() for each in vars(credit).values()):
                 _count(count)
@@ -175,7 +209,7 @@ class RunHistory:
             return
         self._chain.resume(len(rounds), tip, ledger)
         self.rounds, self.progress, self._saved = rounds, progress, len(rounds)
-        self.held_out, self.samples = held_out, samples
+        self.held_out, self.samples, self.steps_back = held_out, samples, steps_back
 
 
 def _losses(fields: Mapping[str, Any]) -> dict[str, float]:

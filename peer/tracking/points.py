@@ -1,16 +1,20 @@
 """Points of a run's curves, one for each round, from the record chain and the event log on this disk.
 
+A tracker's steps never go back.  So the step of a round counts the rounds that this peer gave up before it too: what was
+written of those stays, the rounds that replace them come behind, and `rounds_given_up` says how many they are.
+
 A round's point is due once its held-out loss is known, or `LATE_ROUNDS` later, or at the end: a tracker takes its values
 in the order of the rounds, and not one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
 
+from peer.control.curves import StepBack
 from peer.formatting import plain
 from peer.page.history import HeldOut, Round
 
@@ -20,27 +24,50 @@ LATE_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Point:
-    """Values after so many rounds, by name.  Names are short and plain; values are finite."""
+    """Values at a step of a tracker, by name.  Names are short and plain; values are finite."""
 
-    rounds: int
+    step: int
     values: Mapping[str, float]
 
 
 class MeasuredRounds(Protocol):
-    """Rounds and held-out losses of a run (`peer.page.history.RunHistory`)."""
+    """Rounds, held-out losses and steps back of a run (`peer.page.history.RunHistory`)."""
 
     rounds: list[Round]
     held_out: dict[int, HeldOut]
+    steps_back: list[StepBack]
 
 
 def points_due(run: MeasuredRounds, after: int, *, is_end: bool) -> list[Point]:
-    """Return the points of the rounds after `after` that are due.  is_end: True if nothing is waited for any more."""
+    """Return the points of later steps than `after` that are due.  is_end: True if nothing is waited for any more."""
     found: list[Point] = []
-    for each in run.rounds[after:]:
+    for each, given_up in _counted(run):
+        step = each.rounds + given_up
+        if step <= after:
+            continue
         if not (is_end or each.rounds in run.held_out or each.rounds + LATE_ROUNDS <= len(run.rounds)):
             break
-        found.append(Point(each.rounds, _finite({**_values(each), **_measured(run.held_out.get(each.rounds))})))
+        values = {**_values(each), **_measured(run.held_out.get(each.rounds))}
+        lost = {"rounds": float(each.rounds), "rounds_given_up": float(given_up)} if run.steps_back else {}
+        found.append(Point(step, _finite({**values, **lost})))
     return found
+
+
+def _counted(run: MeasuredRounds) -> Iterator[tuple[Round, int]]:
+    """Yield each round with the number of rounds that were given up before it was made, which never falls."""
+    given_up = 0
+    totals: list[tuple[int, int]] = []
+    for step in run.steps_back:
+        given_up += max(0, step.abandoned)
+        while totals and totals[-1][0] >= step.rounds:
+            totals.pop()  # what was made after that earlier step back was given up as well
+        totals.append((step.rounds, given_up))
+    place = before = 0
+    for each in run.rounds:
+        while place < len(totals) and totals[place][0] < each.rounds:
+            before = totals[place][1]
+            place += 1
+        yield each, before
 
 
 def _measured(found: HeldOut | None) -> dict[str, float]:

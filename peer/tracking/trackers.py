@@ -41,10 +41,10 @@ class Tracker(Protocol):
     """Place that keeps curves.  Methods block, and raise whatever its package raises."""
 
     def last(self) -> int:
-        """Return the rounds of the newest point that it has; 0 without one."""
+        """Return the step of the newest point that it has; 0 without one."""
 
     def write(self, points: Sequence[Point]) -> None:
-        """Add points, in the order of their rounds, so that they survive this process."""
+        """Add points, in the order of their steps, so that they survive this process."""
 
     def close(self) -> None:
         """Write what is left, and leave."""
@@ -96,7 +96,7 @@ class TensorBoard:
         for point in points:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             summary = self._summary(value=values)
-            self._writer.add_event(self._event(wall_time=time.time(), step=point.rounds, summary=summary))
+            self._writer.add_event(self._event(wall_time=time.time(), step=point.step, summary=summary))
         self._writer.flush()
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, whose step is the number of rounds.
+    """A run of Weights & Biases, whose step is that of the points.
 
     Of this computer it records the kind of its system and the versions of Python and of the package.
     """
@@ -132,7 +132,7 @@ class Wandb:
     def write(self, points: Sequence[Point]) -> None:
         """Add points."""
         for point in points:
-            self._run.log(dict(point.values), step=point.rounds, commit=True)
+            self._run.log(dict(point.values), step=point.step, commit=True)
 
     def close(self) -> None:
         """Wait until everything is written, or sent."""
@@ -176,7 +176,7 @@ class Mlflow:
     def write(self, points: Sequence[Point]) -> None:
         """Add points; `tokens` of a point last, so that a point that has it is whole."""
         metrics = [
-            {"key": _metric_name(name), "value": point.values[name], "timestamp": _milliseconds(), "step": point.rounds}
+            {"key": _metric_name(name), "value": point.values[name], "timestamp": _milliseconds(), "step": point.step}
             for point in points
             for name in sorted(point.values, key=lambda name: name == "tokens")
         ]

@@ -707,8 +707,8 @@ class SyncProgress(Event):
 class RolledBack(Event):
     """This peer was on the losing side of a fork and went back to the common ancestor.
 
-    to_round: number of rounds that remain.  abandoned: number of rounds given up.
-    winner: the peer whose chain won; empty if no live peer has the results of the abandoned rounds.
+    to_round: number of rounds that remain.  abandoned: number of rounds given up; what earlier events told of these rounds
+    is void.  winner: the peer whose chain won; empty if no live peer has the results of the abandoned rounds.
     """
 
     to_round: int

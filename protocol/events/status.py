@@ -312,6 +312,11 @@ class NodeStatus:
     finishing_left_s: seconds until it leaves without that event; None if it was not asked to finish.
     round: number of committed rounds.  tip: hash of the last record; empty before the node runs.
     final_rounds, final_tip: number of final rounds, and the tip after them, which invitations name.
+    provisional_rounds: number of the last rounds that some electors have not confirmed; another branch may replace them.
+    unconfirmed_by: electors of the first provisional round that are away; it becomes final when enough of them are back.
+    electors: IDs of the peers that vote on the next record; empty if its members do.
+    founders_vote_until: the earliest round on which others than the founders vote; None unless the founders of an open run
+    vote alone now.
     state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
     peers: number of other live peers of the run; before the node runs, number of connected peers.
     members, tokens: IDs of the members of the last committed round, and their tokens.
@@ -368,6 +373,10 @@ class NodeStatus:
     tip: str = ""
     final_rounds: int = 0
     final_tip: str = ""
+    provisional_rounds: int = 0
+    unconfirmed_by: list[str] = field(default_factory=list)
+    electors: list[str] = field(default_factory=list)
+    founders_vote_until: int | None = None
     state_rounds: int = 0
     state_digest: str = ""
     peers: int = 0

@@ -5,6 +5,7 @@ The module wires the components of the protocol to the network, the disk and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -15,9 +16,10 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
+from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
-from protocol.events.status import NodeStatus, WhyIdle
+from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
@@ -275,6 +277,15 @@ class Node:
         """Return the number of final rounds, which this peer never replaces with another branch."""
         return 0 if self._is_young() else self._history.final
 
+    def _unconfirmed_by(self, others: Sequence[SwarmPeer]) -> list[str]:
+        """Return the electors of the first provisional record that are away; empty if all records are final."""
+        final = self._history.final
+        base = self._history.base_at(final, self._history.tip_at(final))
+        if final == self._history.length or base is None:
+            return []
+        here = {self._session.me, *(known.peer for known in others if known.liveness == "alive")}
+        return [elector for elector in base.electors if elector not in here]
+
     def _is_young(self) -> bool:
         """Return True if we may still replace all our records with another history."""
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
@@ -294,8 +305,9 @@ class Node:
         round, manifest = self._history.length, self._replica.manifest
         work, ahead = self._round.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
-        last, final = self._history.last, self._final_rounds()
-        progress, rate = self._history.roster.progress, self._heartbeats.tokens_per_s
+        last, final, swarm = self._history.last, self._final_rounds(), self._heartbeats.neighbours(self._life.pace.counted)
+        roster, rate = self._history.roster, self._heartbeats.tokens_per_s
+        electorate, progress = roster.electorate, roster.progress
         figures = self._process.figures if self._process else None
         learning_rate, rate_phase = rate_of(manifest, progress)
         return NodeStatus(
@@ -314,6 +326,10 @@ class Node:
             tip=self._history.tip.hex(),
             final_rounds=final,
             final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
+            provisional_rounds=round - self._history.final,
+            unconfirmed_by=self._unconfirmed_by(swarm),
+            electors=list(electorate.electors),
+            founders_vote_until=founders_vote_until(electorate, roster.contributors or electorate.electors),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),
@@ -343,7 +359,7 @@ class Node:
             busy_share=self._process.busy_share if self._process else None,
             joules_per_token=self._process.joules_per_token if self._process else None,
             version=self._settings.version,
-            swarm=self._heartbeats.neighbours(self._life.pace.counted),
+            swarm=swarm,
             organiser=manifest.organiser,
             goal_unit=progress.goal.unit.value,
             goal_total=progress.goal.total,

@@ -42,7 +42,8 @@ from protocol.wire.presence import Role
 # invitation text alone.  A token by itself admits nobody: a peer shows an admission proof, which is made from the token.
 
 
-DEFAULT_USES = 16
+DEFAULT_USES = 64
+"""Peers that a bearer token admits unless its maker says otherwise: as many as vote, or train together by default."""
 MAX_USES = 4096
 
 

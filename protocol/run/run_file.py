@@ -21,7 +21,14 @@ from pydantic_core import ErrorDetails
 
 from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import Misfit, checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
-from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, STATE_BYTES_PER_PARAMETER, RoundSection, RunManifest
+from protocol.run.manifest import (
+    FOUNDERS_FORMS,
+    OUTER_FORMS,
+    STATE_BYTES_PER_PARAMETER,
+    Admission,
+    RoundSection,
+    RunManifest,
+)
 from protocol.run.sections import DataSection, LocalSection, ModelSection
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
@@ -36,6 +43,7 @@ from protocol.wire.identity import PeerId
 
 DERIVED = {
     "founders": "the organiser",
+    "admission": 'founders: invite, or open if they are "anyone"',
     "model.heads": "dim",
     "model.kv_heads": "heads",
     "model.ffn": "dim",
@@ -76,6 +84,8 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         filled["codec"] = AUTO_CODEC
     if "organiser" in filled:
         filled.setdefault("founders", [filled["organiser"]])
+    if filled.get("founders", "anyone") != "anyone":  # where keys are free, founders would have to vote alone for long
+        filled.setdefault("admission", Admission.INVITE.value)
     filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)
     section = filled.get("model", {})
     if not isinstance(section, dict):

@@ -87,7 +87,8 @@ class CatchUp:
         abandoned = history.length - common
         kept = await self._switch(common, branch.slot, rounds)
         if abandoned:
-            self.session.emit(RolledBack(common, abandoned, leader))
+            winner = leader if leader != self.session.me else ""
+            self.session.emit(RolledBack(common, abandoned, winner))
         complete = False
         try:
             await self._load(common)

@@ -275,7 +275,8 @@ class Swarm:
             "PEER_ON_BATTERY": "yes",
         }
         self.run_file = folder / "run.toml"
-        self.run_file.write_text(run)
+        is_said = "admission" in run or 'founders = "anyone"' in run
+        self.run_file.write_text(run if is_said else f'admission = "open"\n{run}')  # peers join with the manifest alone
         self.manifest = folder / "run.manifest"
 
     def create_run(self) -> None:

@@ -103,7 +103,7 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         assert [tomllib.loads(each) for each in blocks(README, "toml", ORGANISING)] == [tomllib.loads(run_file)]
         (bob.folder / "run.toml").write_text(run_file)
         (bob.folder / "swarm.toml").write_text(swarm_file)
-        show, create, join, status, doctor, simulate, as_json, invite, bearer, page, *others = lines(ORGANISER)
+        show, create, join, status, for_all, doctor, simulate, as_json, invite, bearer, page, *others = lines(ORGANISER)
         tensorboard, *_ = (words for words in others if words[1] == "track")
         tasks = [words for words in others if words[1] == "tasks"]
         assert {words[2] for words in tasks} == {"list", "show", "admit"}, "typed in tests/e2e/test_tasks.py"
@@ -114,14 +114,13 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         assert invitation.startswith("mh1")
         with bob.opens(join) as terminal:
             terminal.until("waiting for more peers")
-            assert "mh1" in bob.types(status)
+            assert " ".join(for_all[:3]) in bob.types(status)
+            assert bob.types(for_all).split()[-1].startswith("mh1")
             bob.types(doctor)
             assert "Wrote" in bob.types(page) and (bob.folder / "www" / "index.html").is_file()
             assert tensorboard[1] == "track" and bob.types(tensorboard) == "", "no round yet"
             terminal.type("C-c")
             terminal.until("exit code 0")
-        (bob.folder / "run.toml").write_text('admission = "invite"\n' + run_file)
-        bob.types(create)
         export, publish, weights, push = lines(WEIGHTS, "In short")
         assert "--push" in push, "typed in tests/peer/hubs"
         with bob.opens(join) as terminal:

@@ -12,6 +12,7 @@ import trio
 
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
+from protocol.events.events import PeerJoined
 from protocol.run.admission import bound_token, make_hello, make_proof
 from protocol.run.invitation import Invitation, make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest, open_manifest
@@ -85,9 +86,11 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
 @pytest.mark.slow
 def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refused(tmp_path: Path) -> None:
     with Swarm(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
-        organiser, bare = organise(swarm)
+        organiser, for_all = organise(swarm)
         signed = open_manifest(swarm.manifest.read_bytes())
         run = signed.run.hex()[:12]
+        friend = swarm.peer("friend", for_all).start()
+        bare = make_invitation(signed.run, PeerId(signed.manifest.organiser), read_invitation(for_all).addresses)
         address = read_invitation(bare).addresses[0].split("/p2p/")[0]
         name = PeerId(swarm.command(swarm.place("guest"), "id").strip())
         invitation = swarm.command(organiser.folder, "run", "invite", run, name, "--address", address).split()[-1]
@@ -105,11 +108,24 @@ def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refu
         stolen = read_invitation(invitation).proof_for(name)
         assert f"is for {name}" in turned_away(swarm, "thief", invitation)
         assert f"is for {name}" in trio.run(refused, signed, found, forger, stolen)
-        rounds = swarm.whole(organiser, guest)
-        swarm.equal(rounds, organiser, guest)
+        rounds = swarm.whole(organiser, guest, friend)
+        swarm.equal(rounds, organiser, guest, friend)
         commits = [*organiser.commits.values(), *guest.commits.values()]
         members = {member for commit in commits for member in commit.members}
-        assert members == {organiser.peer_id, guest.peer_id}
+        assert members == {organiser.peer_id, guest.peer_id, friend.peer_id}
+
+
+@pytest.mark.slow
+def test_the_invitation_of_a_new_run_admits_all_friends_before_its_first_round(tmp_path: Path) -> None:
+    named = TINY_RUN.replace('founders = "anyone"\n', "").replace("min_members = 2", "min_members = 3")
+    with Swarm(tmp_path) as swarm:
+        swarm.run_file.write_text(named)
+        organiser, invitation = organise(swarm)
+        friends = [swarm.peer(name, invitation).start() for name in ("ann", "bob")]
+        swarm.until("three peers", lambda: all(peer.heard(PeerJoined) for peer in friends))
+        rounds = swarm.whole(organiser, *friends)
+        swarm.equal(rounds, organiser, *friends)
+        assert organiser.status()["founders_vote_until"] is None
 
 
 def test_only_listed_peers_get_into_a_run_with_a_list(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_member_with_an_expired_token_comes_back_and_a_newcomer_with_it_stays_
         found = read_invitation(invited(swarm, organiser, signed.run.hex()[:12]))
         expired = make_invitation(signed.run, PeerId(signed.manifest.organiser), found.addresses, token, key.seed)
         shown = swarm.command(guest.folder, "run", "show", expired)
-        assert "(3 days ago)" in shown and "up to 16 peers" in shown and "role trainer" in shown
+        assert "(3 days ago)" in shown and "up to 64 peers" in shown and "role trainer" in shown
         assert "has expired; ask the run's organiser" in turned_away(swarm, "newcomer", expired)
         proof = make_proof(token, signed.run, intruder.peer_id, key)
         assert "has expired" in trio.run(refused, signed, found, intruder, proof)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from peer.control.client import ControlError
 from peer.errors import ExitCode
 from peer.formatting import visible
 from peer.keyfile import identity_lock
-from protocol.run.admission import read_token, verify_admission
+from protocol.run.admission import DEFAULT_USES, read_token, verify_admission
 from protocol.run.invitation import read_invitation
 from protocol.run.manifest import open_manifest
 from protocol.wire.hashes import Hash
@@ -149,8 +150,41 @@ def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys:
         assert "GB in the peer" in out and "GB in the trainer" in out and "for a seed" in out
 
 
-GUEST = Identity.from_seed(bytes([7]) * 32).peer_id
+GUEST, FRIEND = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (7, 8))
 INVITE = 'name = "mine"\nadmission = "invite"\n'
+OPEN = 'name = "open to all"\nadmission = "open"\n'
+
+
+def test_a_new_run_comes_with_one_invitation_for_all_friends(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n')
+    assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
+    *lines, invitation = capsys.readouterr().out.splitlines()
+    found = read_invitation(invitation)
+    manifest = open_manifest((data / "runs" / found.run.hex() / "manifest").read_bytes()).manifest
+    admitted = [verify_admission(manifest, Hash(found.run), peer, found.proof_for(peer), 0) for peer in (GUEST, FRIEND)]
+    assert admitted[0] == admitted[1] and admitted[0].until_round is None
+    assert admitted[0].uses == DEFAULT_USES and 29 * 86_400 < admitted[0].expires - time.time() <= 30 * 86_400
+    said = {line.partition(" ")[0]: line for line in lines}
+    until = time.strftime("%Y-%m-%d", time.gmtime(admitted[0].expires))
+    assert f"admits up to {DEFAULT_USES} computers until {until}, and members stay" in said["invitation"]
+    assert "has one vote, you too, and the run goes on while any of them is away" in said["votes"]
+
+
+def test_an_open_run_says_to_its_organiser_what_that_costs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = "alone vote until round 203 or later: while this computer is cut off from the others, the rounds that they make"
+    path = tmp_path / "run.toml"
+    path.write_text(OPEN)
+    for words in (["create", "--address", "/ip4/192.0.2.1/tcp/4001"], ["show"]):
+        assert main(["run", words[0], str(path), *words[1:]]) == ExitCode.OK
+        assert f"you {cost}" in capsys.readouterr().out
+    path.write_text(OPEN.replace("open to all", "others").replace("open", "invite"))
+    assert main(["run", "show", str(path)]) == ExitCode.OK
+    assert cost not in capsys.readouterr().out
 
 
 def test_the_organiser_invites_one_peer(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +237,7 @@ def test_a_run_must_be_named_unless_there_is_one_to_invite_to(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "none that admits" in failure(capsys, "run", "invite", GUEST)[1]
-    run = read_invitation(created(capsys, tmp_path / "open.toml", 'name = "open to all"\n')).run.hex()
+    run = read_invitation(created(capsys, tmp_path / "open.toml", OPEN)).run.hex()
     assert main(["run", "invite", run]) == ExitCode.OK
     told = capsys.readouterr()
     assert read_invitation(told.out).token is None and "everybody" in told.err

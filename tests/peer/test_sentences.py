@@ -20,6 +20,16 @@ def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
     )
 
 
+def test_a_rollback_says_how_many_rounds_and_for_whom() -> None:
+    names = naming({OTHER: "bob"})
+    assert sentence(ev.RolledBack(12, 3, OTHER), names) == (
+        f"went back 3 rounds: the branch of {names(OTHER)} won, and its rounds replace rounds 12 to 14"
+    )
+    assert sentence(ev.RolledBack(12, 1, "")) == (
+        "went back 1 round: nobody here has the results of round 12, which are computed anew"
+    )
+
+
 def test_a_departure_is_told_as_what_it_was() -> None:
     left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
     assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"

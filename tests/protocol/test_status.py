@@ -105,6 +105,10 @@ EARLY: dict[str, Any] = {
     "tip": "",
     "final_rounds": 0,
     "final_tip": "",
+    "provisional_rounds": 0,
+    "unconfirmed_by": [],
+    "electors": [],
+    "founders_vote_until": None,
     "state_rounds": 0,
     "state_digest": "",
     "peers": 0,
@@ -201,7 +205,7 @@ def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -
 
 def test_a_status_says_which_fragment_is_exchanged_and_what_is_trained_ahead() -> None:
     busy = status(phase="exchanging", fragment=2, fragments=4, steps=20, ahead_steps=3, ahead_inner_steps=20)
-    assert "round     12 (all final), fragment 3 of 4, step 20 of 20" in describe_status(busy)
+    assert "round     12, fragment 3 of 4, step 20 of 20" in describe_status(busy)
     assert "ahead     step 3 of 20 of round 13" in describe_status(busy)
     waits = replace(busy, why_idle="exchanging", ahead_steps=5)
     assert "ahead     step 5 of 20 of round 13, waiting" in describe_status(waits)

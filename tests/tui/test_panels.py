@@ -541,3 +541,36 @@ def test_the_length_of_outputs_is_a_curve_beside_the_reward() -> None:
     assert all(columns(row) <= 78 for row in rows)
     narrow = [row.plain.rstrip() for row in rollouts.draw(picture, 58, 19, Look())]
     assert narrow[2] == "mean reward by round", "two curves would be too narrow"
+
+
+@pytest.mark.parametrize(("unit", "unicode", "mark"), [(0, True, "◀"), (1, True, "◀"), (0, False, "<")])
+def test_a_step_back_is_said_above_the_curves_and_marked_below_them(unit: int, unicode: bool, mark: str) -> None:
+    picture = hours_of_training()
+    rounds, at = picture.curves.training.points[-1].rounds, picture.curves.training.points[-1].at
+    look = Look(unit=unit, unicode=unicode)
+    assert not any("went back" in row.plain for row in training.draw(picture, 98, 20, look))
+    picture.apply(Stamped(at, at, ev.RolledBack(rounds - 3, 3, OTHER)))
+    picture.apply(Stamped(at + 60, at + 60, ev.RoundCommitted(rounds - 3, "aa", [ME], 100, 2.0, True)))
+    rows = [row.plain.rstrip() for row in training.draw(picture, 98, 20, look)]
+    assert rows[3].startswith(f"{mark} went back 3 rounds, to round {rounds - 3}, on ") and len(rows) <= 20
+    assert mark in rows[-2] and not any(mark in row for row in rows[4:-2]), "on the axis"
+    assert all(columns(row) <= 98 for row in rows)
+
+
+def test_provisional_rounds_are_named_in_the_head_and_in_the_round() -> None:
+    picture = Picture()
+    picture.update(status(round=104, final_rounds=101, provisional_rounds=3, electors=[ME], unconfirmed_by=[OTHER]))
+    assert "round 104 · 3 provisional" in header.draw(picture, "", 98, True)[0].plain
+    said = [row.plain for row in round.draw(picture, 98, 12, Look())]
+    assert any(
+        "104 rounds, the last 3 provisional: " in row and row.rstrip().endswith("has not confirmed them yet") for row in said
+    )
+    picture.update(status(round=104, final_rounds=104, electors=[ME, NEIGHBOUR.peer]))
+    assert "provisional" not in header.draw(picture, "", 98, True)[0].plain
+
+
+def test_the_run_says_to_its_organiser_until_when_founders_vote_alone() -> None:
+    alone = of_run(electors=[ME], founders_vote_until=203, organiser=ME)
+    text = " ".join(row.plain.strip() for row in run.draw(alone, 78, 9, Look()))
+    assert "you alone vote until round 203 or later: while this computer is cut off" in text.replace("  ", " ")
+    assert "this peer and 1 other" in " ".join(row.plain for row in run.draw(of_run(electors=[ME, OTHER]), 78, 24, Look()))

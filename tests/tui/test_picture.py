@@ -122,3 +122,20 @@ def test_the_log_tells_the_steps_within_a_round_only_on_request() -> None:
         (6.0, ev.MemberLost(4, OTHER)),
     )
     assert [line.level for line in picture.lines] == ["info", "debug", "debug", "info", "debug", "info", "warning"]
+
+
+def test_rounds_that_are_given_up_leave_the_picture_and_a_person_has_to_see_that() -> None:
+    made = [(float(round), ev.RoundCommitted(round, "aa" * 32, [ME], 100, 2.0, True)) for round in range(15)]
+    picture = picture_of(
+        *made,
+        (19.0, ev.EvalLoss(13, 2.0, OTHER)),
+        (20.0, ev.RolledBack(12, 3, OTHER)),
+        (21.0, ev.PhaseChanged("computing", "", "")),
+        (22.0, made[12][1]),
+    )
+    assert [each.round for each in picture.rounds] == list(range(13)), "round 12 was made anew"
+    assert [point.rounds for point in picture.curves.training.points] == list(range(1, 14))
+    assert not picture.evals, "of a state that is given up"
+    (alarm,) = picture.alarms
+    assert alarm.text.startswith("went back 3 rounds: the branch of ") and alarm.text.endswith("replace rounds 12 to 14")
+    assert alarm.level == "warning" and alarm in picture.lines

@@ -27,6 +27,8 @@ AXES_FROM = 5
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character: by row, then column."""
 BRAILLE = 0x2800
+STEP_BACK = "◀<"
+"""Mark of a step back on the horizontal axis, with and without Unicode."""
 MARKS = "*o+x#%@&"
 """Marks of the lines on terminals without Unicode."""
 BETWEEN_TICKS = 10
@@ -79,9 +81,18 @@ def clock_times(low: float, high: float, count: int) -> list[tuple[float, str]]:
     return [(place, time.strftime(form, time.localtime(place))) for place in places if place <= high]
 
 
-def chart(lines: Sequence[Curve], width: int, height: int, ticks: Ticks, *, unicode: bool = True) -> list[Text]:
+def chart(
+    lines: Sequence[Curve],
+    width: int,
+    height: int,
+    ticks: Ticks,
+    *,
+    steps_back: Sequence[float] = (),
+    unicode: bool = True,
+) -> list[Text]:
     """Draw the lines in `height` rows of at most `width` columns; lines without points are left out.
 
+    steps_back: places on the horizontal axis that are marked, because rounds after them were given up there.
     Values above `OUTLIER` times the median are drawn at the upper edge, so the first rounds do not flatten all others.
     """
     drawn = [each for each in lines if each.points]
@@ -110,7 +121,7 @@ def chart(lines: Sequence[Curve], width: int, height: int, ticks: Ticks, *, unic
         name = (" " + fit(drawn[end].name, NAME), drawn[end].style) if end is not None else ""
         edge = ("┤" if row in labels else "│") if unicode else "|"
         found.append(line((f"{labels.get(row, ''):>{LABEL}} {edge}", FAINT), *canvas.cells(row, drawn), name))
-    return found + (_horizontal(left, right, room, ticks, unicode) if has_axes else [])
+    return found + (_horizontal(left, right, room, ticks, steps_back, unicode) if has_axes else [])
 
 
 class _Canvas:
@@ -194,8 +205,10 @@ def _ends(lines: Sequence[Curve], low: float, high: float, rows: int) -> dict[in
     return dict(zip(places, order, strict=True))
 
 
-def _horizontal(left: float, right: float, room: int, ticks: Ticks, unicode: bool) -> list[Text]:
-    """Draw the horizontal axis and its numbers."""
+def _horizontal(
+    left: float, right: float, room: int, ticks: Ticks, steps_back: Sequence[float], unicode: bool
+) -> list[Text]:
+    """Draw the horizontal axis, its numbers, and a mark for each step back."""
     dash, tick, corner = ("─", "┬", "└") if unicode else ("-", "+", "+")
     marks, texts, free = [dash] * room, [" "] * room, 0
     for value, text in ticks(left, right, max(1, room // BETWEEN_TICKS)):
@@ -206,5 +219,8 @@ def _horizontal(left: float, right: float, room: int, ticks: Ticks, unicode: boo
         marks[column] = tick
         texts[start : start + len(text)] = text
         free = start + len(text) + 1
+    for place in steps_back:
+        if left <= place <= right:
+            marks[_placed(place, left, right, room - 1)] = STEP_BACK[not unicode]
     edge = " " * (LABEL + 1)
     return [line((f"{edge}{corner}{''.join(marks)}", FAINT)), line((f"{edge} {''.join(texts)}", FAINT))]

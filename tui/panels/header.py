@@ -22,6 +22,7 @@ def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text
         return [line((fit("manyhands", width), STRONG)), line((fit(stopped or "looking for the peer", width), WARNING))]
     peers = 1 + status.peers
     where = f"manyhands · {clean(status.run_name) or status.run[:12]} · round {status.round}"
+    where += f" · {status.provisional_rounds} provisional" if status.provisional_rounds else ""
     if status.goal_total:
         where += " · ended" if status.run_ended else f" · {min(100, 100 * status.goal_done // status.goal_total)} %"
     who = f"{clean(status.name, 24)} {short(status.peer)} · {status.role} · {peers} {'peer' if peers == 1 else 'peers'}"

@@ -15,6 +15,7 @@ from peer.formatting import (
     limit_rows,
     many,
     number,
+    rounds_line,
     short,
     size,
     trainer_line,
@@ -46,7 +47,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", trainer_line(status)),
         ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
-        ("final", f"{status.final_rounds} of {status.round} rounds"),
+        ("rounds", rounds_line(status)),
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
         ("others", _reached(status)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, clean, fit, naming, of_fragment, pad, short, wrapped
+from peer.formatting import bar, clean, fit, naming, of_fragment, pad, rounds_line, short, wrapped
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
@@ -28,6 +28,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if status is None:
         return []
     lines = [_waits(picture, status, width)]
+    if status.provisional_rounds:
+        lines.append(line((fit(rounds_line(status), width), WARNING)))
     todo = wrapped(f"to do: {status.why_remedy}", width) if status.why_remedy else []
     others, room = _members(status), max(1, (height - 1) * 2 // 3)
     if status.role == "trainer":
@@ -36,7 +38,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         if status.ahead_inner_steps:
             what, name = AHEAD if status.trains_ahead else WAITING, f"  round {status.round + 1}"
             lines.append(_progress(name, what, status.ahead_steps, status.ahead_inner_steps, width, look))
-        room -= len(lines) - 1
+    room -= len(lines) - 1
     for known in others[: max(0, room)]:
         name = f"{clean(known.name, 14)} {short(known.peer)}"
         lines.append(_progress(name, known.phase, known.steps, status.inner_steps, width, look))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short, wrapped
+from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, line
 from tui.picture import Picture
@@ -40,7 +40,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[tuple[str, str]]:
     read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
-    rows = [("goal", goal_amount(status) + read if status.goal_total else "-")]
+    rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "-")]
     if facts is not None:
         start = "the weights of a folder" if facts.begins_with_weights else "from scratch"
         shape = f"{facts.layers} layers of {facts.dim}"
@@ -53,6 +53,10 @@ def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[
             rows.append(("licence", clean(facts.licence, 64)))
         if facts.url:
             rows.append(("home page", clean(facts.url, 200)))
+    if votes := votes_line(status):
+        told = wrapped(votes, width - LABEL)[:3]
+        place = len(rows) if status.founders_vote_until is None else rows.index(goal) + 1  # what costs something comes first
+        rows[place:place] = zip(("votes", *[""] * len(told)), told, strict=False)
     rows.append(("invitation", _invitation(status)))
     return rows
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 from rich.text import Text
 
-from peer.control.curves import LossPoint
+from peer.control.curves import LossPoint, StepBack
 from peer.formatting import amount, clean, fit, many, naming, number, spread, wrapped
 from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.chart import Curve, Ticks, amounts, chart, clock_times
-from tui.panels.drawing import FAINT, GOOD, Look, line
+from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
+from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
 from tui.picture import Picture
 
 TITLE = "Training"
@@ -72,7 +73,17 @@ def _curves(picture: Picture, width: int, height: int, look: Look) -> list[Text]
     drawn = [Curve(name, style, some) for (name, style, _), some in zip(series, points, strict=True)]
     told = f"nats a token by {unit}, {part}" + ("; sources: held out" if several else "")
     caption = line((fit(spread(told, f"z zoom  u {'time' if unit != 'time' else 'tokens'}", width), width), FAINT))
-    return [caption, *chart(drawn, width, height - 1, ticks, unicode=look.unicode)]
+    back = [each for each in known.steps_back if each.at >= since]
+    marked = [line((fit(_stepped_back(back[-1], look.unicode), width), WARNING))] if back else []
+    places = [float(each.at if unit == "time" else each.tokens) for each in back]
+    rows = chart(drawn, width, height - 1 - len(marked), ticks, steps_back=places, unicode=look.unicode)
+    return [caption, *marked, *rows]
+
+
+def _stepped_back(step: StepBack, unicode: bool) -> str:
+    """Describe a step back, which the chart marks."""
+    when = time.strftime("%d %b %H:%M", time.localtime(step.at))
+    return f"{STEP_BACK[not unicode]} went back {many(step.abandoned, 'round')}, to round {step.rounds}, on {when}"
 
 
 def _of_source(source: str, loss: float, status: PeerStatus) -> str:

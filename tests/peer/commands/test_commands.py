@@ -19,9 +19,10 @@ from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
 from peer.control.ledger import TeamCredit, team_credits
 from peer.errors import ExitCode
+from peer.formatting import naming, rounds_line, votes_line
 from peer.keyfile import identity_lock
 from tests.hostile_texts import HARMFUL, HOSTILE
-from tests.protocol.example_status import FACTS, NEIGHBOUR, status
+from tests.protocol.example_status import FACTS, NEIGHBOUR, TRAINING, status
 from tests.simulation.world import simulated_run
 
 
@@ -72,11 +73,45 @@ def test_a_cap_has_its_old_name_too() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "final", "said"),
-    [(0, 0, "0, step 11"), (12, 12, "12 (all final), step 11"), (41, 39, "41 (39 final, 2 provisional), step 11")],
+    [(0, 0, "0 rounds"), (1, 1, "1 round, all final"), (12, 12, "12 rounds, all final"), (3, 0, "3 rounds, not final yet")],
 )
-def test_the_status_says_how_many_rounds_are_final(rounds: int, final: int, said: str) -> None:
-    (line,) = [line for line in describe_status(status(round=rounds, final_rounds=final)) if line.startswith("round ")]
-    assert line.removeprefix("round").strip().startswith(said)
+def test_the_status_says_which_rounds_are_final(rounds: int, final: int, said: str) -> None:
+    assert f"committed {said}" in describe_status(status(round=rounds, final_rounds=final, electors=[TRAINING.peer]))
+    assert f"committed {said.partition(',')[0]}" in describe_status(status(round=rounds)), "a recording tells no electors"
+
+
+def test_provisional_rounds_are_named_with_the_electors_that_are_away() -> None:
+    bob, *gone = TRAINING.swarm[0].peer, "12D3KooWGone", "12D3KooWFar", "12D3KooWLong"
+
+    def said(count: int, *away: str) -> str:
+        counts = {"round": 104, "final_rounds": 104 - count, "provisional_rounds": count}
+        return rounds_line(status(**counts, electors=[TRAINING.peer, bob], unconfirmed_by=list(away)))
+
+    assert said(3) == "104 rounds, the last 3 provisional", (
+        "those who were away are back, and confirm them with their next vote"
+    )
+    who = naming(TRAINING.names())(bob)
+    assert said(3, bob) == f"104 rounds, the last 3 provisional: {who} has not confirmed them yet"
+    assert said(1, bob) == f"104 rounds, the last one provisional: {who} has not confirmed it yet"
+    assert said(2, *gone).endswith("…oWGone, …ooWFar, …oWLong have not confirmed them yet")
+    assert "and 1 more have not" in said(2, bob, *gone)
+
+
+def test_the_status_says_who_votes_and_what_it_costs_that_founders_vote_alone() -> None:
+    me, bob = TRAINING.peer, TRAINING.swarm[0].peer
+    alone = status(electors=[me], founders_vote_until=203)
+    cost = "while this computer is cut off from the others, the rounds that they make meanwhile are lost"
+    assert f"votes     you alone vote until round 203 or later: {cost}" in describe_status(alone)
+    founded = status(electors=[bob], founders_vote_until=203, organiser=bob)
+    assert votes_line(founded).startswith(
+        "the organiser alone votes until round 203 or later: while its computer is cut off"
+    )
+    assert votes_line(status(electors=[me, bob], founders_vote_until=103)).startswith(
+        "the 2 founders alone vote until round"
+    )
+    assert votes_line(status(electors=[me, bob])) == "this peer and 1 other"
+    assert votes_line(status(electors=[bob])) == "1 other peer, not this one yet"
+    assert votes_line(status(electors=[])) == ""
 
 
 def test_before_the_first_round_no_members_are_claimed() -> None:

@@ -146,6 +146,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob.count.read()
     told = bob.count.status()
     assert (told.rounds, told.streak, told.tokens) == (2, 2, tokens(bob.replica)) and told.days == before.days
+    assert told.tokens_today == told.tokens < before.tokens_today, "what was given up counts for no day"
     bob.replica.state.close()
 
 

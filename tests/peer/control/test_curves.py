@@ -15,11 +15,13 @@ from peer.control.curves import (
     MOST_POINTS,
     MOST_SAMPLED,
     MOST_SOURCES,
+    MOST_STEPS_BACK,
     LossPoint,
     RewardedAnswer,
     RunCurves,
     SampleHistory,
     Series,
+    StepBack,
     logged_curves,
 )
 from peer.control.event_log import to_line
@@ -176,3 +178,31 @@ def test_answers_of_another_form_are_none(answers: list[dict[str, Any]]) -> None
 def test_samples_that_are_none_are_no_curves(state: object) -> None:
     with pytest.raises(ValueError):
         RunCurves.from_fields({"training": [], "held_out": [], "by_source": {}, "samples": [state]})
+
+
+def test_rounds_that_are_given_up_leave_the_curves_and_a_mark_stays() -> None:
+    made = [
+        each
+        for round in range(14)
+        for each in (committed(round, 4.0, 90 * round + 90), measured(round + 1, 3.0, {"web": 3.0}))
+    ]
+    curves = curves_of(*made, written(10), written(13), Stamped(20.0, 20.0, ev.RolledBack(11, 3, ME)))
+    for series in (curves.training, curves.held_out, curves.by_source["web"]):
+        assert [point.rounds for point in series.points] == list(range(1, 12))
+    assert [each.rounds for each in curves.samples.states] == [10]
+    assert curves.steps_back == [StepBack(20.0, 11, 990, 3)]
+    copied = curves.copy()
+    curves.apply(committed(13, 2.0))  # rounds 11 and 12 of the other branch were fetched, not made here
+    assert [point.rounds for point in curves.training.points] == [*range(1, 12), 14]
+    curves.apply(Stamped(30.0, 30.0, ev.RolledBack(12, 2, "")))
+    assert len(copied.steps_back) == 1 and len(curves.steps_back) == 2
+    again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
+    assert again.to_fields() == curves.to_fields() and again.steps_back == curves.steps_back
+
+
+def test_a_log_tells_steps_back_of_which_the_last_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(to_line(Stamped(float(at), 0.0, ev.RolledBack(at, 1, ""))) + "\n" for at in range(300)))
+    assert [each.rounds for each in logged_curves([log]).steps_back] == list(range(300 - MOST_STEPS_BACK, 300))
+    with pytest.raises(ValueError):
+        RunCurves.from_fields({"training": [], "held_out": [], "by_source": {}, "steps_back": [[1e300, 1, 1, 1]]})

@@ -20,7 +20,7 @@ from protocol.run.manifest import RunManifest
 from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
 from protocol.wire.identity import Identity
 
-ME = Identity.from_seed(bytes(32)).peer_id
+ME, ANN = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(2))
 FILE = f'{{size = 1, root = "{"ab" * 32}"}}'
 
 
@@ -34,7 +34,7 @@ def a_run(text: str = "", *, tunes: bool = False) -> RunManifest:
 
 def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     said = dict(purpose_lines(a_run("total_rounds = 300\n")))
-    assert list(said) == ["trains", "reads", "rate", "until", "organiser"]
+    assert list(said) == ["trains", "reads", "rate", "until", "admits", "votes", "organiser"]
     assert said["trains"] == "a model of 820.4 k parameters (Llama, 4 layers of 128) from scratch"
     assert said["reads"] == "the source and documentation of this program (about 4.1 M tokens in all)"
     assert said["rate"].startswith("0.003, after 100 steps of warm-up")
@@ -42,6 +42,31 @@ def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     assert said["organiser"].endswith(f"({ME})")
     sentence = purpose_sentence(a_run("total_tokens = 5_000_000\n"))
     assert "it ends after 5.0 M tokens" in sentence and f"…{ME[-6:]}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "admits", "votes"),
+    [
+        (
+            "",
+            "peers with an invitation of the organiser",
+            "3 rounds in a row has one vote, the organiser too, and the run goes",
+        ),
+        (
+            'admission = "open"\n',
+            "everybody",
+            "the organiser alone votes until round 203 or later: while its computer is cut",
+        ),
+        ('admission = "open"\n[rounds]\ntenure_rounds = 10\nseasoning_rounds = 1\n', "everybody", "until round 21 or later"),
+        (f'admission = "open"\nfounders = ["{ANN}"]\n', "everybody", "the founder alone votes until round 203"),
+        (f'admission = "open"\nfounders = ["{ANN}", "{ME}"]\n', "everybody", "the 2 founders alone vote until round 103"),
+        ('founders = "anyone"\n', "everybody", "the members of the last round, until 4 peers have a vote"),
+        (f'admission = "allowlist"\nallowlist = ["{ANN}"]\n', "1 listed peer, and the organiser", "has one vote"),
+    ],
+)
+def test_a_run_says_whom_it_admits_and_who_votes(text: str, admits: str, votes: str) -> None:
+    said = dict(purpose_lines(a_run(text)))
+    assert said["admits"].startswith(admits) and votes in said["votes"]
 
 
 def test_the_organisers_words_come_before_the_facts() -> None:

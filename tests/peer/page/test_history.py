@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from peer.control.curves import StepBack
 from peer.control.names import FILE_NAME
 from peer.page import history as page_history
 from peer.page.history import TALLY_NAME, HeldOut, Round, RunHistory, curve
@@ -190,6 +191,42 @@ def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(
     assert history.names == {IDS[0]: "ann", IDS[1]: "rob"}, "rob said so later"
     assert history.teams == {IDS[0]: "owls", IDS[1]: ""}, "rob named none"
     assert history.held_out == {1: HeldOut(3.0, {"web": 2.0}), 2: HeldOut(2.0, {})}, "round 3 is not on disk"
+    replica.state.close()
+
+
+def test_what_the_log_told_of_rounds_that_were_given_up_is_dropped_however_often_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+    replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
+    grow(replica, 4, [ANN, BOB])
+
+    def told(*given: tuple[str, dict[str, Any]]) -> str:
+        return "".join(json.dumps({"at": 9.0, "mono": 9.0, "event": event, **fields}) + "\n" for event, fields in given)
+
+    def states(*numbers: int, loss: float) -> list[tuple[str, dict[str, Any]]]:
+        measured = [("EvalLoss", {"rounds": each, "loss": loss, "by": IDS[0]}) for each in numbers]
+        return [
+            *measured,
+            *(("SamplesWritten", {"rounds": each, "by": IDS[0], "completions": {"a": "b"}}) for each in numbers),
+        ]
+
+    before = states(1, 2, 3, 4, loss=3.0)
+    log.write_text(told(*before))
+    early = RunHistory(RUN, tmp_path)
+    early.read()
+    assert [*early.held_out] == [1, 2, 3, 4] and not early.steps_back
+    back = ("RolledBack", {"to_round": 1, "abandoned": 3, "winner": IDS[1]})
+    log.write_text(told(*before, back, *states(3, loss=2.0)))
+    for history in (early, RunHistory(RUN, tmp_path)):  # the latter knows from its file what the earlier one counted
+        for _ in range(3):
+            history.read()
+        assert {at: each.loss for at, each in history.held_out.items()} == {1: 3.0, 3: 2.0}
+        assert [each.rounds for each in history.samples.states] == [1, 3]
+        assert history.steps_back == [StepBack(9.0, 1, history.rounds[0].tokens, 3)]
+    log.write_text("")
+    early._save()
+    assert RunHistory(RUN, tmp_path).steps_back == early.steps_back, "the log has dropped the line"
     replica.state.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.control.curves import MOST_SAMPLED, AnswersOfRound, RewardedAnswer
+from peer.control.curves import MOST_SAMPLED, AnswersOfRound, RewardedAnswer, StepBack
 from peer.page import facts as page_facts
 from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
@@ -114,6 +114,20 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     assert "Teams" in page.text and "owls" in page.text and "cats" not in page.text, "cats have no credit"
     known.teams = {}
     assert "Teams" not in document(gather(SIGNED, known, None, NOW), "run.json")
+
+
+def test_a_step_back_is_marked_in_the_curves_and_said_below_them(tmp_path: Path) -> None:
+    found = history(tmp_path, 40, 4)
+    assert "went back" not in document(gather(SIGNED, found, status(4), NOW), "run.json")
+    found.steps_back = [StepBack(1e9 + day * 86_400, 10 * day, 19_000_000 * day, day) for day in range(1, 5)]
+    facts = gather(SIGNED, found, status(4), NOW)
+    page = document(facts, "run.json")
+    assert "went back 4 rounds, to round 40, on 2001-09-13; went back 3 rounds" in page and "and 1 time before" in page
+    assert page.count('class="mark"') == 4 * 2 * len(re.findall("<figure>", page)), "by rounds and by tokens"
+    last = facts.to_fields()["curves"]["steps_back"][-1]
+    assert last == {"at": "2001-09-13T01:46:40+00:00", "rounds": 40, "tokens": 76_000_000, "abandoned": 4}
+    found.steps_back = [StepBack(1e18, -1, 0, 1)]
+    assert "9999-12-31" in document(gather(SIGNED, found, status(4), NOW), "run.json"), "of a damaged log"
 
 
 def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from peer.control.curves import StepBack
 from peer.page.history import HeldOut, Round
 from peer.tracking.points import LATE_ROUNDS, points_due
 
@@ -15,6 +16,7 @@ class Measured:
 
     rounds: list[Round]
     held_out: dict[int, HeldOut] = field(default_factory=dict)
+    steps_back: list[StepBack] = field(default_factory=list)
 
 
 def made(number: int, losses: Mapping[str, float] = {}, loss: float = 2.0, reward: float | None = None) -> Round:
@@ -24,11 +26,11 @@ def made(number: int, losses: Mapping[str, float] = {}, loss: float = 2.0, rewar
 def test_a_point_waits_for_its_held_out_loss_for_some_rounds_and_not_at_the_end() -> None:
     run = Measured([made(number) for number in range(1, 5)])
     assert LATE_ROUNDS == 2
-    assert [point.rounds for point in points_due(run, 0, is_end=False)] == [1, 2]
-    assert [point.rounds for point in points_due(run, 2, is_end=True)] == [3, 4]
+    assert [point.step for point in points_due(run, 0, is_end=False)] == [1, 2]
+    assert [point.step for point in points_due(run, 2, is_end=True)] == [3, 4]
     run.held_out[3] = HeldOut(1.5, {})
     (point,) = points_due(run, 2, is_end=False)
-    assert point.rounds == 3
+    assert point.step == 3
     assert point.values == {"tokens": 3000.0, "members": 3.0, "loss/training": 2.0, "loss/held_out": 1.5}
     assert points_due(run, 9, is_end=True) == [], "as after a rollback"
 
@@ -47,3 +49,27 @@ def test_values_that_are_no_numbers_and_names_that_are_no_names_do_no_harm() -> 
     assert "loss/training" not in point.values and "reward" not in point.values
     assert len(point.values) == 2 + len(names)
     assert all(name.isprintable() and len(name) < 80 for name in point.values), point.values
+
+
+def steps(run: Measured, after: int = 0) -> list[tuple[int, float, float]]:
+    due = points_due(run, after, is_end=True)
+    return [(each.step, each.values["rounds"], each.values["rounds_given_up"]) for each in due]
+
+
+def test_rounds_that_replace_others_come_behind_them_as_a_tracker_takes_no_step_twice() -> None:
+    run = Measured([made(number) for number in range(1, 15)])
+    written = points_due(run, 0, is_end=True)[-1].step
+    assert written == 14
+    run.rounds = [made(number) for number in range(1, 14)]
+    run.steps_back = [StepBack(1.0, 11, 0, 3)]  # rounds 12 to 14 are given up, of which 12 and 13 are made anew
+    assert steps(run, written) == [(15, 12.0, 3.0), (16, 13.0, 3.0)]
+    assert steps(run)[10:] == [(11, 11.0, 0.0), (15, 12.0, 3.0), (16, 13.0, 3.0)], "a new tracker has a gap there"
+
+
+def test_steps_back_behind_and_before_each_other_never_repeat_a_step() -> None:
+    run = Measured([made(number) for number in range(1, 31)])
+    run.steps_back = [StepBack(1.0, 10, 0, 10), StepBack(2.0, 5, 0, 10), StepBack(3.0, 25, 0, 2)]
+    told = steps(run)
+    assert [step for step, *_ in told] == sorted({step for step, *_ in told})
+    assert told[4] == (5, 5.0, 0.0) and told[5] == (26, 6.0, 20.0), "steps up to 25 were taken by rounds given up"
+    assert told[24] == (45, 25.0, 20.0) and told[25] == (48, 26.0, 22.0)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from peer.control.curves import StepBack
 from peer.errors import PeerError
 from peer.page.history import HeldOut, Round
 from peer.tracking.points import Point, points_due
@@ -117,6 +118,7 @@ class Chosen:
 
     rounds: list[Round]
     held_out: dict[int, HeldOut]
+    steps_back: list[StepBack] = field(default_factory=list)
 
 
 def hostile_point() -> Point:

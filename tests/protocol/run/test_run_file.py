@@ -22,7 +22,7 @@ from protocol.run.fitting import (
     head_count,
     kv_head_count,
 )
-from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.manifest import Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
     TOKENS_A_PARAMETER,
     RunFileError,
@@ -98,11 +98,19 @@ def test_a_file_without_a_model_has_the_default_one() -> None:
         name="run",
         organiser=ME,
         founders=[ME],
+        admission=Admission.INVITE,
         data=DataSection(corpora=[BUILTIN], sources=[builtin_source(512)]),
         checkpoint_chunk_bytes=LEAST_CHECKPOINT_CHUNK_BYTES,
         total_tokens=TOKENS_A_PARAMETER * said.parameters,
     )
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
+
+
+def test_a_run_with_named_founders_admits_by_invitation_unless_its_file_says_otherwise() -> None:
+    assert parsed("").admission is parsed(f'founders = ["{ME}"]\n').admission is Admission.INVITE
+    assert parsed('founders = "anyone"\n').admission is Admission.OPEN, "a run that anybody may begin has nobody to ask"
+    assert parsed('admission = "open"\n').admission is Admission.OPEN
+    assert parsed('founders = "anyone"\nadmission = "invite"\n').admission is Admission.INVITE
 
 
 def test_a_run_that_names_data_of_its_own_or_reads_no_bytes_does_not_read_the_text_of_the_program() -> None:
