@@ -266,9 +266,8 @@ def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Pat
         swarm.environment[LATE_TRAINER_S] = str(NEWCOMERS_TRAINER_S)
         newcomer.start()
         swarm.until("its trainer", partial(newcomer.heard, ev.TrainerStarted), BEGIN_S)
-        swarm.until(
-            "a round of its own", lambda: any(newcomer.peer_id in each.members for each in newcomer.commits.values())
-        )
+        own = "a record with the newcomer"
+        swarm.until(own, lambda: any(newcomer.peer_id in each.members for each in newcomer.commits.values()), FOLLOW_S)
         records = [record for record in newcomer.heard(ev.RoundCommitted) if record.members == [newcomer.peer_id]]
         assert 0 not in [record.round for record in records], "it has begun the run anew"
         assert trained_in_vain(newcomer, first) == [], "it has trained for rounds that were long over"
