@@ -53,6 +53,8 @@ MISSED_ROUNDS = 8
 """Rounds of the others in an absence."""
 NEWCOMERS_TRAINER_S = 26.0
 """Time until a slow newcomer's trainer runs; the others make dozens of quick rounds meanwhile."""
+LONG_OVER_ROUNDS = 40
+"""Rounds of a quick run behind which nobody trains who is connected to the others."""
 PORT, WHY_NO_LINKS = 4800, why_not()
 LINE = Access(20e6, 20e6)
 
@@ -60,6 +62,8 @@ BEGIN_S = PATIENCE_S
 """Deadline for the first rounds of everybody."""
 GO_ON_S = 180.0
 """Deadline for the rounds of the others in an absence."""
+FOLLOW_S = 120.0
+"""Deadline for a newcomer's first record, once its trainer runs."""
 RETURN_S = 120.0
 """Deadline for the next record of everybody after a return, and for one state."""
 
@@ -262,11 +266,19 @@ def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Pat
         swarm.environment[LATE_TRAINER_S] = str(NEWCOMERS_TRAINER_S)
         newcomer.start()
         swarm.until("its trainer", partial(newcomer.heard, ev.TrainerStarted), BEGIN_S)
-        swarm.until(
-            "a round of its own", lambda: any(newcomer.peer_id in each.members for each in newcomer.commits.values())
-        )
+        own = "a record with the newcomer"
+        swarm.until(own, lambda: any(newcomer.peer_id in each.members for each in newcomer.commits.values()), FOLLOW_S)
         records = [record for record in newcomer.heard(ev.RoundCommitted) if record.members == [newcomer.peer_id]]
         assert 0 not in [record.round for record in records], "it has begun the run anew"
+        assert trained_in_vain(newcomer, first) == [], "it has trained for rounds that were long over"
         lost = all_are_back(swarm, since)
         assert nobody_lost(lost), lost
         assert not [told for peer in swarm.peers for told in peer.heard(ev.SecondHistory)], "nobody has lied"
+
+
+def trained_in_vain(peer: Peer, other: Peer) -> list[int]:
+    """Return the rounds for which a peer trained when they had been long over at the other one."""
+    done = [(each.at, each.event.rounds) for each in list(other.stamped) if isinstance(each.event, ev.StateApplied)]
+    ready = [(each.at, each.event.round) for each in list(peer.stamped) if isinstance(each.event, ev.ReadySent)]
+    newest = ((round, max((rounds for when, rounds in done if when < at), default=0)) for at, round in ready)
+    return [round for round, rounds in newest if rounds - round > LONG_OVER_ROUNDS]
