@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.chain.electorate import Roster
 from protocol.events.events import PhaseChanged
 from protocol.events.status import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
@@ -18,7 +19,9 @@ from protocol.node.round_runner import RoundReport
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role
+from tests.protocol.council import SETTINGS
 
+ROSTER = Roster.start(SETTINGS)
 ONLY_FOR_GUESTS = "INVITATION"
 """In remedies that nobody without an invitation can follow."""
 
@@ -30,10 +33,14 @@ class Stage:
         self.told: list[tuple[WhyIdle, str]] = []
         anchor = Anchor(rounds=7, tip=bytes(32)) if anchored else None
         settings = NodeSettings("me", Role.TRAINER, "0", 1, wait_for_contact=invited, anchor=anchor)
-        replica: Any = SimpleNamespace(rounds=SimpleNamespace(min_members=least), history=SimpleNamespace(length=0))
+        replica: Any = SimpleNamespace(
+            rounds=SimpleNamespace(min_members=least), history=SimpleNamespace(length=0, roster=ROSTER)
+        )
         membership: Any = SimpleNamespace(live_peers=list, started=0.0, get=lambda peer: None)
-        session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [str(n) for n in range(connected)]))
-        claims: Any = None
+        session: Any = SimpleNamespace(
+            me="me", network=SimpleNamespace(connected=lambda: [str(n) for n in range(connected)])
+        )
+        claims: Any = SimpleNamespace(who_has_begun=list)
         files: Any = None
         activity = Activity(self.note)
         self.gathering = StartupBarrier(session, replica, settings, membership, claims, activity, files)

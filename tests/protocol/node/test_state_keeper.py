@@ -21,7 +21,7 @@ from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_run, grow, initialise, next_commit, store_result
-from tests.protocol.peers import ANN, BOB, ME, at_once
+from tests.protocol.peers import ANN, BOB, at_once
 from tests.protocol.sync.table import Table, on_table
 
 OTHER_STATE = Hash(b"\x07" * 32)
@@ -148,7 +148,7 @@ def test_a_lost_result_comes_from_others_or_its_record_is_given_up(tmp_path: Pat
         rounds = 2 if have_it else 1
         assert table.ours.history.length == rounds and keeper.mark == StateMark(rounds, table.ours.state.digest())
         assert (trio.current_time() - began > table.ours.rounds.eviction_s) is not have_it
-        assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, ME.peer_id)])
+        assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
 
     on_keeper(tmp_path, check)
 
