@@ -142,7 +142,7 @@ class StateKeeper:
             elif self._replica.state.rounds < history.length:
                 self._show_mending()
                 await self._mend(trio.current_time() - mending_since)
-            elif self._following.is_promising(trio.current_time() - begun):
+            elif self._following.is_promising(trio.current_time() - begun, was_away=self._activity.was_away):
                 self._show_catching_up()
                 await trio.sleep(TICK_S)
             else:

@@ -114,6 +114,8 @@ class BranchCache:
 FOLLOW_AT_ONCE = 4
 PATIENCE_S = 15.0
 """Seconds that a peer waits for a known peer's branch before it begins a round on its old tip."""
+BEHIND_S = 60.0
+"""Seconds that a peer that was away waits for its next move while a member claims to be far ahead."""
 PROGRESS_S = 20.0
 """Seconds that such a peer continues to wait after each arrival of checked data."""
 OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
@@ -196,11 +198,14 @@ class Following:
             return False  # nearly always: this is asked four times a second
         return any(self._claims.ahead(known=kind) for kind in ((True, False) if known is None else (known,)))
 
-    def is_promising(self, waited_s: float) -> bool:
+    def is_promising(self, waited_s: float, *, was_away: bool) -> bool:
         """Return True to wait for the outcome of a look, False to begin a round on our tip.
 
-        waited_s: seconds waited so far.  Strangers delay only a peer without any record.
+        waited_s: seconds waited so far.  was_away: see `Activity`; such a peer, a newcomer too, does not begin a round that
+        is long over for the others.  Strangers delay only a peer without any record.
         """
+        if was_away and waited_s < BEHIND_S and self._claims.is_far_behind():
+            return True
         is_new = self._replica.history.length == 0
         progressed_at = max(self.chains.progressed_at, self._catch_up.supplies.progressed_at)
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:

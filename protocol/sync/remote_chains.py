@@ -46,6 +46,8 @@ HOPE_S = 30.0
 """Seconds that a newcomer waits for a claimed chain.  It does not wait for a claimant that is disbelieved for this long."""
 FALSE_STATE_S = 60.0
 """Seconds without following strangers after a stranger's branch had a false state; doubles each time."""
+FAR_ROUNDS = 2
+"""Most rounds by which a peer may be behind another one and still train for a round in which it can be a member."""
 MAX_SOURCES = 16
 K = TypeVar("K")
 V = TypeVar("V")
@@ -105,6 +107,12 @@ class Claims:
                 continue
             if beat.round > length or history.tip_at(beat.round) != beat.tip:
                 yield peer
+
+    def is_far_behind(self) -> bool:
+        """Return True if a live member of our chain, believed or not, claims more than `FAR_ROUNDS` rounds beyond ours."""
+        length = self._replica.history.length
+        ahead = (peer for peer in self._membership.live_peers() if self.rounds_of(peer) > length + FAR_ROUNDS)
+        return any(map(self.is_known, ahead))
 
     def who_has_begun(self) -> list[PeerId]:
         """Return live peers that claim to have records, for a peer without records, which then begins no round.

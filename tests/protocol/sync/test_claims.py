@@ -106,9 +106,9 @@ def test_strangers_make_nobody_wait_that_has_a_record(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         grow(table.ours, 1, [ANN], voters=[ANN])
         table.hear(CYN.peer_id, round=9, tip=TIP)
-        assert table.claims.ahead(known=False) and not table.following.is_promising(0.0)
+        assert table.claims.ahead(known=False) and not table.following.is_promising(0.0, was_away=False)
         table.hear(ANN.peer_id, round=9, tip=TIP)
-        assert table.following.is_promising(0.0) and not table.following.is_promising(60.0)
+        assert table.following.is_promising(0.0, was_away=False) and not table.following.is_promising(60.0, was_away=False)
 
     on_table(tmp_path, check)
 
@@ -135,3 +135,18 @@ def test_what_led_somewhere_costs_nothing() -> None:
         budget.pay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
         budget.repay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
     assert budget.allows(0.0, known=False)
+
+
+def test_a_peer_that_was_away_trains_for_no_round_that_is_long_over(tmp_path: Path) -> None:
+    """Whether or not the one that says so is believed; but a stranger, or who has been here all the time, delays nothing."""
+
+    async def check(table: Table) -> None:
+        grow(table.ours, 3, [ANN, BOB], voters=[ANN])
+        for peer, rounds, is_waiting in ((CYN, 99, False), (ANN, 5, False), (BOB, 6, True)):
+            table.hear(peer.peer_id, round=rounds, tip=TIP)
+            table.claims.disbelieve(peer.peer_id)
+            assert table.following.is_promising(59.0, was_away=True) is is_waiting
+        assert not table.following.is_promising(59.0, was_away=False)
+        assert not table.following.is_promising(61.0, was_away=True)
+
+    on_table(tmp_path, check)
