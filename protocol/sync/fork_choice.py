@@ -213,7 +213,9 @@ def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
 
 
 LATEST = 64
-"""Number of newest provisional records that are judged again; other peers have long since followed older ones."""
+"""Most provisional records that are judged again; other peers have long since followed older ones."""
+LATEST_ROUNDS = 200
+"""Number of newest rounds whose provisional records are judged again, at most `protocol.chain.history.ROSTERS_KEPT`."""
 MAX_SIDES = 1024
 """Most peers whose `Side` is remembered."""
 STUCK_S = 60.0
@@ -278,18 +280,19 @@ class PeerTips:
         confirmed our record: we could say nothing there.  kept: number of rounds whose records are never given up.
         """
         history, now = self._history, trio.current_time()
-        looked_at = [round for round in history.provisional[-LATEST:] if round >= kept]
+        oldest = max(kept, history.length - LATEST_ROUNDS)
+        looked_at = [round for round in history.provisional[-LATEST:] if round >= oldest]
         confirmed = self._replica.store.votes.confirmed()
         bound = max((round for round in looked_at if (round, history.tip_at(round)) in confirmed), default=-1)
         looked_at = [round for round in looked_at if round > bound]
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
+        places: dict[bytes, int] = {tip: oldest + at for at, tip in enumerate(history.tips(oldest, LATEST_ROUNDS + 1))}
         leaving: dict[tuple[bytes, bool], float] = {}
         for round in looked_at:
             fork, certificate = history.tip_at(round), history.certificate_at(round)
             who = Constituency.of(history.roster_at(round))
             weights = who.weights(certificate.absent)
-            tips = frozenset(history.tips(round + 1, history.length - round))
-            branch = Candidate(fork, tips, self._ranks.get(round), self._part(round))
+            branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
             counted = count(weights, self._heard(weights), branch)
             stuck = weights is not who.work.tokens and is_stuck(who.electors, counted)
             for reason, gives_up in ((False, returns(counted)), (True, stuck)):
