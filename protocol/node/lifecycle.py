@@ -74,7 +74,7 @@ class LivenessTicker:
         while True:
             now, boot = trio.current_time(), self._boot_clock()
             self._detector.judge_silence(now, last)
-            if max(now - last, boot - last_boot) >= self._rounds.eviction_s - UNHEARD_S:
+            if max(now - last, boot - last_boot) >= max(self._rounds.eviction_s - UNHEARD_S, self._rounds.eviction_s / 2):
                 self._come_back()
             last, last_boot = now, boot
             self._follow(now, nursery)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from protocol.events.events import Event, PeerSuspected
+from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
 from protocol.node.lifecycle import TICK_S, LivenessTicker
+from protocol.node.round_runner import Behind
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -63,3 +66,38 @@ def test_a_silent_peer_is_suspected_after_three_heartbeats() -> None:
 
 def test_nobody_is_silent_while_our_own_address_is_gone() -> None:
     assert 0 <= suspected_at(MovingNetwork()) - MOVING_S - SUSPECT_BEATS * BEAT_S <= TICK_S
+
+
+@pytest.mark.parametrize(
+    ("eviction_s", "gap_s", "deciding", "comes_back", "gives_up"),
+    [(20.0, 17.0, False, True, True), (20.0, 17.0, True, True, False), (20.0, 12.0, False, False, False)]
+    + [(1.0, 0.1, False, False, False), (1.0, 0.6, False, True, True)],
+)
+def test_a_peer_that_did_not_run_gives_up_its_round_unless_it_is_certified(
+    eviction_s: float, gap_s: float, deciding: bool, comes_back: bool, gives_up: bool
+) -> None:
+    """A computer was suspended: the clock of the boot has gone on, and the other one has not."""
+    nobody_else: Any = SimpleNamespace(move=None, has_claims=lambda known=None: False, wants_back=lambda: False)
+    rounds: Any = SimpleNamespace(eviction_s=eviction_s)
+    ended: list[object] = []
+    jumped = [0.0]
+
+    async def main() -> bool:
+        activity = Activity(lambda event: None)
+        activity.note_present()
+        runner = SimpleNamespace(deciding=deciding, end=ended.append, exchanges=SimpleNamespace(any=False))
+        current: Any = SimpleNamespace(runner=runner, peer_dead=lambda peer: None)
+        session = a_session(RUN, TableNetwork(), [])
+        detector = FailureDetector(session, Guard(session), Membership(ME.peer_id, 0.0, TheseMembers()), current)
+        ticker = LivenessTicker(rounds, detector, activity, nobody_else, current, lambda: trio.current_time() + jumped[0])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ticker.run)
+            await trio.sleep(10 * TICK_S)
+            assert not activity.was_away and not ended
+            jumped[0] = gap_s
+            await trio.sleep(10 * TICK_S)
+            nursery.cancel_scope.cancel()
+        return activity.was_away
+
+    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) is comes_back
+    assert ended == ([Behind()] if gives_up else [])
