@@ -70,8 +70,13 @@ def test_nobody_is_silent_while_our_own_address_is_gone() -> None:
 
 @pytest.mark.parametrize(
     ("eviction_s", "gap_s", "deciding", "comes_back", "gives_up"),
-    [(20.0, 17.0, False, True, True), (20.0, 17.0, True, True, False), (20.0, 12.0, False, False, False)]
-    + [(1.0, 0.1, False, False, False), (1.0, 0.6, False, True, True)],
+    [
+        (20.0, 17.0, False, True, True),
+        (20.0, 17.0, True, True, False),
+        (20.0, 12.0, False, False, False),
+        (1.0, 0.1, False, False, False),
+        (1.0, 0.6, False, True, True),
+    ],
 )
 def test_a_peer_that_did_not_run_gives_up_its_round_unless_it_is_certified(
     eviction_s: float, gap_s: float, deciding: bool, comes_back: bool, gives_up: bool
