@@ -1,4 +1,4 @@
-"""Corpora of the run on this peer: opened once their manifests are here, and fetched block by block as the rows need them.
+"""Blocks of the run's corpora on this peer: fetched as its rows need them, and kept for others.
 
 `Contributor` says which rows this peer reads in a round (`LeasedBlocks.lease`), and the trainer process reads the blocks
 from the disk.  If it lacks one, for training or for the held-out loss, it says so, and the block is fetched first.
@@ -6,91 +6,30 @@ from the disk.  If it lacks one, for training or for the held-out loss, it says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import trio
 
-from protocol.blobs.store import BlobStore, Held, Holding
 from protocol.blobs.swarm import Swarm
 from protocol.chain.leases import Ranges
-from protocol.corpora.cache import BlockCache, BlockStore
+from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
-from protocol.corpora.fitting import corpora_flaw, source_in
-from protocol.corpora.leased import MixedSplit, blocks_needed
-from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
+from protocol.corpora.leased import blocks_needed
+from protocol.corpora.manifest import Block
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.ranges import AddressPolicy, RangeClient
-from protocol.corpora.shards import CorpusShelf, shards_of
-from protocol.disk import Disk
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
+from protocol.node.copies import CopyCensus
+from protocol.node.run_corpora import RunCorpora
 from protocol.offload import Offload
-from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA
-from protocol.run.settings import CorpusSettings
-from protocol.sync.supplies import RunFiles, paths_of
+from protocol.sync.supplies import RunFiles
 from protocol.transport.interface import Session
-from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role
+from protocol.wire.presence import Phase, Role
 
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
 SHOW_S = 1.0
-
-
-class CorpusFlawed(Exception):
-    """Error for corpora that do not fit the run; the text is one sentence with the remedy."""
-
-
-class RunCorpora:
-    """The run's corpora on disk: a `protocol.blobs.store.ListedShelf`, empty until `open`.
-
-    disk: where the run's other files lie as well, under the same limit.  store, splits: blocks, and training splits of the
-    run's sources; None and empty until `open`.
-    """
-
-    def __init__(self, manifest: RunManifest, files: BlobStore, disk: Disk, settings: CorpusSettings) -> None:
-        self.manifest, self._files, self._disk, self.settings = manifest, files, disk, settings
-        self.store: BlockStore | None = None
-        self.splits: list[MixedSplit] = []
-
-    def open(self) -> BlockStore:
-        """Read the manifests of the corpora, which must be here, and the blocks on disk.  Blocking.
-
-        Raises `CorpusFlawed` and `StoreFailed`.
-        """
-        assert self.settings.blocks is not None, "a peer of a run with corpora has a folder for their blocks"
-        corpora = [self._read(path) for name, path in paths_of(self.manifest, self._files).items() if self._is_ours(name)]
-        if flaw := corpora_flaw(self.manifest, corpora):
-            raise CorpusFlawed(f"the run's data cannot be read: {flaw}; ask the organiser for a new run")
-        shards = shards_of(corpora)
-        cache = BlockCache(self._disk, self.settings.blocks, shards, self.settings.cache_bytes)
-        cache.load()
-        self.splits = splits_of(self.manifest, corpora)
-        self.store = BlockStore(cache, [CorpusShelf(folder, shards) for folder in self.settings.folders], shards)
-        return self.store
-
-    @staticmethod
-    def _is_ours(name: str) -> bool:
-        return name.startswith(CORPORA)
-
-    def _read(self, path: Path) -> CorpusManifest:
-        try:
-            return read_manifest(path.read_bytes())
-        except Malformed as error:
-            raise CorpusFlawed(f"the run's data cannot be read: {error}; ask the organiser for a new run") from error
-
-    def find(self, name: Hash) -> Held | None:
-        """Return the blocks of a shard as `Shelf.find` describes."""
-        return self.store.find(name) if self.store is not None else None
-
-    def holdings(self) -> list[Holding]:
-        """Return the whole shards as `ListedShelf.holdings` describes."""
-        return self.store.holdings() if self.store is not None else []
 
 
 class LeasedBlocks:
@@ -102,12 +41,13 @@ class LeasedBlocks:
         corpora: RunCorpora,
         files: RunFiles,
         swarm: Swarm,
-        membership: Membership,
+        census: CopyCensus,
         activity: Activity,
         offload: Offload,
     ) -> None:
         self._session, self._corpora, self._files = session, corpora, files
-        self._swarm, self._membership, self._activity, self._offload = swarm, membership, activity, offload
+        self._swarm, self._census, self._activity, self._offload = swarm, census, activity, offload
+        self._membership = census.membership
         self._manifest, self._settings = corpora.manifest, corpora.settings
         self._mixture = corpora.manifest.mixture
         self._fetcher: BlockFetcher | None = None
@@ -123,13 +63,17 @@ class LeasedBlocks:
         store = await self._offload(self._corpora.open)
         client = RangeClient(AddressPolicy(self._settings.mirror_networks), pay=self._session.network.receive_elsewhere)
         mirrors = Mirrors(self._manifest.data.mirrors, client, self._session.me, self._session.emit)
-        policy = FetchPolicy(self._settings.keep_share, self._is_seed, self._membership.name)
+        keeps = KeepRule(self._settings.keep_share, self._census.others, mirrored=bool(self._manifest.data.mirrors))
+        policy = FetchPolicy(keeps, self._is_seed, self._membership.name, self._is_in_exchange)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)
         self._fetcher = fetcher
         await self.lease(*self._rows)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetcher.run)
             nursery.start_soon(self._tell_of_waits)
+
+    def _is_in_exchange(self) -> bool:
+        return self._activity.phase in (Phase.EXCHANGING, Phase.VOTING)
 
     def _is_seed(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
@@ -186,9 +130,3 @@ class LeasedBlocks:
         assert self._fetcher is not None
         now, following = self._leased
         self._fetcher.need([*reversed(self._asked), *now], following)
-
-
-def splits_of(run: RunManifest, corpora: Sequence[CorpusManifest]) -> list[MixedSplit]:
-    """Return the training splits of the run's sources, in their order.  The corpora must fit the run."""
-    found = [(corpora[source.corpus], source_in(corpora, source)) for source in run.data.sources]
-    return [MixedSplit(corpus, source.train) for corpus, source in found if source is not None]

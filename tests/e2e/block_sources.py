@@ -35,7 +35,7 @@ from protocol.chain.store import Store
 from protocol.corpora.leased import blocks_held_out, blocks_needed
 from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
 from protocol.events import events as ev
-from protocol.node.corpora import splits_of
+from protocol.node.run_corpora import splits_of
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
 from tests.e2e.mirror_server import MIRRORS, MirrorServer
