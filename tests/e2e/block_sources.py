@@ -189,7 +189,7 @@ def measure(folder: Path, manners: Sequence[str], size: SwarmSize) -> BlockSourc
         swarm.create_run()
         say("the corpus and the run are made")
         organiser, joiner = swarm.peer("organiser").start(), swarm.peer("joiner")
-        joiner.start("--mirror-networks", "127.0.0.0/8")
+        joiner.start("--mirror-networks", "127.0.0.0/8", "--keep-blocks", "0")
         first, begun, told = swarm.whole(organiser, joiner), time.monotonic(), set[int]()
 
         def sentences() -> list[str]:
