@@ -124,9 +124,7 @@ def blocks_here(found: CorporaHere | None) -> Check:
 def block_cache(found: CorporaHere, run_folder: Path, room: DiskRoom, preferences: Preferences) -> Check:
     """Check the disk space for cached blocks.  Blocking."""
     blocks = used_bytes(run_folder / BLOCKS)
-    wanted = min(
-        preferences.block_cache or LEAST_CACHE_BYTES, found.whole_bytes - found.here_bytes + blocks
-    )
+    wanted = min(preferences.block_cache or LEAST_CACHE_BYTES, found.whole_bytes - found.here_bytes + blocks)
     remedy = (
         "make room, raise max_disk, or lower block_cache: blocks that do not fit are fetched again when they are read again"
     )

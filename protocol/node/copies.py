@@ -3,8 +3,9 @@
 The data are those that the run needs to go on and that not every peer has anyway: the run's files, the weights with which
 the run compares its own, and the blocks of its corpora.  (All members have the newest checkpoints and the results since.)
 
-Answers count that come from live peers which a record names, or which were admitted: in an open run anybody could be a
-thousand peers that show what they lack.  One answer is a bitmap of at most 32 KiB; a peer asks `MAX_ASKED` others at a time,
+Answers count that come from the organiser, and from live peers which a record names or which were admitted: in an open run
+anybody could be a thousand peers that show what they lack.  Other peers are asked as well, but what they show only keeps
+this peer from taking a block for lost.  One answer is a bitmap of at most 32 KiB; a peer asks `MAX_ASKED` others at a time,
 and pauses until its questions cost less than `ANSWER_BYTES_PER_S`.
 """
 
@@ -52,6 +53,21 @@ class Holdings:
     start: bool
     blocks: ChunkSet
     at: float
+
+
+@dataclass(frozen=True)
+class ShownBlocks:
+    """Counted blocks that peers show.  numbers: None if we do not know, or if there are mirrors."""
+
+    numbers: BlockNumbers | None
+    blocks: ChunkSet = 0
+
+    def lacks(self, block: Block) -> bool:
+        """Return True if a counted block is at no peer."""
+        if self.numbers is None:
+            return False
+        number = self.numbers.number(block)
+        return number < self.numbers.counted and not self.blocks >> number & 1
 
 
 @dataclass(frozen=True)
@@ -122,10 +138,12 @@ class CopyCensus:
         if self._numbers is None and self._corpora.store is not None:
             self._numbers = await self._offload(BlockNumbers, self._corpora.store.shards)
         await self._own()
-        connected = self._session.network.connected()
-        known = [peer for peer in self.peers() if peer in connected]
+        connected = {*self._session.network.connected()}
+        counted = {*self.peers()}
         ages = {peer: place for place, peer in enumerate(self._answers)}
-        asked = sorted(known, key=lambda peer: ages.get(peer, -1))[:MAX_ASKED]
+        live = sorted(connected & {*self.membership.live_peers()}, key=lambda peer: ages.get(peer, -1))
+        known, strangers = [peer for peer in live if peer in counted], [peer for peer in live if peer not in counted]
+        asked = [*known[: MAX_ASKED - min(len(strangers), MAX_ASKED // 2)], *strangers][:MAX_ASKED]
         limit = trio.CapacityLimiter(AT_ONCE)
         async with trio.open_nursery() as nursery:
             for peer in asked:
@@ -175,13 +193,23 @@ class CopyCensus:
     def peers(self) -> list[PeerId]:
         """Return the other live peers whose copies count."""
         live = self.membership.live_peers()
-        return [peer for peer in live if not self._is_open or self.membership.has_member(peer)]
+        organiser = self._corpora.manifest.organiser
+        return [peer for peer in live if not self._is_open or self.membership.has_member(peer) or peer == organiser]
 
     def others(self) -> OtherCopies:
         """Return the copies of blocks at other peers."""
         peers = self.peers()
         known = [self._answers[peer].blocks for peer in peers if peer in self._answers]
         return OtherCopies(tuple(peers), CopyCounts.among(known), self._number)
+
+    def shown(self) -> ShownBlocks:
+        """Return the blocks that any live peer shows."""
+        if self._numbers is None or not self._number or self._corpora.manifest.data.mirrors:
+            return ShownBlocks(None)
+        shown = 0
+        for peer, each in self._answers.items():
+            shown |= each.blocks if self.membership.is_live(peer) else 0
+        return ShownBlocks(self._numbers, shown)
 
     def last_holders(self, block: Block) -> list[PeerId]:
         """Return the peers that have shown a block, the one first that did last; they may be gone."""

@@ -2,14 +2,20 @@
 
 `Contributor` says which rows this peer reads in a round (`LeasedBlocks.lease`), and the trainer process reads the blocks
 from the disk.  If it lacks one, for training or for the held-out loss, it says so, and the block is fetched first.
+
+A block that nobody gives stops nobody.  It counts as **lost** once no live peer shows it, or after the trainer has waited
+for it in vain.  This peer then reads the steps of its column that need no lost block (`LeasedBlocks.choose`); the others
+return to the pool, where they are leased first.  It waits only if it finds no such step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from protocol.blobs.swarm import Swarm
-from protocol.chain.leases import Ranges
+from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
 from protocol.corpora.leased import blocks_needed
@@ -25,11 +31,21 @@ from protocol.sync.supplies import RunFiles
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+from protocol.wire.messages import MAX_STRETCHES
 from protocol.wire.presence import Phase, Role
 
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
-SHOW_S = 1.0
+SHOW_S, AWAITED_S = 1.0, 5.0
+"""Pauses between two sentences about a wait, and seconds after which a block is here that the trainer no longer asks for."""
+LOST_S, OWED_S = 30.0, 120.0
+"""Seconds for which the trainer waits for a block that nobody was asked for, and for one that some peer should send."""
+NOWHERE_S = 5.0
+"""The same for a block that no live peer shows."""
+LOST_FOR_S = 300.0
+"""Seconds for which a block counts as lost after the trainer has waited for it in vain."""
+LOOKED_AT = 64
+"""Slots of the column that are looked at for steps that can be read, from the place on that was found last."""
 
 
 class LeasedBlocks:
@@ -56,6 +72,12 @@ class LeasedBlocks:
         self._rows: tuple[Ranges, Ranges] = (), ()
         self._stalled = trio.Event()
         """Set while the trainer waits for a block of its lease."""
+        self._awaited: tuple[Block, float, float] | None = None
+        """The block for which the trainer waits, and when it first and last said so."""
+        self._lost: dict[Block, float] = {}
+        """Blocks for which the trainer waited in vain, with the time until which they count as lost."""
+        self._found_at = 0
+        """Place in the column where steps were found that can be read."""
 
     async def run(self) -> None:
         """Fetch blocks until cancelled.  Raises `CorpusFlawed` and `StoreFailed`."""
@@ -87,6 +109,97 @@ class LeasedBlocks:
             self._stalled = trio.Event()
             await trio.sleep(SHOW_S)
 
+    # -- lost blocks --------------------------------------------------------------------------------------------------
+
+    async def choose(self, column: Callable[[int], Ranges], wanted: int) -> Stretches:
+        """Return the stretches of our column to read for `wanted` steps; none if no step that was looked at can be read.
+
+        column: returns the rows of a slot of the column, by its place.
+        """
+        if self._fetcher is None:
+            return ((0, wanted),)
+        now, shown = trio.current_time(), self._census.shown()
+        given_up = frozenset(block for block, until in self._lost.items() if until > now)
+
+        def is_lost(block: Block) -> bool:
+            store = self._corpora.store
+            is_here = store is not None and store.here(block.shard) >> block.number & 1
+            return not is_here and (block in given_up or shown.lacks(block))
+
+        found: Stretches = await self._offload(self._choose, column, wanted, is_lost)
+        return found
+
+    def _choose(self, column: Callable[[int], Ranges], wanted: int, is_lost: Callable[[Block], bool]) -> Stretches:
+        step_rows, steps = self._manifest.data.sequences_per_step, self._manifest.round_steps
+        places = [0, *range(max(1, self._found_at), max(1, self._found_at) + LOOKED_AT)]
+        chosen, left = list[tuple[int, int]](), wanted
+        for place in places:
+            rows = column(place)
+            for start, end in self._readable(rows, step_rows, is_lost):
+                end = min(end, start + left)
+                first, last = place * steps + start, place * steps + end
+                if chosen and chosen[-1][1] == first:
+                    first = chosen.pop()[0]
+                elif len(chosen) >= MAX_STRETCHES or not left:
+                    break
+                chosen.append((first, last))
+                left -= end - start
+            if left <= wanted // 2 or len(chosen) >= MAX_STRETCHES:
+                break
+            self._found_at = place
+        else:
+            self._found_at = 0  # begin again, since blocks may have come
+        return tuple(chosen)
+
+    def _readable(self, rows: Ranges, step_rows: int, is_lost: Callable[[Block], bool]) -> list[tuple[int, int]]:
+        """Return the ranges of the steps of these rows that need no lost block.  Blocking."""
+        steps = count_rows(rows) // step_rows
+        if not any(map(is_lost, self._blocks(rows))):
+            return [(0, steps)] if steps else []
+        found = list[tuple[int, int]]()
+        for step in range(steps):
+            blocks = self._blocks(rows_among(rows, ((step * step_rows, (step + 1) * step_rows),)))
+            if not any(map(is_lost, blocks)):
+                found.append((found.pop()[0] if found and found[-1][1] == step else step, step + 1))
+        return found
+
+    async def until_lost(self) -> None:
+        """Wait until the trainer has waited in vain for a block, which counts as lost from then on."""
+        while True:
+            if self._awaited is not None:
+                block, since, last = self._awaited
+                now = trio.current_time()
+                if now - last > AWAITED_S:
+                    self._awaited = None  # it has come
+                elif now - since >= self._patience_s(block):
+                    self._lost[block], self._awaited = now + LOST_FOR_S, None
+                    return
+            await trio.sleep(SHOW_S)
+
+    def _patience_s(self, block: Block) -> float:
+        if self._census.shown().lacks(block):
+            return NOWHERE_S
+        return OWED_S if self._swarm.asked_for(block.shard, block.number) else LOST_S
+
+    @property
+    def counted(self) -> trio.Event:
+        """Event that is set when the copies are counted again."""
+        return self._census.counted
+
+    def about_lost(self, rows: Ranges) -> str:
+        """Return a sentence about the first of these rows, of which nobody has a block."""
+        store, blocks = self._corpora.store, self._blocks(rows)
+        assert store is not None
+        lost = next((block for block in blocks if not store.here(block.shard) >> block.number & 1), None)
+        if lost is None:
+            return "looking for rows whose blocks are here"
+        called, holders = store.shards[lost.shard].name_of(lost.number), self._census.last_holders(lost)
+        had = " and ".join(self._membership.name(peer) for peer in holders[:2])
+        last = f"{had} had it last" if had else "ask the organiser to start a peer that has the corpus"
+        return f"waiting for {called}, which no peer has now, like all other rows that this peer may read: {last}"
+
+    # -- needs --------------------------------------------------------------------------------------------------------
+
     async def lease(self, rows: Ranges, following: Ranges = ()) -> None:
         """Fetch the blocks of these rows of the run, and then those of the rows that this peer expects to read next."""
         self._rows = rows, following
@@ -102,6 +215,9 @@ class LeasedBlocks:
             return
         block = known.block(number)
         if block in self._leased[0]:
+            now = trio.current_time()
+            since = self._awaited[1] if self._awaited is not None and self._awaited[0] == block else now
+            self._awaited = block, since, now
             if self._fetcher is not None:
                 self._fetcher.recheck(block)
             self._stalled.set()

@@ -30,7 +30,7 @@ import numpy as np
 
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
-from protocol.chain.leases import RowRange, first_rows, lease_terms
+from protocol.chain.leases import RowRange, stretches_in
 from protocol.chain.store import Store
 from protocol.corpora.leased import blocks_held_out, blocks_needed
 from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
@@ -138,15 +138,14 @@ def blocks_consumed(swarm: Swarm, peer: Peer, corpus: CorpusManifest) -> set[Blo
     signed = open_manifest(swarm.manifest.read_bytes())
     manifest, rows = signed.manifest, list[RowRange]()
     history = History(round_settings(signed.run, manifest), Store(run_folder(peer)))
-    terms, me = lease_terms(manifest), PeerId(peer.peer_id)
+    me = PeerId(peer.peer_id)
     roster = history.roster_at(0)
     for round in range(history.length):
         commit = history.commit_at(round)
         base = history.base_on(round, history.tip_at(round), roster)
         for member in commit.record.members:
             if member.peer == me:
-                leased = base.leases.pool.lease(base.slot(manifest, me), terms.rows, terms.limit)
-                rows += first_rows(leased, member.steps * terms.step_rows)
+                rows += base.rows_read(manifest, me, member.steps, stretches_in(member.stretches))
         roster = roster.after(commit)
     return set(blocks_needed(splits_of(manifest, [corpus]), manifest.mixture, rows, manifest.data.sequence_length))
 
