@@ -172,11 +172,14 @@ class Participation:
         if self._trainer_problem is not None:
             raise self._trainer_problem
 
-    def leave(self) -> bool:
-        """Let the node say goodbye; `run` then returns.  Return False if no node runs yet: the caller then cancels `run`."""
+    def leave(self, *, at_once: bool = False) -> bool:
+        """Let the node say goodbye; `run` then returns.  Return False if no node runs yet: the caller then cancels `run`.
+
+        at_once: True to hand no data over before.
+        """
         self.leaving = True
         if self.node is not None:
-            self.node.leave()
+            self.node.leave(at_once=at_once)
         return self.node is not None
 
     # -- changes while it runs ----------------------------------------------------------------------------------------

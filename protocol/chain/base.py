@@ -129,10 +129,9 @@ class Base:
         """Return the slot of a peer in this round (`protocol.chain.leases`); a negative number stands for an early lease."""
         if peer in self._early:
             return -1 - list(self._early).index(peer)
-        before = self._slots_before(manifest)
         if (own := self._holders.get(peer)) is not None:
-            return before + own
-        return spare_slot(self.tip, peer, before + len(self._holders), self._spares(manifest))
+            return self._slots_before(manifest) + own
+        return self._slots_before(manifest) + spare_slot(self.tip, peer, len(self._holders), self._spares(manifest))
 
     def _slots_before(self, manifest: RunManifest) -> int:
         """Return the number of slots that become early leases for the next record."""
@@ -142,22 +141,19 @@ class Base:
         """Return the number of slots that peers without one of their own draw from."""
         terms, before = lease_terms(manifest), self._slots_before(manifest) + len(self._holders)
         slots = self.leases.pool.slots(terms.rows, terms.limit)
-        return terms.spares if slots is None else max(1, min(terms.spares, slots - before))
+        return terms.spares if slots is None else max(1, min(terms.spares, (slots - before) // (len(self._holders) + 1)))
 
     def _slot_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> int | None:
         """Return a slot of a peer's column by its place in it; None if the column has none there.
 
         An early lease is the first slot of its column.  Behind it are the slots of a holder of this round.
         """
-        if place >= MAX_COLUMN or not manifest.leases_rows(self.round):
+        if place == 0 or place >= MAX_COLUMN or not manifest.leases_rows(self.round):
             return self.slot(manifest, peer) if place == 0 else None
-        before, own = self._slots_before(manifest), self._holders.get(peer)
-        width = before + len(self._holders) + self._spares(manifest)
-        if peer not in self._early:
-            return self.slot(manifest, peer) + place * width
-        if place == 0:
-            return self.slot(manifest, peer)
-        return before + own + (place - 1) * width if own is not None else None
+        if (own := self._holders.get(peer)) is None:
+            return None
+        rounds = place - 1 if peer in self._early else place
+        return self._slots_before(manifest) + own + rounds * (len(self._holders) + 1)
 
     def lease_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> Ranges:
         """Return the rows of a slot of a peer's column, by its place in it; place 0 is the peer's lease."""

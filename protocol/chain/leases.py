@@ -9,14 +9,15 @@ Every trainer knows its slot when the round begins:
 * The **holders** are the contributors of the last record and the electors.  They have the first slots, in an order that is
   drawn by a **beacon**: the tip of the last round with a number divisible by `BEACON_ROUNDS`.  The order stays the same for
   some rounds, so a holder can fetch the rows of its next lease ahead of time.
-* Each other peer has a spare slot behind these, drawn by the tip and its key, so that it can train at once.  Two of them may
-  draw the same slot; a record names one of them (`protocol.chain.records.verify_members`).
+* Each other peer has a spare slot, drawn by the tip and its key, so that it can train at once.  With H holders, these are
+  the slots H, 2 H + 1, 3 H + 2 and so on.  Two peers may draw the same one; a record names one of them
+  (`protocol.chain.records.verify_members`).
 
 A contributor of a record consumes rows from the start of its slot: the rows of the inner steps that its READY states.  A
 member whose parts are in at most half of the chunks consumes nothing.  The other rows that were leased return to the pool.
 
-The blocks of some rows may be at no peer.  So that nobody waits for them, a member may read elsewhere in its **column**: its
-slot, then the slot as many places further as there are slots in the round, and so on.  Two columns have no row in common.
+The blocks of some rows may be at no peer.  So that nobody waits for them, a holder may read elsewhere in its **column**: its
+slot k, then the slots k + H + 1, k + 2 (H + 1) and so on.  Two columns have no row in common, and none with a spare slot.
 Its READY states the **stretches** of the column that it read, in steps; without a statement, these are the first steps.  The
 rows between the stretches return to the pool like all others, and are the first to be leased when somebody has their blocks.
 So the rows consumed by the records of a chain are disjoint, and together with the returned
@@ -328,4 +329,4 @@ def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:
 def spare_slot(tip: Hash, peer: PeerId, holders: int, spares: int) -> int:
     """Return the slot of a peer that is no holder.  holders: number of the holders.  spares: number of spare slots."""
     draw = hash_bytes("spare lease", tip + peer.encode())
-    return holders + int.from_bytes(draw[:8], "big") % spares
+    return holders + int.from_bytes(draw[:8], "big") % spares * (holders + 1)

@@ -132,12 +132,13 @@ def place_among_keepers(me: PeerId, peers: Collection[PeerId], block: Block) -> 
 class OtherCopies:
     """Copies at other peers, as they show them.
 
-    peers: the peers of the run that may be keepers, without us.  counts: of the blocks at those that answered.  number: of
-    the count, from 1; 0 before the first one.
+    peers: the peers of the run that may be keepers, without us.  counts: of the blocks at those that answered.  shown: the
+    blocks that any peer shows; None if they are not known.  number: of the count, from 1; 0 before the first one.
     """
 
     peers: tuple[PeerId, ...] = ()
     counts: CopyCounts = CopyCounts()
+    shown: ChunkSet | None = None
     number: int = 0
 
 
@@ -203,7 +204,7 @@ class BlocksToKeep:
         if not self._are_marked and not self._fits:
             self._are_marked = True
             yield from self._mark()
-        missing = numbers.all & ~numbers.here(self._store)
+        missing = numbers.all & ~numbers.here(self._store) & (-1 if others.shown is None else others.shown)
         found = False
         for place in [None] if by_share else [*range(COPIES), None]:
             for copies, rare in others.counts.by_rarity(missing):

@@ -158,7 +158,7 @@ class OwnTrainer:
             counted = self._blocks.counted
             sentence = self._blocks.about_lost(column(0))
             self.activity.show(Phase.COMPUTING, WhyIdle.FETCHING_DATA, sentence[:200])
-            await self._blocks.lease(column(0), ())
+            await self._blocks.lease((), column(0))
             await counted.wait()
         return chosen
 

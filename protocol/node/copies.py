@@ -200,7 +200,9 @@ class CopyCensus:
         """Return the copies of blocks at other peers."""
         peers = self.peers()
         known = [self._answers[peer].blocks for peer in peers if peer in self._answers]
-        return OtherCopies(tuple(peers), CopyCounts.among(known), self._number)
+        shown = self.shown()
+        blocks = shown.blocks if shown.numbers is not None else None
+        return OtherCopies(tuple(peers), CopyCounts.among(known), blocks, self._number)
 
     def shown(self) -> ShownBlocks:
         """Return the blocks that any live peer shows."""

@@ -206,6 +206,8 @@ class LeasedBlocks:
         if self._fetcher is None:
             return
         self._leased = await self._offload(self._blocks, rows), await self._offload(self._blocks, following)
+        shown = self._census.shown()
+        self._leased[1][:] = [block for block in self._leased[1] if not shown.lacks(block)]
         self._tell()
 
     def ask(self, shard: Hash, number: int) -> None:

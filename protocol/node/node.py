@@ -122,7 +122,7 @@ class Node:
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
         self.router = self._make_router()
-        self._departure = Departure(session, settings, self._history, membership, activity)
+        self._departure = Departure(session, settings, self._history, membership, activity, self._census)
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
@@ -218,9 +218,12 @@ class Node:
         await self._life.run(memories, services)
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
-    def leave(self) -> None:
-        """Stop now, with a goodbye; `run` returns."""
-        self._departure.leave()
+    def leave(self, *, at_once: bool = False) -> None:
+        """Stop with a goodbye, once others have what only this peer has; a second call stops now.  `run` returns.
+
+        at_once: True to stop now.
+        """
+        self._departure.leave(at_once=at_once)
 
     def finish(self) -> float:
         """Stop once the running round is complete or cannot be completed; return the longest time that this takes (s)."""

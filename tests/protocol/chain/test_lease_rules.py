@@ -121,15 +121,16 @@ def test_a_ready_is_signed_for_its_stretches() -> None:
         verify_members(settings, [member.model_copy(update={"stretches": bytes([0, 0, 0, 1, 0, 0, 0, 5])})], BASE, STATE)
 
 
-def test_columns_have_no_row_in_common() -> None:
+def test_columns_have_no_row_in_common_and_none_with_a_spare_slot() -> None:
     pool = LeasePool(70 * TERMS.rows, ((0, 7 * TERMS.step_rows), (TERMS.rows, 60 * TERMS.rows)))
-    free = [peer for peer in STRANGERS if peer not in (ONE, OTHER)]
-    apart = [*PEERS, ONE, *(peer for peer in free if not BASE.shares_slots(MANIFEST, (peer, ONE)))][:8]
+    apart = [*PEERS[:4], ONE, *(peer for peer in STRANGERS if not BASE.shares_slots(MANIFEST, (peer, ONE)))][:6]
     assert not BASE.shares_slots(MANIFEST, apart)
     base = replace(BASE, leases=Leases(pool))
-    leases = [base.lease_of_column(MANIFEST, peer, place) for peer in apart for place in range(12)]
+    places = [range(64) if peer in base.electors else range(1) for peer in apart]
+    leases = [base.lease_of_column(MANIFEST, peer, place) for peer, of in zip(apart, places, strict=True) for place in of]
     rows = [row for lease in leases for start, end in lease for row in range(start, end)]
-    assert len(set(rows)) == len(rows) == 12 * len(apart) * TERMS.rows
+    assert len(set(rows)) == len(rows) == sum(map(len, places)) * TERMS.rows
+    assert base.lease_of_column(MANIFEST, ONE, 1) == ()
 
 
 def test_a_row_of_preferences_may_count_the_tokens_of_two_rows_of_text() -> None:
@@ -213,7 +214,7 @@ def test_rows_between_stretches_return_to_the_pool_and_are_leased_first() -> Non
     named[by_slot[1]] = stated(by_slot[1], [2, 5, 8, 20])
     pool = roster.after(a_commit([named[peer] for peer in sorted(named)])).leases.pool
     assert pool == LeasePool(4 * rows, ((rows, rows + 2 * step), (rows + 5 * step, rows + 8 * step)))
-    width = base.slot(MANIFEST, by_slot[1]) + 4 + TERMS.spares
+    width = 1 + len(PEERS[:4]) + 1
     named[by_slot[1]] = stated(by_slot[1], [20, 40])
     pool = roster.after(a_commit([named[peer] for peer in sorted(named)])).leases.pool
     assert pool == LeasePool((width + 1) * rows, ((rows, 2 * rows), (4 * rows, width * rows)))

@@ -48,7 +48,7 @@ class Crowd:
     def _others(self, place: int) -> OtherCopies:
         others = [reader for reader in self.live if reader.number != place]
         blocks = [self.shown.get(reader.id, self.numbers.here(reader.store)) for reader in others]
-        return OtherCopies(tuple(reader.id for reader in others), CopyCounts.among(blocks), self.counted)
+        return OtherCopies(tuple(reader.id for reader in others), CopyCounts.among(blocks), None, self.counted)
 
     def crash(self, reader: Reader) -> None:
         self.live.remove(reader)
