@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object after the table")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *anything: sys.exit(1))  # so that the folder and the peers go
-    with tempfile.TemporaryDirectory(prefix="copies-") as name:
+    with tempfile.TemporaryDirectory(prefix="copies-", ignore_cleanup_errors=True) as name:
         found = measure(Path(name), options)
     show(found)
     if options.json:
