@@ -16,6 +16,7 @@ from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.test_own_data import PREFERENCES, write_pairs_and_folder
 
 RUN = """
 name = "copies"
@@ -129,3 +130,50 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
             assert peer.leave() == 0
         rows, limit = rows_consumed(swarm, friends[0])
         assert [*in_order(rows)] == [*range(limit)], "each row is read once"
+
+
+@pytest.mark.slow
+def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_from_them(tmp_path: Path) -> None:
+    """A folder of weights, preferences, and their reference: all that a newcomer needs without the founder."""
+    write_pairs_and_folder(tmp_path)
+    run = PREFERENCES.replace("[rounds]", "[rounds]\nseasoning_rounds = 1\ntenure_rounds = 1")
+    with Swarm(tmp_path, run) as swarm:
+        swarm.create_run()
+        organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
+        seed = swarm.peer("seed").start("--role", "seed")
+        swarm.whole(*peers)
+        swarm.until("older checkpoints to go", lambda: organiser.committed >= 13)
+        late = swarm.peer("late").start()
+        swarm.whole(*friends, late)
+        swarm.until("copies", lambda: all(copies(peer, "short_bytes") == 0 for peer in (*friends, late)))
+        swarm.until("a copy at the seed", lambda: initial_checkpoint(seed).exists())
+        organiser.kill()
+        newcomer = swarm.peer("newcomer").start()
+        rounds = swarm.whole(*friends, newcomer)
+        assert initial_checkpoint(newcomer).exists()
+        organiser.start()
+        swarm.equal(swarm.whole(organiser, *friends, newcomer), organiser, *friends, newcomer)
+        assert not any(event.to_round < rounds for peer in friends for event in peer.heard(ev.RolledBack))
+
+
+def initial_checkpoint(peer: Peer) -> Path:
+    """The state before the first round on a peer's disk."""
+    (folder,) = (peer.folder / "runs").iterdir()
+    return next((path for path in folder.glob("checkpoints/00000000-*") if not path.suffix), folder / "none")
+
+
+@pytest.mark.slow
+def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
+    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
+        write_corpus(swarm, 2_000_000)
+        swarm.create_run()
+        organiser, friend = swarm.peer("organiser").start("--max-up", "0.3Mbit"), swarm.peer("friend").start()
+        swarm.whole(organiser, friend)
+        swarm.until("a first count", lambda: copies(friend, "lone_bytes") < 1)
+        said = swarm.command(organiser.folder, "leave")
+        assert "handing over" in said and "that only this peer has" in said and organiser.wait() == 0
+        swarm.until("the goodbye", lambda: any(gone.goodbye for gone in friend.heard(ev.PeerGone)))
+        (folder,) = (friend.folder / "runs").iterdir()
+        here = sum(path.stat().st_size for path in folder.glob("blocks/*/[0-9]*"))
+        whole = sum(path.stat().st_size for path in (tmp_path / "corpus" / "shards").glob("*.shard"))
+        assert here == whole, "the friend has everything now"
