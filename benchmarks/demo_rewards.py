@@ -88,7 +88,7 @@ class Run:
         for _ in range(self._rl.warm_rounds):
             slot = first_slot % terms.spares if self.round == 0 else 0
             task = Task(self.round, pool.lease(slot, terms.rows), inner, self.round * inner)
-            pool = pool.after({slot: terms.rows}, terms.rows)
+            pool = pool.after({slot: ((0, terms.rows),)}, terms.rows)
             done = self._worker.compute(task, self.theta, memoryview(self._out), lambda *progress: False)
             self._apply(done.tokens)
         self._jobs.keep_version(self.round, self.theta)

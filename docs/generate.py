@@ -32,6 +32,7 @@ from protocol.events.events import EVENTS, PROGRESS
 from protocol.events.status import (
     ComputerStatus,
     ContributionStatus,
+    CopiesStatus,
     GpuStatus,
     PeerStatus,
     RolloutStatus,
@@ -296,6 +297,7 @@ def status_page() -> str:
         ("`peer status --json`", PeerStatus, {"running": "true"}),
         ("`swarm`", SwarmPeer, {}),
         ("`rollouts`", RolloutStatus, {}),
+        ("`copies`", CopiesStatus, {}),
         ("`run_definition`", RunDefinition, {}),
         ("`mixtures` of `run_definition`", RunMixture, {}),
         ("`computer`", ComputerStatus, {}),

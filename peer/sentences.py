@@ -5,10 +5,12 @@ This module decides only words.  The log lines of a headless peer, the terminal 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from peer.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
 from protocol.events import events as ev
+from protocol.events.status import CopiesStatus
 
 STAGES = ("ready", "exchanging", "voting", "applying")
 """Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""
@@ -206,13 +208,46 @@ def preferences_of(event: ev.ReadySent) -> str:
     return f"margin {number(event.margin)}, {100 * event.accuracy:.0f} % of the preferences right"
 
 
-BLOCK_ORIGINS = {"peer": "from peers", "seed": "from seeds", "mirror": "from mirrors", "disk": "that were here"}
+BLOCK_ORIGINS = {
+    "peer": "from peers",
+    "seed": "from seeds",
+    "mirror": "from mirrors",
+    "disk": "that were here",
+    "copy": "to keep for others",
+}
 
 
 def blocks_by_origin(told: Mapping[str, int]) -> str:
     """Describe where the blocks of the run's corpora came from.  told: bytes by origin, as the status has them."""
     parts = [f"{size(told[origin])} {phrase}" for origin, phrase in BLOCK_ORIGINS.items() if told.get(origin)]
     return ", ".join(parts) or "none yet"
+
+
+def copies(told: CopiesStatus, *, for_all: bool = False) -> str:
+    """Describe the copies of the run's data.  for_all: True for readers at other peers."""
+    if told.peers == 1 or not told.total_bytes:
+        return f"{size(told.total_bytes)} of data, and no other peer to keep them"
+    if told.answered == 1:
+        return "no other peer has said yet what it has"
+    at_others = (
+        (told.here_only_bytes, "at this peer only"),
+        (told.lone_bytes - told.here_only_bytes, "at one other peer only"),
+    )
+    lone = at_others if told.here_only_bytes and not for_all else ((told.lone_bytes, "at one peer only"),)
+    places = (told.missing_bytes, "at no peer"), *lone
+    parts = [f"{_percent(part, told.total_bytes)} {where}" for part, where in places if part > 0]
+    beside = f", beside {many(told.mirrors, 'mirror')}" if told.mirrors else ""
+    if parts:
+        return f"{', '.join(parts)}, of {size(told.total_bytes)}{beside}"
+    if told.short_bytes:
+        share = _percent(told.total_bytes - told.short_bytes, told.total_bytes, down=True)
+        return f"all at two peers or more, {share} at {told.wanted}{beside}"
+    return f"all at {told.wanted} peers or more{beside}"
+
+
+def _percent(part: float, whole: float, *, down: bool = False) -> str:
+    """Return a share in percent; a share above 0 is at least 1 %, unless it is rounded down."""
+    return f"{math.floor(100 * part / whole) if down else max(1, round(100 * part / whole))} %"
 
 
 def chunk_map(cells: str, width: int) -> str:

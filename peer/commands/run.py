@@ -128,6 +128,8 @@ def run_create(args: argparse.Namespace) -> int:
         print(remark)
     if warning := unusual_data(manifest):
         print(f"peer: {warning}", file=sys.stderr, flush=True)
+    if stay := _stay_sentence(signed, data):
+        print(stay)
     if manifest.admission is not Admission.INVITE:
         print("invitation")
         print(_invitation(signed, addresses, None))
@@ -137,6 +139,32 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"{'invitation':<12}{friends_line(now)}")
     print(_invitation(signed, addresses, token, key.seed))
     return ExitCode.OK
+
+
+HOME_UPLOAD_BYTES_PER_S = 2.5e6
+"""Upload rate of a home line, for an estimate before any line was measured: 20 Mbit/s."""
+
+
+def _stay_sentence(signed: SignedManifest, data: Path) -> str:
+    """Return a sentence for the organiser of a run with own data: how long no other peer has them; empty in other runs."""
+    from peer.formatting import duration, size
+    from peer.paths import CORPORA, run_dir
+    from peer.settings.file import gather
+    from protocol.corpora.copies import COPIES
+    from protocol.corpora.shards import SHARDS
+
+    links = run_dir(data, signed.run) / CORPORA
+    shards = {path.resolve() for path in links.glob(f"*/{SHARDS}/*.shard")} if links.is_dir() else set()
+    total = sum(path.stat().st_size for path in shards)
+    if not total or signed.manifest.data.is_local:
+        return ""
+    limit = gather({}).preferences.max_up
+    rate = limit or HOME_UPLOAD_BYTES_PER_S
+    takes, at = duration((COPIES - 1) * total / rate), f"{8 * rate / 1e6:.3g} Mbit/s" + (" (max_up)" if limit else "")
+    return (
+        f"Leave this computer on until the copies are there: nobody else has these {size(total)} of data yet.  Once "
+        f"{COPIES - 1} others have joined, it takes about {takes} at an upload of {at}; `peer status` says how far it is."
+    )
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -351,13 +379,13 @@ def _print_manifest(signed: SignedManifest, data: Path) -> None:
     from protocol.run.run_file import dump
 
     manifest, identity = signed.manifest, load_identity(data)
-    speed, extended = _as_it_runs(signed.run, data)
+    speed, now = _as_it_runs(signed.run, data)
     print(f"# Run {signed.run.hex()}")
     _print_needs(manifest)
     for subject, said in purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else ""):
         print(f"# {subject:<10}{said}")
-    if extended:
-        print(f"# {extended}")
+    for line in now:
+        print(f"# {line}")
     print(dump(manifest), end="")
 
 
@@ -372,21 +400,28 @@ def _print_needs(manifest: RunManifest) -> None:
         print(f"# {subject:<10}{said}")
 
 
-def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, str]:
-    """Return the speed of the run's last round, and its progress, if the peer of this data directory takes part in it."""
+def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[str]]:
+    """Return the speed of the run's last round, and lines about its progress and the copies of its data.
+
+    Both are empty unless the peer of this data directory takes part in it.
+    """
     from peer.control.client import ControlClient, ControlError
     from peer.formatting import goal_line
     from peer.joining.purpose import Speed
+    from peer.sentences import copies
 
     try:
         status = ControlClient(data).status()
     except ControlError:
-        return None, ""
+        return None, []
     if status.run != run.hex() or not status.goal_total:
-        return None, ""
+        return None, []
     rate = status.run_tokens_per_s
     speed = Speed(rate, "measured in the last round, all members together") if rate else None
-    return speed, f"{'now':<10}{goal_line(status)}"
+    lines = [f"{'now':<10}{goal_line(status)}"]
+    if status.copies is not None:
+        lines.append(f"{'copies':<10}{copies(status.copies)}")
+    return speed, lines
 
 
 def _print_invitation(invitation: Invitation) -> None:

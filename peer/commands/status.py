@@ -112,7 +112,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         trainer_line,
         votes_line,
     )
-    from peer.sentences import blocks_by_origin
+    from peer.sentences import blocks_by_origin, copies
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
@@ -129,6 +129,8 @@ def describe_status(status: PeerStatus) -> list[str]:
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
+    if status.copies is not None:
+        blocks.append(f"data      {copies(status.copies)}")
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
         f"peer      {clean(status.name)} {status.peer}" + (f", team {clean(status.team, 24)}" if status.team else ""),

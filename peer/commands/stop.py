@@ -24,6 +24,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 STOP_DEADLINE_S = 30.0
+HANDING_OVER = "handing over"
+"""Beginning of the sentences of a peer that hands data over before it leaves (`protocol.node.lifecycle.Departure`)."""
 
 
 def _register_leave(subparsers: Subparsers) -> None:
@@ -32,7 +34,8 @@ def _register_leave(subparsers: Subparsers) -> None:
         "leave",
         "say goodbye and stop the peer here",
         run_leave,
-        epilog="Later the same `peer join` continues where the peer stopped.",
+        epilog="Later the same `peer join` continues where the peer stopped.  A peer that alone has some of the run's data "
+        "first stays until others have them, for half an hour at most; Ctrl-C, or a second `peer leave`, ends this wait.",
     )
     add_command(
         subparsers,
@@ -78,15 +81,25 @@ def run_finish(args: argparse.Namespace) -> int:
 def _leave_and_wait(folder: Path) -> str:
     """Return the peer's last sentence about its end, or the reason why its stream of events ended."""
     from peer.control.client import ControlClient
+    from peer.formatting import clean
     from peer.sentences import sentence
-    from protocol.events.events import Left
+    from protocol.events.events import Left, Notice
 
     client, left = ControlClient(folder), ""
     with client.events() as stream:
         client.request("leave")
-        while (stamped := stream.next(STOP_DEADLINE_S)) is not None:
+        while True:
+            try:
+                if (stamped := stream.next(STOP_DEADLINE_S)) is None:
+                    break
+            except KeyboardInterrupt:
+                print("Leaving now, although only this peer has some of the run's data.", flush=True)
+                client.request("leave")
+                continue
             if isinstance(stamped.event, Left):
                 left = sentence(stamped.event)
+            elif isinstance(stamped.event, Notice) and stamped.event.text.startswith(HANDING_OVER):
+                print(f"{clean(stamped.event.text, 200)}  (Ctrl-C: leave now)", flush=True)
     _wait_for_end(stream.status.pid)
     return left or f"left ({stream.end})"
 

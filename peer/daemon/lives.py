@@ -159,7 +159,7 @@ class Lives:
     def _spent(self, part: Participation, stay: trio.CancelScope, rest: Rest) -> None:
         """Leave because the month's quota is used up."""
         self._rest = rest
-        if not part.leave():
+        if not part.leave(at_once=True):
             stay.cancel()
 
     async def _stay_away(self, rest: Rest) -> None:

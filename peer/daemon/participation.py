@@ -42,7 +42,14 @@ from peer.resources.check import TrainerDivision, check_division, check_generato
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.requirements import requirement_problem, slow_line, this_computer
-from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
+from peer.resources.room import (
+    MARGIN_BYTES,
+    STATES_ON_DISK,
+    STATES_TO_GO_ON,
+    CappedDisk,
+    DiskRoom,
+    default_block_cache,
+)
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.reasons import Sensors
 from peer.settings.preferences import Preferences
@@ -165,11 +172,14 @@ class Participation:
         if self._trainer_problem is not None:
             raise self._trainer_problem
 
-    def leave(self) -> bool:
-        """Let the node say goodbye; `run` then returns.  Return False if no node runs yet: the caller then cancels `run`."""
+    def leave(self, *, at_once: bool = False) -> bool:
+        """Let the node say goodbye; `run` then returns.  Return False if no node runs yet: the caller then cancels `run`.
+
+        at_once: True to hand no data over before.
+        """
         self.leaving = True
         if self.node is not None:
-            self.node.leave()
+            self.node.leave(at_once=at_once)
         return self.node is not None
 
     # -- changes while it runs ----------------------------------------------------------------------------------------
@@ -216,7 +226,8 @@ class Participation:
         links = sorted(linked.iterdir()) if linked.is_dir() else []
         folders = dict.fromkeys([*map(Path, now.corpus or ()), *(link.resolve() for link in links)])
         networks, most = tuple(map(ip_network, now.mirror_networks or ())), self._beside_states()
-        cache = now.block_cache if most is None else min(now.block_cache, most)
+        cache = default_block_cache(self._room, self._folder) if now.block_cache is None else now.block_cache
+        cache = cache if most is None else min(cache, most)
         return CorpusSettings(tuple(folders), self._folder / BLOCKS, cache, now.keep_blocks, networks)
 
     # -- status -------------------------------------------------------------------------------------------------------

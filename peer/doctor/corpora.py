@@ -13,7 +13,7 @@ from peer.corpora.run_data import HUB
 from peer.doctor.checks import Check, CheckResult, at_least, ok
 from peer.formatting import many, size
 from peer.paths import BLOCKS, CORPORA
-from peer.resources.room import DiskRoom, used_bytes
+from peer.resources.room import LEAST_CACHE_BYTES, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkSet, chunks_in, from_bitmap, set_of
 from protocol.blobs.store import BlobStore
@@ -124,7 +124,7 @@ def blocks_here(found: CorporaHere | None) -> Check:
 def block_cache(found: CorporaHere, run_folder: Path, room: DiskRoom, preferences: Preferences) -> Check:
     """Check the disk space for cached blocks.  Blocking."""
     blocks = used_bytes(run_folder / BLOCKS)
-    wanted = min(preferences.block_cache, found.whole_bytes - found.here_bytes + blocks)
+    wanted = min(preferences.block_cache or LEAST_CACHE_BYTES, found.whole_bytes - found.here_bytes + blocks)
     remedy = (
         "make room, raise max_disk, or lower block_cache: blocks that do not fit are fetched again when they are read again"
     )

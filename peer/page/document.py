@@ -96,7 +96,8 @@ def _header(facts: PageFacts) -> str:
         + f"<p class=lead>{escape(_sentence(facts))}</p>"
         f'<div class=goal><progress max="100" value="{percent:.1f}" aria-label="Progress of the run"></progress>'
         f"<p><b>{shown} %</b> <span>{done} of {total} {run.unit}</span><span class=left>{left}</span></p></div>"
-        "</header>"
+        + (f"<p class=copies>Data: {escape(run.copies)}.</p>" if run.copies else "")
+        + "</header>"
     )
 
 

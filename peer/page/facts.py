@@ -20,6 +20,7 @@ from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import plain
 from peer.joining.purpose import purpose_lines
 from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
+from peer.sentences import copies
 from protocol.events.status import PeerStatus
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
@@ -48,6 +49,7 @@ class RunSummary:
 
     description, licence, url: as the organiser wrote them, or empty; the address begins with https://.
     rounds, tokens: of all members so far.  tokens_per_s: of all members in the last round; None if unknown.
+    copies: a phrase about the copies of the data, or empty.
     """
 
     id: str
@@ -67,6 +69,7 @@ class RunSummary:
     rounds: int
     tokens: int
     tokens_per_s: float | None
+    copies: str
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,7 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
         rounds=progress.rounds,
         tokens=progress.tokens,
         tokens_per_s=_finite(status.run_tokens_per_s) if status is not None else None,
+        copies=copies(status.copies, for_all=True) if status is not None and status.copies is not None else "",
     )
 
 

@@ -94,6 +94,16 @@ class DiskRoom:
         )
 
 
+CACHE_SHARE, LEAST_CACHE_BYTES = 0.1, 4_000_000_000
+"""Share of the free disk that cached blocks may take, and the least that they may take if that is at most half of it."""
+
+
+def default_block_cache(room: DiskRoom, run: Path) -> int:
+    """Return the limit on cached blocks in the folder `run` if its owner sets none.  Blocking."""
+    free = room.left_bytes() + used_bytes(run / BLOCKS)
+    return int(max(CACHE_SHARE * free, min(LEAST_CACHE_BYTES, free / 2)))
+
+
 class CappedDisk(Disk):
     """Disk that refuses writes for which `room` has no space.  Thread-safe."""
 

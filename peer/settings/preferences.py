@@ -32,7 +32,7 @@ from peer.settings.values import (
     read_rate,
     read_rate_or_off,
     read_schedule,
-    read_share,
+    read_share_or_auto,
     read_size,
     read_switch,
     read_team,
@@ -237,13 +237,19 @@ class Preferences:
         Notation(read_data, placeholder="FOLDER"),
         unset="none",
     )
-    block_cache: int = _setting(
-        4_000_000_000, "limit on the disk space of cached blocks of the run's corpora (default: 4GB)", _SIZE
+    block_cache: int | None = _setting(
+        None,
+        "limit on the disk space of cached blocks of the run's corpora (default: a tenth of the free disk, and at least 4GB "
+        "or half of it)",
+        _SIZE,
+        unset="a tenth of the free disk",
     )
-    keep_blocks: float = _setting(
-        0.0,
-        "share of the corpora's blocks to fetch and keep for others, within block_cache, e.g. 25 (default: 0, percent)",
-        Notation(read_share, show_share, "PERCENT"),
+    keep_blocks: float | None = _setting(
+        None,
+        "share of the corpora's blocks to fetch and keep for others, within block_cache, e.g. 25 (percent), or auto: all if "
+        "they fit in block_cache, otherwise as many as three copies need (default: auto)",
+        Notation(read_share_or_auto, show_share, "PERCENT|auto"),
+        unset="auto",
     )
     mirror_networks: tuple[str, ...] | None = _setting(
         None,

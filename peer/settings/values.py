@@ -296,6 +296,11 @@ def read_share(text: str) -> float:
     return share / 100
 
 
+def read_share_or_auto(text: str) -> float | None:
+    """Read a percentage as `read_share` does; None for "auto"."""
+    return None if text == "auto" else read_share(text)
+
+
 def read_load(text: str) -> float:
     """Read a share of the time from "60%" or "60"; return it as a number up to 1."""
     share = read_share(text)

@@ -212,10 +212,14 @@ class ChunkNews(Body):
 
 
 class ChunksRequest(Body):
-    """Request for chunks of a blob, to be pushed in this order.  The answer names the chunks that will not come."""
+    """Request for chunks of a blob, to be pushed in this order.  The answer names the chunks that will not come.
+
+    spare: True if nobody waits for them, as for copies that the asker keeps for others; not written if False.
+    """
 
     blob: HashField
     chunks: Annotated[list[ChunkIndex], Field(min_length=1, max_length=MAX_WANTED)]
+    spare: Annotated[bool, Field(exclude_if=lambda spare: not spare)] = False
 
 
 class ChunksReply(Body):

@@ -78,15 +78,16 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve chunks and tell other peers of new chunks, until cancelled."""
-        try:
-            async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._uploads.run)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                nursery.start_soon(self._uploads.run)
                 while True:
                     for name, offer in self._offers():
                         self._spread(name, offer, trio.current_time())
                     await trio.sleep(NEWS_S)
-        finally:
-            self._nursery = None  # a fetch that ends later sends no news
+            finally:
+                self._nursery = None  # a fetch that ends later sends no news
 
     def serve(self, on: bool) -> None:
         """Set whether other peers may ask us for chunks."""
@@ -263,7 +264,8 @@ class Swarm:
         held: Held = fetches[0] if fetches else await self._find(name)
         here = held.here
         absent = [chunk for chunk in wanted.chunks if not here >> chunk & 1]
-        busy = [chunk for chunk in wanted.chunks if here >> chunk & 1 and not self._uploads.want(peer, name, chunk)]
+        at_hand, spare = [chunk for chunk in wanted.chunks if here >> chunk & 1], wanted.spare
+        busy = [chunk for chunk in at_hand if not self._uploads.want(peer, name, chunk, spare=spare)]
         return ChunksReply(chunks=absent, busy=busy).encode()
 
     @answers("leaves", LeavesRequest)

@@ -104,11 +104,12 @@ class Purpose:
     """Purpose of a blob.
 
     what: checkpoint, result, weights, patch, file, rollouts, tasks, reference or blocks.  number: of the round, version,
-    file or shard.
+    file or shard.  spare: True if nobody waits for the blob: other peers then send it after all that somebody waits for.
     """
 
     what: str
     number: int
+    spare: bool = False
 
 
 class Transfer:
@@ -135,6 +136,11 @@ class Transfer:
         self._begun_at = self._told_at = now
         self._began_with = self._told_left = self._bytes_left
         self._rate = 0.0
+
+    @property
+    def is_spare(self) -> bool:
+        """True if nobody waits for the blob."""
+        return self._purpose.spare
 
     def update(self, here: ChunkSet, sources: int, now: float) -> None:
         """Note the chunks that are here now, and the number of peers that have some of the blob."""
@@ -568,7 +574,7 @@ class Fetch:
             self._over.set()
 
     async def _want(self, want: Want) -> None:
-        question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks))
+        question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks), spare=self.transfer.is_spare)
         try:
             raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)

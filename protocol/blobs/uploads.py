@@ -7,7 +7,8 @@ otherwise.
 
 The queue is short, for the same reason: a peer that would wait for more than about `QUEUE_S` is told that we are busy.  It
 then asks other peers, which may have the chunk by then.  A peer that was turned away is remembered, and has its turn before
-peers that ask later.  Members go before strangers.
+peers that ask later.  Members go before strangers, and chunks that somebody waits for before spare ones, which are
+copies for later (`Urgency`).
 
 A peer that accepts none of its pushes delays only its own chunks.  After a while, its pushes no longer count towards the
 limit, nor its chunks towards the queue.  Its later pushes do not count until it has accepted one.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from enum import IntEnum
 from math import inf
 
 import trio
@@ -47,6 +49,18 @@ MEMORY = 0.3
 Chunk = tuple[Hash, int]
 
 
+class Urgency(IntEnum):
+    """Urgency of a queued chunk; a lower number goes first.
+
+    SHARED: a spare chunk for a member, or a chunk for which a stranger waits.  Such peers take turns: neither must copies
+    for members stop newcomers, nor newcomers the copies.
+    """
+
+    AWAITED = 0
+    SHARED = 1
+    LAST = 2
+
+
 @dataclass
 class _Push:
     """A push under way.  begun: start time.  size: bytes of data, 0 while they are read.  sent: True if all have left us."""
@@ -73,6 +87,8 @@ class Uploads:
     ) -> None:
         self._network, self._members, self._read, self._on_fed = network, members, read, on_fed
         self._queues: dict[PeerId, deque[Chunk]] = {}
+        self._spare: set[tuple[PeerId, Chunk]] = set()
+        """Queued chunks for which nobody waits; they are behind all other chunks of their peer."""
         self._under_way: dict[PeerId, dict[Chunk, _Push]] = {}
         self._turned_away: dict[PeerId, float] = {}
         """Peers that were told that we are busy, in order of their first request, with the time of their last request."""
@@ -82,26 +98,42 @@ class Uploads:
         self._wake = trio.Event()
         self.up_bytes = 0
 
-    def want(self, peer: PeerId, name: Hash, chunk: int) -> bool:
-        """Queue a chunk for a peer; return False if we are busy."""
-        queue = self._queues.get(peer, deque())
-        if (name, chunk) in queue or (name, chunk) in self._under_way.get(peer, {}):
+    def want(self, peer: PeerId, name: Hash, chunk: int, *, spare: bool = False) -> bool:
+        """Queue a chunk for a peer; return False if we are busy.  spare: True if nobody waits for the chunk."""
+        queue, wanted = self._queues.get(peer, deque()), (name, chunk)
+        if wanted in queue and not spare and (peer, wanted) in self._spare:
+            queue.remove(wanted)  # somebody waits for it now
+        elif wanted in queue or wanted in self._under_way.get(peer, {}):
             return True
-        if not self._has_room(peer):
+        elif not self._has_room(peer, self._urgency(peer, spare=spare)):
             return False
-        self._turned_away.pop(peer, None)
-        queue.append((name, chunk))
+        if spare:
+            self._spare.add((peer, wanted))
+            queue.append(wanted)
+        else:
+            self._spare.discard((peer, wanted))
+            self._turned_away.pop(peer, None)
+            queue.insert(sum((peer, each) not in self._spare for each in queue), wanted)
         self._queues[peer] = queue
         self._wake.set()
         return True
 
+    def _urgency(self, peer: PeerId, *, spare: bool) -> Urgency:
+        return Urgency(spare + (not self._members.has_member(peer)))
+
+    def _urgency_of(self, peer: PeerId, wanted: Chunk) -> Urgency:
+        return self._urgency(peer, spare=(peer, wanted) in self._spare)
+
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone: nothing more is sent to it."""
-        self._queues.pop(peer, None)
+        self._spare -= {(peer, wanted) for wanted in self._queues.pop(peer, ())}
         self._turned_away.pop(peer, None)
 
-    def _has_room(self, peer: PeerId) -> bool:
-        """Return True if one more chunk for this peer fits in the queue; peers turned away earlier have precedence."""
+    def _has_room(self, peer: PeerId, urgency: Urgency) -> bool:
+        """Return True if one more chunk for this peer fits in the queue; peers turned away earlier have precedence.
+
+        Less urgent chunks in the queue do not count.
+        """
         if self._stalls(peer):
             return peer not in self._queues and peer not in self._under_way
         now, member = trio.current_time(), self._members.has_member(peer)
@@ -114,14 +146,16 @@ class Uploads:
         if self._is_slow(peer) and len(self._queues.get(peer, ())) >= LEAST_QUEUE:
             return False
         queued = sum(
-            len(queue)
+            self._urgency_of(other, wanted) <= urgency
             for other, queue in self._queues.items()
-            if (self._members.has_member(other) or not member) and not self._stalls(other) and not self._is_slow(other)
+            if not self._stalls(other) and not self._is_slow(other)
+            for wanted in queue
         )
         room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
         if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
             return True
-        if peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED:
+        is_spare = urgency is not self._urgency(peer, spare=False)
+        if not is_spare and (peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED):
             self._turned_away[peer] = now
         return False
 
@@ -146,6 +180,7 @@ class Uploads:
                 while (peer := self._next()) is not None:
                     queue = self._queues.pop(peer)
                     chunk = queue.popleft()
+                    self._spare.discard((peer, chunk))
                     if queue:
                         self._queues[peer] = queue  # the peer's next turn comes after all other peers
                     self._under_way.setdefault(peer, {})[chunk] = push = _Push(trio.current_time())
@@ -164,7 +199,7 @@ class Uploads:
         sent = [push for peer in self._under_way for push in self._sent(peer)]
         fits_on_ways = len(sent) < MOST_ON_WAYS and sum(push.size for push in sent) < MOST_ON_WAYS_BYTES
         free = [peer for peer in self._queues if self._may_push(peer, fits, fits_on_ways)]
-        return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
+        return min(free, key=lambda peer: self._urgency_of(peer, self._queues[peer][0]), default=None)
 
     def _may_push(self, peer: PeerId, fits: bool, fits_on_ways: bool) -> bool:
         """Return True if the limits for one peer allow one more push to this peer.

@@ -6,7 +6,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from protocol.chain.leases import Leases, Ranges, count_rows, holder_slots, lease_terms, own_rows, spare_slot
+from protocol.chain.leases import (
+    MAX_COLUMN,
+    Leases,
+    Ranges,
+    Stretches,
+    by_slot_of_column,
+    count_rows,
+    holder_slots,
+    lease_terms,
+    own_rows,
+    rows_among,
+    spare_slot,
+    stretches_in,
+    union,
+)
 from protocol.chain.progress import RunProgress, TasksInForce, open_amendment
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
@@ -111,13 +125,48 @@ class Base:
         """Return the slot of a peer in this round (`protocol.chain.leases`); a negative number stands for an early lease."""
         if peer in self._early:
             return -1 - list(self._early).index(peer)
-        before = len(self._holders) if manifest.is_streamed else 0  # slots that become early leases
         if (own := self._holders.get(peer)) is not None:
-            return before + own
-        terms, before = lease_terms(manifest), before + len(self._holders)
+            return self._slots_before(manifest) + own
+        return self._slots_before(manifest) + spare_slot(self.tip, peer, len(self._holders), self._spares(manifest))
+
+    def _slots_before(self, manifest: RunManifest) -> int:
+        """Return the number of slots that become early leases for the next record."""
+        return len(self._holders) if manifest.is_streamed else 0
+
+    def _spares(self, manifest: RunManifest) -> int:
+        """Return the number of slots that peers without one of their own draw from."""
+        terms, before = lease_terms(manifest), self._slots_before(manifest) + len(self._holders)
         slots = self.leases.pool.slots(terms.rows, terms.limit)
-        spares = terms.spares if slots is None else max(1, min(terms.spares, slots - before))
-        return spare_slot(self.tip, peer, before, spares)
+        return terms.spares if slots is None else max(1, min(terms.spares, (slots - before) // (len(self._holders) + 1)))
+
+    def _slot_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> int | None:
+        """Return a slot of a peer's column by its place in it; None if the column has none there.
+
+        An early lease is the first slot of its column.  Behind it are the slots of a holder of this round.
+        """
+        if place == 0 or place >= MAX_COLUMN or not manifest.leases_rows(self.round):
+            return self.slot(manifest, peer) if place == 0 else None
+        if (own := self._holders.get(peer)) is None:
+            return None
+        rounds = place - 1 if peer in self._early else place
+        return self._slots_before(manifest) + own + rounds * (len(self._holders) + 1)
+
+    def lease_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> Ranges:
+        """Return the rows of a slot of a peer's column, by its place in it; place 0 is the peer's lease."""
+        if place == 0:
+            return self.lease(manifest, peer)
+        slot, terms = self._slot_of_column(manifest, peer, place), lease_terms(manifest)
+        return self.leases.pool.lease(slot, terms.rows, terms.limit) if slot is not None else ()
+
+    def rows_read(self, manifest: RunManifest, peer: PeerId, steps: int, stretches: Stretches = ()) -> Ranges:
+        """Return the rows of a peer's inner steps in this round, in reading order, as far as there are such rows.
+
+        stretches: as the peer's READY states them; empty for the first steps of its column.
+        """
+        terms = lease_terms(manifest)
+        parts = by_slot_of_column(stretches or ((0, steps),), manifest.round_steps, terms.step_rows)
+        leases = [rows_among(self.lease_of_column(manifest, peer, place), rows) for place, rows in sorted(parts.items())]
+        return tuple(each for lease in leases for each in lease)
 
     def lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
         """Return the rows that a peer reads in this round; none if the round's members learn from rollouts."""
@@ -145,7 +194,8 @@ class Base:
         if not manifest.leases_rows(self.round + 1):
             return ()
         slots = {*self._holders.values(), self.slot(manifest, peer)}
-        pool = self.leases.pool.after(dict.fromkeys(slots, terms.rows), terms.rows, terms.limit)
+        whole: Ranges = ((0, terms.rows),)
+        pool = self.leases.pool.after(dict.fromkeys(slots, whole), terms.rows, terms.limit)
         following = holder_slots(self.leases.beacon, {*self._holders, peer})
         return pool.lease(following[peer], terms.rows, terms.limit)
 
@@ -166,17 +216,20 @@ class Base:
         """Return the state of the leases after the record of this round."""
         if not manifest.leases_rows(self.round):
             return self.leases
-        steps, done = dict[int, int](), dict[PeerId, int]()
+        terms, consumed, done = lease_terms(manifest), dict[int, Ranges](), dict[PeerId, Ranges]()
         for member in members:
             peer = PeerId(member.peer)
-            if peer in self._early and peer in contributing:
-                done[peer] = member.steps
-            elif peer in contributing:
-                slot = self.slot(manifest, peer)
-                steps[slot] = max(member.steps, steps.get(slot, 0))
+            stretches = stretches_in(member.stretches) or ((0, member.steps),)
+            parts = by_slot_of_column(stretches, manifest.round_steps, terms.step_rows)
+            for place, rows in parts.items() if peer in contributing else ():
+                slot = self._slot_of_column(manifest, peer, place)
+                if slot is not None and slot < 0:
+                    done[peer] = rows
+                elif slot is not None:
+                    consumed[slot] = union(rows, consumed.get(slot, ()))
         if manifest.is_streamed:
-            return self.leases.streamed_after(lease_terms(manifest), steps, done, list(self._holders))
-        return self.leases.after(lease_terms(manifest), steps)
+            return self.leases.streamed_after(terms, consumed, done, list(self._holders))
+        return self.leases.after(terms, consumed)
 
     # -- order --------------------------------------------------------------------------------------------------------
 

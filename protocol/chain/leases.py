@@ -9,11 +9,17 @@ Every trainer knows its slot when the round begins:
 * The **holders** are the contributors of the last record and the electors.  They have the first slots, in an order that is
   drawn by a **beacon**: the tip of the last round with a number divisible by `BEACON_ROUNDS`.  The order stays the same for
   some rounds, so a holder can fetch the rows of its next lease ahead of time.
-* Each other peer has a spare slot behind these, drawn by the tip and its key, so that it can train at once.  Two of them may
-  draw the same slot; a record names one of them (`protocol.chain.records.verify_members`).
+* Each other peer has a spare slot, drawn by the tip and its key, so that it can train at once.  With H holders, these are
+  the slots H, 2 H + 1, 3 H + 2 and so on.  Two peers may draw the same one; a record names one of them
+  (`protocol.chain.records.verify_members`).
 
 A contributor of a record consumes rows from the start of its slot: the rows of the inner steps that its READY states.  A
 member whose parts are in at most half of the chunks consumes nothing.  The other rows that were leased return to the pool.
+
+The blocks of some rows may be at no peer.  So that nobody waits for them, a holder may read elsewhere in its **column**: its
+slot k, then the slots k + H + 1, k + 2 (H + 1) and so on.  Two columns have no row in common, and none with a spare slot.
+Its READY states the **stretches** of the column that it read, in steps; without a statement, these are the first steps.  The
+rows between the stretches return to the pool like all others, and are the first to be leased when somebody has their blocks.
 So the rows consumed by the records of a chain are disjoint, and together with the returned
 rows they are exactly the rows below the cursor.  A chain that is rolled back takes its leases with it.
 
@@ -28,6 +34,7 @@ A run on the members' own data has no leases: each member reads the rows of its 
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +42,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from protocol.run.manifest import RunManifest
+from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -43,10 +51,15 @@ RowRange = tuple[int, int]
 Ranges = tuple[RowRange, ...]
 """Ranges of run rows, ascending, disjoint, and not adjacent."""
 
+Stretches = tuple[tuple[int, int], ...]
+"""Half-open ranges of the inner steps of a column, ascending, disjoint, and not adjacent."""
+
 MAX_RETURNED = 1024
 """Maximum number of returned ranges; beyond it, the shortest ranges are skipped.  A trainer is told a lease in one frame."""
 BEACON_ROUNDS = 16
 """Number of rounds for which the order of the holders stays the same."""
+MAX_COLUMN = 4096
+"""Number of slots of a column."""
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The pool of rows that no record has consumed.
@@ -80,15 +93,16 @@ class LeasePool:
         source.take(slot * rows)
         return source.take(rows)
 
-    def after(self, consumed: Mapping[int, int], rows: int, limit: int | None = None) -> LeasePool:
+    def after(self, consumed: Mapping[int, Ranges], rows: int, limit: int | None = None) -> LeasePool:
         """Return the pool after a record.
 
-        consumed: number of rows consumed from the start of each slot.  rows, limit: as for `lease`.
+        consumed: consumed rows of each slot, counted from its first one.  rows, limit: as for `lease`.
         """
-        source, returned = _RowQueue(self, limit), list[RowRange]()
-        for slot in range(max(consumed, default=-1) + 1):
-            read = count_rows(source.take(min(consumed.get(slot, 0), rows)))
-            returned += source.take(rows - read)
+        source, returned, reached = _RowQueue(self, limit), list[RowRange](), 0
+        for slot in sorted(slot for slot, read in consumed.items() if count_rows(read)):
+            returned += source.take((slot - reached) * rows)
+            returned += rows_except(source.take(rows), consumed[slot])
+            reached = slot + 1
         return self._keeping(_merged(sorted([*returned, *source.returned])), source.cursor)
 
     def returning(self, ranges: Iterable[RowRange]) -> LeasePool:
@@ -152,14 +166,67 @@ def first_rows(ranges: Ranges, rows: int) -> Ranges:
     return tuple(first)
 
 
-def rows_after(ranges: Ranges, rows: int) -> Ranges:
-    """Return these ranges without their first rows."""
-    left = list[RowRange]()
+def rows_among(ranges: Ranges, chosen: Ranges) -> Ranges:
+    """Return the rows of `ranges` at the places in `chosen`, which are counted from the first row."""
+    found, before = list[RowRange](), 0
     for start, end in ranges:
-        if end - start > rows:
-            left.append((start + rows, end))
-        rows = max(0, rows - (end - start))
-    return tuple(left)
+        size = end - start
+        places = [(max(one, before), min(other, before + size)) for one, other in chosen]
+        found += [(start + one - before, start + other - before) for one, other in places if one < other]
+        before += size
+    return tuple(found)
+
+
+def rows_except(ranges: Ranges, chosen: Ranges) -> Ranges:
+    """Return the rows of `ranges` that are not at the places in `chosen`, which are counted from the first row."""
+    bounds = [0, *(bound for each in chosen for bound in each), max(count_rows(ranges), chosen[-1][1] if chosen else 0)]
+    gaps = [(bounds[at], bounds[at + 1]) for at in range(0, len(bounds), 2)]
+    return rows_among(ranges, tuple(gap for gap in gaps if gap[0] < gap[1]))
+
+
+def union(one: Ranges, other: Ranges) -> Ranges:
+    """Return the rows in any of these ranges."""
+    joined = list[RowRange]()
+    for start, end in sorted([*one, *other]):
+        if joined and start <= joined[-1][1]:
+            start, end = joined[-1][0], max(end, joined.pop()[1])
+        joined.append((start, end))
+    return tuple(joined)
+
+
+_STRETCH = struct.Struct(">II")
+
+
+def stretches_in(raw: bytes) -> Stretches:
+    """Return the stretches that a READY states.  Raises `Malformed` unless they are ascending, and apart from each other."""
+    if len(raw) % _STRETCH.size:
+        raise Malformed("stretches with a part of one")
+    stretches = tuple((start, end) for start, end in _STRETCH.iter_unpack(raw))
+    bounds = [bound for each in stretches for bound in each]
+    if any(one >= other for one, other in pairwise(bounds)):
+        raise Malformed("stretches that are not ascending")
+    return stretches
+
+
+def stretches_from(stretches: Stretches) -> bytes:
+    """Return stretches as a READY states them; empty if they are the first steps of the column."""
+    if len(stretches) == 1 and not stretches[0][0]:
+        return b""
+    return b"".join(_STRETCH.pack(*each) for each in stretches)
+
+
+def by_slot_of_column(stretches: Stretches, steps: int, step_rows: int) -> dict[int, Ranges]:
+    """Return the rows of the stretches of a column, counted from the first row of each slot, by the slot's place in it.
+
+    steps: inner steps of a slot.  step_rows: rows of an inner step.
+    """
+    found = dict[int, list[RowRange]]()
+    for start, end in stretches:
+        for place in range(start // steps, -(-end // steps)):
+            one, other = max(start, place * steps), min(end, (place + 1) * steps)
+            within = (one - place * steps) * step_rows, (other - place * steps) * step_rows
+            found.setdefault(place, []).append(within)
+    return {place: tuple(rows) for place, rows in found.items()}
 
 
 def count_rows(ranges: Iterable[RowRange]) -> int:
@@ -224,24 +291,27 @@ class Leases:
         """Return the state in the round on `tip`."""
         return self if round % BEACON_ROUNDS else replace(self, beacon=tip)
 
-    def after(self, terms: LeaseTerms, steps: Mapping[int, int]) -> Leases:
-        """Return the state after one more record.  steps: inner steps done with the rows of each slot."""
-        consumed = {slot: count * terms.step_rows for slot, count in steps.items()}
+    def after(self, terms: LeaseTerms, consumed: Mapping[int, Ranges]) -> Leases:
+        """Return the state after one more record.  consumed: as for `LeasePool.after`."""
         return replace(self, pool=self.pool.after(consumed, terms.rows, terms.limit))
 
     def streamed_after(
-        self, terms: LeaseTerms, steps: Mapping[int, int], done: Mapping[PeerId, int], holders: Sequence[PeerId]
+        self,
+        terms: LeaseTerms,
+        consumed: Mapping[int, Ranges],
+        done: Mapping[PeerId, Ranges],
+        holders: Sequence[PeerId],
     ) -> Leases:
         """Return the state after one more record of a streamed run.
 
-        steps: inner steps done with the rows of each spare slot.  done: inner steps of the contributors with early leases.
-        holders: peers that get the first slots as early leases for the record after this one, in the order of the slots.
+        consumed: of each slot that is no early lease, as for `LeasePool.after`.  done: consumed rows of the early leases,
+        counted from their first ones.  holders: peers that get the first slots as early leases for the record after this
+        one, in the order of the slots.
         """
         early = tuple((peer, self.pool.lease(slot, terms.rows, terms.limit)) for slot, peer in enumerate(holders))
-        taken = dict.fromkeys(range(len(holders)), terms.rows)
-        spares = {slot: count * terms.step_rows for slot, count in steps.items()}
-        left = [each for peer, rows in self.early for each in rows_after(rows, done.get(peer, 0) * terms.step_rows)]
-        pool = self.pool.after(taken | spares, terms.rows, terms.limit).returning(left)
+        taken: dict[int, Ranges] = dict.fromkeys(range(len(holders)), ((0, terms.rows),))
+        left = [each for peer, rows in self.early for each in rows_except(rows, done.get(peer, ()))]
+        pool = self.pool.after({**consumed, **taken}, terms.rows, terms.limit).returning(left)
         return replace(self, pool=pool, early=early)
 
     def is_exhausted(self, limit: int | None) -> bool:
@@ -259,4 +329,4 @@ def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:
 def spare_slot(tip: Hash, peer: PeerId, holders: int, spares: int) -> int:
     """Return the slot of a peer that is no holder.  holders: number of the holders.  spares: number of spare slots."""
     draw = hash_bytes("spare lease", tip + peer.encode())
-    return holders + int.from_bytes(draw[:8], "big") % spares
+    return holders + int.from_bytes(draw[:8], "big") % spares * (holders + 1)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import check_admissions, quorum_size
+from protocol.chain.leases import MAX_COLUMN, count_rows, stretches_from, stretches_in
 from protocol.run.manifest import RunManifest
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -126,14 +127,31 @@ def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | 
     if learned is not None and manifest.rl is not None:
         check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
     most = most_tokens(manifest, base.round, learned)
+    if learns and said.stretches:
+        raise Malformed("a member that names rows in a round that learns from rollouts")
     if not learns:
         rows = base.count_leased(manifest, peer)
+        if said.stretches:
+            rows = _check_stretches(manifest, base, peer, said)
         if said.steps > max(1, rows // manifest.data.sequences_per_step):
             raise Malformed("a member that claims more steps than its lease has rows for")
         most = min(most, max(1, rows * manifest.data.row_tokens))
     check_losses(said.losses, 0 if learns else len(manifest.data.sources))
     if said.tokens > most:
         raise Malformed("a member that claims more tokens than its contribution can have")
+
+
+def _check_stretches(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | Member) -> int:
+    """Return the number of rows in the stretches that a member states; raise `Malformed` unless they are in its column."""
+    stretches = stretches_in(said.stretches)
+    if not manifest.leases_rows(base.round) or stretches[-1][1] > MAX_COLUMN * manifest.round_steps:
+        raise Malformed("stretches of data that are not leased, or beyond the column")
+    if said.steps > manifest.round_steps or count_rows(stretches) != said.steps or not stretches_from(stretches):
+        raise Malformed("stretches that are not as long as its steps, or that are the first steps")
+    rows = count_rows(base.rows_read(manifest, peer, said.steps, stretches))
+    if rows != said.steps * manifest.data.sequences_per_step:
+        raise Malformed("stretches of rows that there are not")
+    return rows
 
 
 def most_tokens(manifest: RunManifest, round: int, learned: Learned | None) -> int:

@@ -5,8 +5,9 @@
 
 A block is written to a temporary name, flushed and renamed, so that a file with a number for a name is whole.  Sizes are
 checked at the start, and hashes whenever a block is served.  The cache has a cap: the blocks that were not needed for the
-longest time leave first.  **Pinned** blocks never leave: those of the leases of this round and the next.  Other blocks also
-leave when some other file of the peer does not fit on the disk (`Disk.add_relief`).
+longest time leave first.  **Pinned** blocks never leave: those of the leases of this round and the next.  **Kept** blocks,
+which this peer keeps for others, leave when no other block can.  Blocks also leave when some other file of the peer does not
+fit on the disk (`Disk.add_relief`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class BlockCache:
         """Blocks that are here, the one that was not needed for the longest time first."""
         self._here: dict[Hash, ChunkSet] = {}
         self._pinned: dict[Block, None] = {}
-        self._used_bytes = 0
+        self._kept: set[Block] = set()
+        self._used_bytes = self._kept_bytes = 0
         self._leaves = LeavesMemory()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -132,6 +134,13 @@ class BlockCache:
         """Disk space that the blocks take."""
         return self._used_bytes
 
+    @property
+    def lasting_bytes(self) -> int:
+        """Disk space of the blocks that do not leave for a block to keep: pinned and kept ones."""
+        with self._lock:
+            pinned = sum(space_of(block) for block in self._pinned if block in self._blocks and block not in self._kept)
+            return self._kept_bytes + pinned
+
     def blocks(self) -> list[Block]:
         """Return the blocks that are here, the one that was not needed for the longest time first."""
         with self._lock:
@@ -139,7 +148,7 @@ class BlockCache:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def put(self, block: Block, data: bytes | memoryview) -> bool:
+    def put(self, block: Block, data: bytes | memoryview, *, kept: bool = False) -> bool:
         """Keep a block, whose bytes the caller has checked; durable on return.  Return False if it was here already.
 
         On a full disk, a block that is not pinned drives no other out.  Raises `StoreFailed`.
@@ -153,7 +162,16 @@ class BlockCache:
             self._disk.write_file(self.path(block), data, relieved=block in self._pinned)
             with self._lock:
                 self._add(block)
+            if kept:
+                self.keep(block)
         return True
+
+    def keep(self, block: Block) -> None:
+        """Have a block leave only when no other can."""
+        with self._lock:
+            if block in self._blocks and block not in self._kept:
+                self._kept.add(block)
+                self._kept_bytes += space_of(block)
 
     def write_leaves(self, shard: Hash, leaves: Sequence[Hash]) -> None:
         """Keep the hashes of a shard's blocks.  Raises `StoreFailed`."""
@@ -187,12 +205,12 @@ class BlockCache:
         """Remove blocks that are not pinned until `size` bytes are free; return the bytes that they took."""
         with self._lock:
             leaving, freed = [], 0
-            for block in self._blocks:
+            free = [block for block in self._blocks if block not in self._pinned] if size > 0 else []
+            for block in sorted(free, key=lambda block: block in self._kept):
                 if freed >= size:
                     break
-                if block not in self._pinned:
-                    leaving.append(block)
-                    freed += space_of(block)
+                leaving.append(block)
+                freed += space_of(block)
         for block in leaving:
             self._remove(block)
         return freed
@@ -203,6 +221,9 @@ class BlockCache:
                 del self._blocks[block]
                 self._here[block.shard] &= ~(1 << block.number)
                 self._used_bytes -= space_of(block)
+                if block in self._kept:
+                    self._kept.remove(block)
+                    self._kept_bytes -= space_of(block)
         with suppress(OSError):
             self._disk.remove(self.path(block))
 

@@ -3,7 +3,8 @@
 The user of a fetcher says which blocks are needed now and which are needed next (`BlockFetcher.need`).  Policy:
 
 * **Order.**  Blocks needed now come first, in reading order.  Those needed next are asked for once these are here or late.
-  A seed then fetches further blocks, in an order of its own, while there is free space in the cache.
+  Blocks to keep for others (`protocol.corpora.copies`) are fetched while nothing is needed that somebody could send, and not
+  while a round is exchanged.
 * **Batches.**  A few blocks of one shard are fetched together: through the swarm (`protocol.blobs.swarm`) from all peers
   that have some, or in one range from one mirror.  Peers and mirrors work at the same time on different blocks.  Once all
   needed blocks are under way, mirrors are also asked for blocks that peers have owed us for a while, and vice versa.
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
+from functools import partial
 from math import inf
 from random import Random
 
@@ -30,6 +31,7 @@ from protocol.blobs.fetcher import fetch_leaves
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose, Transfer
 from protocol.corpora.cache import BlockStore, space_of
+from protocol.corpora.copies import BlocksToKeep, KeepRule, missing_of
 from protocol.corpora.manifest import Block
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.shards import Shard
@@ -38,7 +40,7 @@ from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.short_id import short_id
 from protocol.transport.interface import Session
-from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 PEER_BATCHES, MIRROR_BATCHES = 4, 2
@@ -52,37 +54,33 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 FIRST_FULL_S, MOST_FULL_S = 10.0, 600.0
 """Pause after a block that did not fit on the disk; twice as long each time, up to the second number."""
 TELL_AGAIN_S = 3600.0
-AHEAD_BLOCKS = 256
-"""Most blocks ahead of need that are looked at together."""
-AHEAD_AGAIN_S = 60.0
-"""Seconds until a seed looks again for blocks that it should keep and lacks."""
+KEEP_BATCHES = 2
+KEEP_BATCH_BYTES = 2 << 20
+"""Batches of blocks to keep for others that are under way at a time, and their size: small, so that they end soon."""
 
 
 @dataclass(frozen=True)
 class FetchPolicy:
     """Choices of a fetcher's user.
 
-    keep_share: share of all blocks that this peer fetches ahead of need: 1 for a seed of everything, 0 for a peer that
-    fetches only what it reads.  is_seed: returns True for peers that train nothing.  name: returns a peer's name for people.
+    keeps: the rule of what this peer fetches ahead of need, to keep it for others.  is_seed: returns True for peers that
+    train nothing.  name: returns a peer's name for people.  is_busy: returns True while the line should be left to a round.
     """
 
-    keep_share: float = 0.0
+    keeps: KeepRule = KeepRule()
     is_seed: Callable[[PeerId], bool] = lambda peer: False
     name: Callable[[PeerId], str] = short_id
-
-    def keeps(self, me: PeerId, block: Block) -> bool:
-        """Return True if this peer keeps a block ahead of need."""
-        drawn = hash_bytes("block to keep", me.encode() + block.shard + block.number.to_bytes(4, "big"))
-        return int.from_bytes(drawn[:8], "big") < self.keep_share * 2**64
+    is_busy: Callable[[], bool] = lambda: False
 
 
 class BlockOrigin(StrEnum):
-    """Origin of blocks.  DISK: blocks that were here when they became needed."""
+    """Origin of blocks.  DISK: blocks that were here when they became needed.  COPY: blocks fetched to keep for others."""
 
     PEER = "peer"
     SEED = "seed"
     MIRROR = "mirror"
     DISK = "disk"
+    COPY = "copy"
 
 
 @dataclass(eq=False)
@@ -90,13 +88,14 @@ class _BlockBatch:
     """Blocks of one shard under way together.
 
     blocks: those that have not come yet.  since: trio time.  mirror: name of the mirror that is asked; "" while none is;
-    None if peers are asked.
+    None if peers are asked.  is_kept: True for blocks that nobody here needs, to be kept for others.
     """
 
     shard: Shard
     blocks: list[Block]
     since: float
     mirror: str | None
+    is_kept: bool = False
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -149,7 +148,7 @@ class BlockFetcher:
         self._tell_of_full_at = -inf
         self._batches: list[_BlockBatch] = []
         self._pauses: dict[Block, _Pause] = {}
-        self._ahead = _Ahead(store, policy, session.me)
+        self._ahead = BlocksToKeep(store, policy.keeps, session.me)
         self._leaves_locks: dict[Hash, trio.Lock] = {}
         self._givers: set[PeerId] = set()
         """Connected peers that have given us a block."""
@@ -182,7 +181,7 @@ class BlockFetcher:
         if needed != before:
             self._full_until, self._full_s = -inf, FIRST_FULL_S  # other blocks may leave the disk now
         for batch in self._batches:
-            if needed.isdisjoint(batch.blocks):
+            if needed.isdisjoint(batch.blocks) and not batch.is_kept:
                 batch.scope.cancel()
         self._wake.set()
 
@@ -266,48 +265,65 @@ class BlockFetcher:
             if mirrored < MIRROR_BATCHES:
                 yield from self._begin(self._for_mirrors(missing, now), "")
             if len(self._batches) == found:
+                break
+        if now >= self._full_until and not self._policy.is_busy():
+            yield from self._plan_copies(missing, now, peers=peers)
+
+    def _plan_copies(self, missing: Sequence[Block], now: float, *, peers: bool) -> Iterator[_BlockBatch]:
+        """Yield the batches of blocks to keep for others, unless a block is under way that is needed here."""
+        while all(batch.is_kept for batch in self._batches) and len(self._batches) < KEEP_BATCHES:
+            under_way = {block for batch in self._batches for block in batch.blocks}
+            free = self._ahead.fitting([*missing, *under_way])
+            found = len(self._batches)
+            if peers:
+                yield from self._begin([block for block in free if self._may_ask_peers(block, now)], None, is_kept=True)
+            ready = {shard for shard in {block.shard for block in free} if self._mirrors.are_ready(shard, now)}
+            taken = {block for batch in self._batches[found:] for block in batch.blocks}
+            left = [block for block in free if block.shard in ready and block not in taken]
+            yield from self._begin(left, "", is_kept=True)
+            if len(self._batches) == found:
                 return
 
-    def _begin(self, blocks: Sequence[Block], mirror: str | None) -> Iterator[_BlockBatch]:
+    def _begin(self, blocks: Sequence[Block], mirror: str | None, *, is_kept: bool = False) -> Iterator[_BlockBatch]:
         """Begin a batch of the first of these blocks, unless there is none."""
         if blocks:
-            shard = self.store.shards[blocks[0].shard]
-            chosen = _first_of_one_shard(blocks) if mirror is None else _first_range(blocks)
-            batch = _BlockBatch(shard, chosen, trio.current_time(), mirror)
+            shard, most = self.store.shards[blocks[0].shard], KEEP_BATCH_BYTES if is_kept else BATCH_BYTES
+            chosen = (_first_of_one_shard if mirror is None else _first_range)(blocks, most)
+            batch = _BlockBatch(shard, chosen, trio.current_time(), mirror, is_kept)
             self._batches.append(batch)
             self._ahead.take(chosen)
             yield batch
 
+    def _may_ask_peers(self, block: Block, now: float) -> bool:
+        pause = self._pauses.get(block)
+        return pause is None or pause.until <= now
+
     def _for_peers(self, missing: Sequence[Block], now: float) -> list[Block]:
         pauses = {block for block, pause in self._pauses.items() if pause.until > now}
-        return self._free([block for block in missing if block not in pauses], missing, now, mirrored=False)
+        return self._free([block for block in missing if block not in pauses], now, mirrored=False)
 
     def _for_mirrors(self, missing: Sequence[Block], now: float) -> list[Block]:
         shards = {block.shard for block in missing}
         ready = {shard for shard in shards if self._mirrors.are_ready(shard, now)}
-        return self._free([block for block in missing if block.shard in ready], missing, now, mirrored=True)
+        return self._free([block for block in missing if block.shard in ready], now, mirrored=True)
 
-    def _free(self, due: Sequence[Block], missing: Sequence[Block], now: float, *, mirrored: bool) -> list[Block]:
+    def _free(self, due: Sequence[Block], now: float, *, mirrored: bool) -> list[Block]:
         """Return the blocks to ask peers for, or mirrors if `mirrored`: those first that nobody was asked for.
 
         due: the blocks that may be asked for.
         """
-        under_way = {block for batch in self._batches for block in batch.blocks}
+        batches = [batch for batch in self._batches if not batch.is_kept]
+        under_way = {block for batch in batches for block in batch.blocks}
         free = [block for block in due if block not in under_way]
-        recent = [batch for batch in self._batches if batch.since > now - OWED_S]
+        recent = [batch for batch in batches if batch.since > now - OWED_S]
         if free:
             current = set(self._now)
             if urgent := [block for block in free if block in current]:
                 return urgent
             return free if all(current.isdisjoint(batch.blocks) for batch in recent) else []
-        asked = [batch for batch in self._batches if (batch.mirror is not None) == mirrored]
+        asked = [batch for batch in batches if (batch.mirror is not None) == mirrored]
         not_late = {block for batch in [*asked, *recent] for block in batch.blocks}
-        late = [block for block in due if block not in not_late]
-        return late or [
-            block
-            for block in self._ahead.fitting([*missing, *under_way])
-            if not mirrored or self._mirrors.are_ready(block.shard, now)
-        ]
+        return [block for block in due if block not in not_late]
 
     async def _fetch(self, batch: _BlockBatch) -> None:
         try:
@@ -341,7 +357,8 @@ class BlockFetcher:
     async def _fetch_from_peers(self, batch: _BlockBatch, blob: Blob) -> None:
         here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
         places = _Places(self, batch.shard, set_of([block.number for block in batch.blocks]))
-        await self._swarm.fetch(blob, places, self._peers(), Purpose("blocks", batch.shard.number), here=here)
+        purpose = Purpose("blocks", batch.shard.number, spare=batch.is_kept)
+        await self._swarm.fetch(blob, places, self._peers(), purpose, here=here)
 
     async def _fetch_from_mirrors(self, batch: _BlockBatch, blob: Blob) -> None:
         here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
@@ -409,9 +426,10 @@ class BlockFetcher:
         self, origin: BlockOrigin, block: Block, data: bytes | memoryview, by: _BlockBatch | None = None
     ) -> None:
         """Keep a block.  by: the batch that brought it from a mirror."""
-        if await self._offload(self.store.cache.put, block, data):
+        if await self._offload(partial(self._put, block, data)):
             self._full, self._full_s = "", FIRST_FULL_S
-            self.tally[origin] += block.size
+            is_needed = block in self._now or block in self._next
+            self.tally[origin if is_needed else BlockOrigin.COPY] += block.size
         for batch in self._batches:
             if block in batch.blocks:
                 batch.blocks.remove(block)
@@ -421,86 +439,30 @@ class BlockFetcher:
         self._came.set()
         self._came = trio.Event()
 
-
-def missing_of(store: BlockStore, blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks that are not on this computer, in their order.  Blocking."""
-    here = {shard: store.here(shard) for shard in {block.shard for block in blocks}}
-    return [block for block in blocks if not here[block.shard] >> block.number & 1]
+    def _put(self, block: Block, data: bytes | memoryview) -> bool:
+        """Put a block into the cache.  Blocking."""
+        return self.store.cache.put(block, data, kept=self._ahead.keeps(block))
 
 
-def _first_of_one_shard(blocks: Sequence[Block]) -> list[Block]:
+def _first_of_one_shard(blocks: Sequence[Block], most_bytes: int) -> list[Block]:
     """Return the first block, and as many others of its shard as fit in a batch."""
     chosen, size = list[Block](), 0
     for block in blocks:
         if block.shard == blocks[0].shard:
             size += block.size
-            if chosen and (size > BATCH_BYTES or len(chosen) >= BATCH_BLOCKS):
+            if chosen and (size > most_bytes or len(chosen) >= BATCH_BLOCKS):
                 break
             chosen.append(block)
     return chosen
 
 
-def _first_range(blocks: Sequence[Block]) -> list[Block]:
+def _first_range(blocks: Sequence[Block], most_bytes: int) -> list[Block]:
     """Return the first block, and those that follow it in its shard without a gap, as many as fit in a batch."""
     chosen, free = [blocks[0]], {(block.shard, block.number): block for block in blocks}
     size = blocks[0].size
     while (block := free.get((chosen[0].shard, chosen[-1].number + 1))) is not None:
         size += block.size
-        if size > BATCH_BYTES:
+        if size > most_bytes:
             break
         chosen.append(block)
     return chosen
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Blocks that a seed keeps ahead of need.
-
-
-class _Ahead:
-    """Missing blocks that this peer keeps ahead of need, a few at a time.
-
-    The shards come in an order that a hash of our peer ID draws, so that several seeds begin with different ones.
-    """
-
-    def __init__(self, store: BlockStore, policy: FetchPolicy, me: PeerId) -> None:
-        self._store, self._policy, self._me = store, policy, me
-        self._found: list[Block] = []
-        self._source: Iterator[Block] = iter(())
-        self._again_at = -inf
-
-    def look(self, now: float) -> None:
-        """Look for further blocks, unless enough are known.  Blocking.  now: trio time."""
-        if self._policy.keep_share <= 0 or len(self._found) >= AHEAD_BLOCKS:
-            return
-        looked_at = [*islice(self._source, AHEAD_BLOCKS)]
-        if not looked_at and now >= self._again_at:
-            self._source, self._again_at = self._all(), now + AHEAD_AGAIN_S
-            looked_at = [*islice(self._source, AHEAD_BLOCKS)]
-        self._found += missing_of(self._store, looked_at)
-
-    def _all(self) -> Iterator[Block]:
-        """Yield the blocks to keep, shard by shard."""
-        order = sorted(self._store.shards, key=lambda root: hash_bytes("order of shards", self._me.encode() + root))
-        for shard in map(self._store.shards.__getitem__, order):
-            here = self._store.here(shard.root)
-            for number in range(len(shard)):
-                block = shard.block(number)
-                if not here >> number & 1 and self._policy.keeps(self._me, block):
-                    yield block
-
-    def fitting(self, others: Sequence[Block]) -> list[Block]:
-        """Return known blocks for which there is free space beside these other ones, which are not here yet."""
-        room = self._store.cache.cap_bytes - self._store.cache.used_bytes - sum(map(space_of, others))
-        left, fitting = set(others), list[Block]()
-        for block in self._found:
-            room -= space_of(block)
-            if room < 0:
-                break
-            if block not in left:
-                fitting.append(block)
-        return fitting
-
-    def take(self, blocks: Sequence[Block]) -> None:
-        """Forget blocks that are being fetched now; if they do not come, they are found again later."""
-        taken = set(blocks)
-        self._found = [block for block in self._found if block not in taken]

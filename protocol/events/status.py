@@ -192,6 +192,31 @@ class RolloutStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopiesStatus:
+    """Copies of the data that the run needs to go on: its files, the blocks of its corpora, and its reference weights.
+
+    Only this peer, and live peers that a record names or that were admitted, count.
+    peers: number of such peers, with this one.  answered: number of those that said what they have, with this one.
+    wanted: number of copies that there should be: three, or one at each peer.
+    total_bytes: size of the data.  missing_bytes: at none of these peers.  lone_bytes: at one of them only.
+    here_only_bytes: at this peer only.  short_bytes: at fewer than `wanted` of them.
+    fetched_bytes: bytes that this peer fetched since its start to keep them for others.
+    mirrors: number of mirrors of the corpora; they do not count as copies.
+    """
+
+    peers: int = 1
+    answered: int = 1
+    wanted: int = 1
+    total_bytes: int = 0
+    missing_bytes: int = 0
+    lone_bytes: int = 0
+    here_only_bytes: int = 0
+    short_bytes: int = 0
+    fetched_bytes: int = 0
+    mirrors: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunMixture:
     """Mixture of the sources of a run's data.
 
@@ -338,7 +363,9 @@ class NodeStatus:
     eval_percent: progress of a measurement by this peer; None while it measures none.
     up_bytes, down_bytes: bytes sent and received since the start.
     block_bytes: bytes of the blocks that this peer needed of the run's corpora since the start, by their origin: peer
-    (another trainer, or the organiser), seed, mirror, or disk (they were here); empty in a run without corpora.
+    (another trainer, or the organiser), seed, mirror, or disk (they were here), and under "copy" those of blocks fetched to
+    keep them for others; empty in a run without corpora.
+    copies: copies of the run's data, a map; None before the files of the run are here.
     trainer_pid: process ID of the trainer; None while none is ready.  device: name of its device and precision of its
     products; empty before it was ready.  mfu: share of the device's measured speed that training reaches; None while it does
     not train.  busy_share: share of the last hour in which it trained; None before it was ready.
@@ -421,6 +448,7 @@ class NodeStatus:
     clock_skew: str = ""
     team: str = ""
     block_bytes: dict[str, int] = field(default_factory=dict)
+    copies: CopiesStatus | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))
@@ -493,6 +521,7 @@ class PeerStatus(NodeStatus):
                 "run_definition": _run_definition(given.get("run_definition")),
                 "computer": _computer(given.get("computer")),
                 "contribution": _contribution(given.get("contribution")),
+                "copies": _copies(given.get("copies")),
             }
             return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, **nested})
         except (TypeError, AttributeError) as error:
@@ -511,6 +540,10 @@ def _computer(given: Any) -> ComputerStatus | None:
         return None
     gpus = [GpuStatus(**_known(GpuStatus, each)) for each in given.get("gpus", ())]
     return ComputerStatus(**{**_known(ComputerStatus, given), "gpus": gpus})
+
+
+def _copies(given: Any) -> CopiesStatus | None:
+    return CopiesStatus(**_known(CopiesStatus, given)) if given is not None else None
 
 
 def _contribution(given: Any) -> ContributionStatus | None:

@@ -20,7 +20,7 @@ from kernels.layout import Layout
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.credit import learned_by
-from protocol.chain.leases import Ranges, count_rows, first_rows
+from protocol.chain.leases import Ranges, Stretches, count_rows, first_rows, rows_among, stretches_from
 from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
@@ -69,10 +69,12 @@ class Work:
     """The sets of tasks against which our READY votes, if the contribution was learned from no batches."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
+    stretches: Stretches = ()
+    """The stretches of our column that the trainer reads."""
 
-    def begin(self, wanted: int) -> None:
-        """Begin to train for `wanted` steps."""
-        self.wanted = wanted
+    def begin(self, wanted: int, stretches: Stretches = ()) -> None:
+        """Begin to train for `wanted` steps.  stretches: of our column, to read for them."""
+        self.wanted, self.stretches = wanted, stretches
 
     def note(self, progress: Progress) -> None:
         """Note an inner step."""
@@ -144,6 +146,56 @@ class OwnTrainer:
         """Have the blocks of these rows fetched for the trainer, and then those of the rows that it reads next."""
         if self._blocks is not None:
             await self._blocks.lease(rows, following)
+
+    async def choose(self, column: Callable[[int], Ranges], wanted: int, *, waits: bool = True) -> Stretches:
+        """Return the stretches of our column to read for `wanted` steps, without those whose blocks nobody has.
+
+        column: returns the rows of a slot of the column, by its place.  waits: True to wait until there are such steps.
+        """
+        if self._blocks is None:
+            return ((0, wanted),)
+        while not (chosen := await self._blocks.choose(column, wanted)) and waits:
+            counted = self._blocks.counted
+            sentence = self._blocks.about_lost(column(0))
+            self.activity.show(Phase.COMPUTING, WhyIdle.FETCHING_DATA, sentence[:200])
+            await self._blocks.lease((), column(0))
+            await counted.wait()
+        return chosen
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, note: Callable[[Progress], None], applied: trio.Event | None = None
+    ) -> Contribution | None:
+        """Train as `TrainerLink.compute` does; return None if a block turned out to be lost before the first step.
+
+        If that happens later, the steps done so far are the contribution.
+        """
+        assert self.link is not None
+        done, contribution = 0, None
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal done
+            done = progress.steps
+            note(progress)
+
+        async def watch(blocks: LeasedBlocks, link: TrainerLink, scope: trio.CancelScope) -> None:
+            await blocks.until_lost()
+            if done:
+                link.finish()
+            else:
+                scope.cancel()
+
+        death: TrainerDied | None = None
+        async with trio.open_nursery() as nursery:
+            if self._blocks is not None:
+                nursery.start_soon(watch, self._blocks, self.link, nursery.cancel_scope)
+            try:
+                contribution = await self.link.compute(task, theta, on_progress, applied)
+            except TrainerDied as error:
+                death = error
+            nursery.cancel_scope.cancel()
+        if death is not None:
+            raise death
+        return contribution
 
     async def reference(self) -> Path | None:
         """Wait for the weights with which preferences are compared; return their path, or None in other runs."""
@@ -340,17 +392,27 @@ class Contributor:
             self._ahead.stop()
         share = progress.next_share
         task = self._task(base.round + 1, rows, steps, progress.first, (share, min(1.0, 2 * share - progress.share)))
-        nursery.start_soon(self._run_ahead, self._trainer, replace(task, continues=True), self._ahead)
+        nursery.start_soon(self._run_ahead, replace(task, continues=True), self._ahead)
 
-    async def _run_ahead(self, trainer: TrainerLink, task: ComputeTask, ahead: _NextRound) -> None:
+    async def _run_ahead(self, task: ComputeTask, ahead: _NextRound) -> None:
         try:
             with ahead.scope:
                 await self._own.rested()
-                await self._own.lease(task.rows, ())
-                task = replace(task, reference=await self._own.reference())
+                stretches = await self._own.choose(lambda place: task.rows if not place else (), task.steps, waits=False)
+                if not stretches:
+                    return  # the round begins without training ahead, and reads other rows
+                steps, step_rows = (
+                    sum(end - start for start, end in stretches),
+                    self._replica.manifest.data.sequences_per_step,
+                )
+                rows = rows_among(task.rows, tuple((start * step_rows, end * step_rows) for start, end in stretches))
+                if stretches != ((0, task.steps),):
+                    ahead.work.begin(steps, stretches)
+                await self._own.lease(rows, ())
+                task = replace(task, rows=rows, steps=steps, reference=await self._own.reference())
                 ahead.work.training.set()
                 theta, note = self._replica.state.theta, partial(self._on_progress_ahead, ahead)
-                ahead.contribution = await trainer.compute(task, theta, note, ahead.applied)
+                ahead.contribution = await self._own.compute(task, theta, note, ahead.applied)
         except TrainerDied:
             pass  # the round begins anew once it is due
         finally:
@@ -411,15 +473,19 @@ class Contributor:
         inner_steps = manifest.steps_of(base.round)
         wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
         learns, step_rows = manifest.learns_from_rollouts(base.round), manifest.data.sequences_per_step
+        stretches: Stretches = ()
         lease = base.lease(manifest, self._session.me)
         if not learns:
             wanted = min(wanted, count_rows(lease) // step_rows)
             if not wanted:  # the run's last rows are leased to others
                 return self._nothing(base.round)
-        work.begin(wanted)
+            stretches = await self._own.choose(partial(base.lease_of_column, manifest, self._session.me), wanted)
+            wanted = sum(end - start for start, end in stretches)
+        work.begin(wanted, stretches)
         progress = self._amendments.progress(base)
         begun = 0 if learns else progress.first  # the learning rate never decays with rollouts
-        task = self._task(base.round, lease, wanted, begun, (progress.share, progress.next_share))
+        rows = lease if learns else base.rows_read(manifest, self._session.me, wanted, stretches)
+        task = self._task(base.round, rows, wanted, begun, (progress.share, progress.next_share))
         if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
         await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
@@ -427,7 +493,9 @@ class Contributor:
         async with self._selection.alone() if self._selection is not None else nullcontext():
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
-            return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+            note = partial(self._on_progress, work)
+            contribution = await self._own.compute(task, self._replica.state.theta, note)
+        return contribution if contribution is not None else await self._train(trainer, base, work, ahead)
 
     def _task(self, round: int, lease: Ranges, steps: int, begun: int, shares: tuple[float, float]) -> ComputeTask:
         """Return the task of a round.  begun: first round of the run's present stage."""
@@ -526,6 +594,7 @@ class Contributor:
             rollouts=work.rollouts,
             against=work.against or self._amendments.against(base.tasks),
             losses=self._losses(contribution),
+            stretches=stretches_from(first_rows(work.stretches, contribution.steps)),
         )
         envelope = self._session.seal(ready)
         work.commit(contribution, leaves, ready, envelope.raw)

@@ -1,96 +1,51 @@
-"""Corpora of the run on this peer: opened once their manifests are here, and fetched block by block as the rows need them.
+"""Blocks of the run's corpora on this peer: fetched as its rows need them, and kept for others.
 
 `Contributor` says which rows this peer reads in a round (`LeasedBlocks.lease`), and the trainer process reads the blocks
 from the disk.  If it lacks one, for training or for the held-out loss, it says so, and the block is fetched first.
+
+A block that nobody gives stops nobody.  It counts as **lost** once no live peer shows it, or after the trainer has waited
+for it in vain.  This peer then reads the steps of its column that need no lost block (`LeasedBlocks.choose`); the others
+return to the pool, where they are leased first.  It waits only if it finds no such step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import trio
 
-from protocol.blobs.store import BlobStore, Held, Holding
 from protocol.blobs.swarm import Swarm
-from protocol.chain.leases import Ranges
-from protocol.corpora.cache import BlockCache, BlockStore
+from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
+from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
-from protocol.corpora.fitting import corpora_flaw, source_in
-from protocol.corpora.leased import MixedSplit, blocks_needed
-from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
+from protocol.corpora.leased import blocks_needed
+from protocol.corpora.manifest import Block
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.ranges import AddressPolicy, RangeClient
-from protocol.corpora.shards import CorpusShelf, shards_of
-from protocol.disk import Disk
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
+from protocol.node.copies import CopyCensus
+from protocol.node.run_corpora import RunCorpora
 from protocol.offload import Offload
-from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA
-from protocol.run.settings import CorpusSettings
-from protocol.sync.supplies import RunFiles, paths_of
+from protocol.sync.supplies import RunFiles
 from protocol.transport.interface import Session
-from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role
+from protocol.wire.messages import MAX_STRETCHES
+from protocol.wire.presence import Phase, Role
 
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
-SHOW_S = 1.0
-
-
-class CorpusFlawed(Exception):
-    """Error for corpora that do not fit the run; the text is one sentence with the remedy."""
-
-
-class RunCorpora:
-    """The run's corpora on disk: a `protocol.blobs.store.ListedShelf`, empty until `open`.
-
-    disk: where the run's other files lie as well, under the same limit.  store, splits: blocks, and training splits of the
-    run's sources; None and empty until `open`.
-    """
-
-    def __init__(self, manifest: RunManifest, files: BlobStore, disk: Disk, settings: CorpusSettings) -> None:
-        self.manifest, self._files, self._disk, self.settings = manifest, files, disk, settings
-        self.store: BlockStore | None = None
-        self.splits: list[MixedSplit] = []
-
-    def open(self) -> BlockStore:
-        """Read the manifests of the corpora, which must be here, and the blocks on disk.  Blocking.
-
-        Raises `CorpusFlawed` and `StoreFailed`.
-        """
-        assert self.settings.blocks is not None, "a peer of a run with corpora has a folder for their blocks"
-        corpora = [self._read(path) for name, path in paths_of(self.manifest, self._files).items() if self._is_ours(name)]
-        if flaw := corpora_flaw(self.manifest, corpora):
-            raise CorpusFlawed(f"the run's data cannot be read: {flaw}; ask the organiser for a new run")
-        shards = shards_of(corpora)
-        cache = BlockCache(self._disk, self.settings.blocks, shards, self.settings.cache_bytes)
-        cache.load()
-        self.splits = splits_of(self.manifest, corpora)
-        self.store = BlockStore(cache, [CorpusShelf(folder, shards) for folder in self.settings.folders], shards)
-        return self.store
-
-    @staticmethod
-    def _is_ours(name: str) -> bool:
-        return name.startswith(CORPORA)
-
-    def _read(self, path: Path) -> CorpusManifest:
-        try:
-            return read_manifest(path.read_bytes())
-        except Malformed as error:
-            raise CorpusFlawed(f"the run's data cannot be read: {error}; ask the organiser for a new run") from error
-
-    def find(self, name: Hash) -> Held | None:
-        """Return the blocks of a shard as `Shelf.find` describes."""
-        return self.store.find(name) if self.store is not None else None
-
-    def holdings(self) -> list[Holding]:
-        """Return the whole shards as `ListedShelf.holdings` describes."""
-        return self.store.holdings() if self.store is not None else []
+SHOW_S, AWAITED_S = 1.0, 5.0
+"""Pauses between two sentences about a wait, and seconds after which a block is here that the trainer no longer asks for."""
+LOST_S, OWED_S = 30.0, 120.0
+"""Seconds for which the trainer waits for a block that nobody was asked for, and for one that some peer should send."""
+NOWHERE_S = 5.0
+"""The same for a block that no live peer shows."""
+LOST_FOR_S = 300.0
+"""Seconds for which a block counts as lost after the trainer has waited for it in vain."""
+LOOKED_AT = 64
+"""Slots of the column that are looked at for steps that can be read, from the place on that was found last."""
 
 
 class LeasedBlocks:
@@ -102,12 +57,13 @@ class LeasedBlocks:
         corpora: RunCorpora,
         files: RunFiles,
         swarm: Swarm,
-        membership: Membership,
+        census: CopyCensus,
         activity: Activity,
         offload: Offload,
     ) -> None:
         self._session, self._corpora, self._files = session, corpora, files
-        self._swarm, self._membership, self._activity, self._offload = swarm, membership, activity, offload
+        self._swarm, self._census, self._activity, self._offload = swarm, census, activity, offload
+        self._membership = census.membership
         self._manifest, self._settings = corpora.manifest, corpora.settings
         self._mixture = corpora.manifest.mixture
         self._fetcher: BlockFetcher | None = None
@@ -116,6 +72,12 @@ class LeasedBlocks:
         self._rows: tuple[Ranges, Ranges] = (), ()
         self._stalled = trio.Event()
         """Set while the trainer waits for a block of its lease."""
+        self._awaited: tuple[Block, float, float] | None = None
+        """The block for which the trainer waits, and when it first and last said so."""
+        self._lost: dict[Block, float] = {}
+        """Blocks for which the trainer waited in vain, with the time until which they count as lost."""
+        self._found_at = 0
+        """Place in the column where steps were found that can be read."""
 
     async def run(self) -> None:
         """Fetch blocks until cancelled.  Raises `CorpusFlawed` and `StoreFailed`."""
@@ -123,13 +85,17 @@ class LeasedBlocks:
         store = await self._offload(self._corpora.open)
         client = RangeClient(AddressPolicy(self._settings.mirror_networks), pay=self._session.network.receive_elsewhere)
         mirrors = Mirrors(self._manifest.data.mirrors, client, self._session.me, self._session.emit)
-        policy = FetchPolicy(self._settings.keep_share, self._is_seed, self._membership.name)
+        keeps = KeepRule(self._settings.keep_share, self._census.others, mirrored=bool(self._manifest.data.mirrors))
+        policy = FetchPolicy(keeps, self._is_seed, self._membership.name, self._is_in_exchange)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)
         self._fetcher = fetcher
         await self.lease(*self._rows)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetcher.run)
             nursery.start_soon(self._tell_of_waits)
+
+    def _is_in_exchange(self) -> bool:
+        return self._activity.phase in (Phase.EXCHANGING, Phase.VOTING)
 
     def _is_seed(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
@@ -143,12 +109,105 @@ class LeasedBlocks:
             self._stalled = trio.Event()
             await trio.sleep(SHOW_S)
 
+    # -- lost blocks --------------------------------------------------------------------------------------------------
+
+    async def choose(self, column: Callable[[int], Ranges], wanted: int) -> Stretches:
+        """Return the stretches of our column to read for `wanted` steps; none if no step that was looked at can be read.
+
+        column: returns the rows of a slot of the column, by its place.
+        """
+        if self._fetcher is None:
+            return ((0, wanted),)
+        now, shown = trio.current_time(), self._census.shown()
+        given_up = frozenset(block for block, until in self._lost.items() if until > now)
+
+        def is_lost(block: Block) -> bool:
+            store = self._corpora.store
+            is_here = store is not None and store.here(block.shard) >> block.number & 1
+            return not is_here and (block in given_up or shown.lacks(block))
+
+        found: Stretches = await self._offload(self._choose, column, wanted, is_lost)
+        return found
+
+    def _choose(self, column: Callable[[int], Ranges], wanted: int, is_lost: Callable[[Block], bool]) -> Stretches:
+        step_rows, steps = self._manifest.data.sequences_per_step, self._manifest.round_steps
+        places = [0, *range(max(1, self._found_at), max(1, self._found_at) + LOOKED_AT)]
+        chosen, left = list[tuple[int, int]](), wanted
+        for place in places:
+            rows = column(place)
+            for start, end in self._readable(rows, step_rows, is_lost):
+                end = min(end, start + left)
+                first, last = place * steps + start, place * steps + end
+                if chosen and chosen[-1][1] == first:
+                    first = chosen.pop()[0]
+                elif len(chosen) >= MAX_STRETCHES or not left:
+                    break
+                chosen.append((first, last))
+                left -= end - start
+            if left <= wanted // 2 or len(chosen) >= MAX_STRETCHES:
+                break
+            self._found_at = place
+        else:
+            self._found_at = 0  # begin again, since blocks may have come
+        return tuple(chosen)
+
+    def _readable(self, rows: Ranges, step_rows: int, is_lost: Callable[[Block], bool]) -> list[tuple[int, int]]:
+        """Return the ranges of the steps of these rows that need no lost block.  Blocking."""
+        steps = count_rows(rows) // step_rows
+        if not any(map(is_lost, self._blocks(rows))):
+            return [(0, steps)] if steps else []
+        found = list[tuple[int, int]]()
+        for step in range(steps):
+            blocks = self._blocks(rows_among(rows, ((step * step_rows, (step + 1) * step_rows),)))
+            if not any(map(is_lost, blocks)):
+                found.append((found.pop()[0] if found and found[-1][1] == step else step, step + 1))
+        return found
+
+    async def until_lost(self) -> None:
+        """Wait until the trainer has waited in vain for a block, which counts as lost from then on."""
+        while True:
+            if self._awaited is not None:
+                block, since, last = self._awaited
+                now = trio.current_time()
+                if now - last > AWAITED_S:
+                    self._awaited = None  # it has come
+                elif now - since >= self._patience_s(block):
+                    self._lost[block], self._awaited = now + LOST_FOR_S, None
+                    return
+            await trio.sleep(SHOW_S)
+
+    def _patience_s(self, block: Block) -> float:
+        if self._census.shown().lacks(block):
+            return NOWHERE_S
+        return OWED_S if self._swarm.asked_for(block.shard, block.number) else LOST_S
+
+    @property
+    def counted(self) -> trio.Event:
+        """Event that is set when the copies are counted again."""
+        return self._census.counted
+
+    def about_lost(self, rows: Ranges) -> str:
+        """Return a sentence about the first of these rows, of which nobody has a block."""
+        store, blocks = self._corpora.store, self._blocks(rows)
+        assert store is not None
+        lost = next((block for block in blocks if not store.here(block.shard) >> block.number & 1), None)
+        if lost is None:
+            return "looking for rows whose blocks are here"
+        called, holders = store.shards[lost.shard].name_of(lost.number), self._census.last_holders(lost)
+        had = " and ".join(self._membership.name(peer) for peer in holders[:2])
+        last = f"{had} had it last" if had else "ask the organiser to start a peer that has the corpus"
+        return f"waiting for {called}, which no peer has now, like all other rows that this peer may read: {last}"
+
+    # -- needs --------------------------------------------------------------------------------------------------------
+
     async def lease(self, rows: Ranges, following: Ranges = ()) -> None:
         """Fetch the blocks of these rows of the run, and then those of the rows that this peer expects to read next."""
         self._rows = rows, following
         if self._fetcher is None:
             return
         self._leased = await self._offload(self._blocks, rows), await self._offload(self._blocks, following)
+        shown = self._census.shown()
+        self._leased[1][:] = [block for block in self._leased[1] if not shown.lacks(block)]
         self._tell()
 
     def ask(self, shard: Hash, number: int) -> None:
@@ -158,6 +217,9 @@ class LeasedBlocks:
             return
         block = known.block(number)
         if block in self._leased[0]:
+            now = trio.current_time()
+            since = self._awaited[1] if self._awaited is not None and self._awaited[0] == block else now
+            self._awaited = block, since, now
             if self._fetcher is not None:
                 self._fetcher.recheck(block)
             self._stalled.set()
@@ -186,9 +248,3 @@ class LeasedBlocks:
         assert self._fetcher is not None
         now, following = self._leased
         self._fetcher.need([*reversed(self._asked), *now], following)
-
-
-def splits_of(run: RunManifest, corpora: Sequence[CorpusManifest]) -> list[MixedSplit]:
-    """Return the training splits of the run's sources, in their order.  The corpora must fit the run."""
-    found = [(corpora[source.corpus], source_in(corpora, source)) for source in run.data.sources]
-    return [MixedSplit(corpus, source.train) for corpus, source in found if source is not None]

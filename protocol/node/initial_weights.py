@@ -24,7 +24,8 @@ from protocol.transport.interface import Session
 
 INITIAL = "initial.bf16"
 """Name of the file, where the trainer also looks for it (`trainer.reference`)."""
-RETRY_S = 2.0
+RETRY_S, KEEP_RETRY_S = 2.0, 15.0
+"""Pause after no peer had the weights: if the trainer waits for them, and if they are only to be kept for others."""
 FETCHING = "fetching the weights that the run began with; a trainer or seed that was in the run before has them"
 LOST = "the weights that the run began with are on no peer's disk: join such a run before its first round ends"
 
@@ -35,6 +36,17 @@ class InitialWeights:
     def __init__(self, session: Session, replica: Replica, supplies: StateFetcher, offload: Offload, path: Path) -> None:
         self._session, self._replica, self._supplies, self._offload = session, replica, supplies, offload
         self._path = path
+
+    async def run(self) -> None:
+        """Fetch the state before the first round once there are records, to keep it for others; return once it is here.
+
+        Raises `StoreFailed`.
+        """
+        history = self._replica.history
+        while self._replica.manifest.genesis is not None and 0 not in self._replica.store.checkpoints.of(history):
+            sources = sorted(self._session.network.connected())
+            if not history.length or not await self._supplies.fetch_genesis(sources):
+                await trio.sleep(KEEP_RETRY_S)
 
     async def until_here(self, show: Callable[[str], None]) -> Path:
         """Wait until the file is here, and return its path.  show: called with the reason of the wait.

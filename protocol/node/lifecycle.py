@@ -18,6 +18,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, Membership, beat_interval_s
 from protocol.node.commands import Extensions
+from protocol.node.copies import CopyCensus
 from protocol.node.evaluator import Evaluator
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, RoundRunner, StateDisagreement
 from protocol.node.rounds import CurrentRound, Rounds
@@ -264,6 +265,8 @@ PATIENCE_S = 1800.0
 MAX_TRAINING_S = 86_400.0
 """Longest time of the peer's own training that counts for the deadline (s)."""
 LOOK_S = 1.0
+HAND_OVER_LOOK_S = 10.0
+"""Seconds between two looks while data are handed over, unless copies are counted before."""
 
 OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING, WhyIdle.PREPARING_DATA})
 """Reasons to wait that a trainer resolves by itself."""
@@ -288,15 +291,32 @@ def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
     return frozenset(Role) if why in FETCHING else frozenset({Role.TRAINER})
 
 
+HAND_OVER_MOST_S = 1800.0
+"""Longest time for which a leaving peer stays until others have the data that only it has (s)."""
+STUCK_S = 60.0
+"""Seconds without any such data coming to another peer, after which the leaving peer goes."""
+
+
 class Departure:
     """Departure of this peer, at once or after the running round; it begins once, when the user asks for it.
+
+    A peer that alone has some of the run's data stays until others have them, at most for `HAND_OVER_MOST_S`.  A second
+    request to leave ends this wait.
 
     left: set when the peer leaves.  is_at_end: True if the peer leaves when the run has ended.
     """
 
     def __init__(
-        self, session: Session, settings: NodeSettings, history: History, membership: Membership, activity: Activity
+        self,
+        session: Session,
+        settings: NodeSettings,
+        history: History,
+        membership: Membership,
+        activity: Activity,
+        census: CopyCensus | None = None,
     ) -> None:
+        self._census = census
+        self._handing_over = trio.Event()
         self._session, self._history, self._membership, self._activity = session, history, membership, activity
         self._role, self._stop_after, self.is_at_end = settings.role, settings.stop_after, settings.until_end
         self.left, self._begun = trio.Event(), trio.Event()
@@ -321,26 +341,66 @@ class Departure:
         """True if this peer begins no further round."""
         return self.has_begun or (self._stop_after is not None and self._history.length >= self._stop_after)
 
-    def leave(self) -> None:
-        """Leave now."""
+    def leave(self, *, at_once: bool = False) -> None:
+        """Leave once others have what only this peer has; a second call leaves now.  at_once: True to leave now."""
+        if not at_once and not self._handing_over.is_set() and self._only_here():
+            self._deadline = trio.current_time() + HAND_OVER_MOST_S
+            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "handing over what only this peer has")
+            self._handing_over.set()
+            return
         self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
         self.left.set()
 
+    @property
+    def is_leaving(self) -> bool:
+        """True once this peer takes part in no further round."""
+        return self.left.is_set() or self._handing_over.is_set()
+
+    def _only_here(self) -> int:
+        """Return the bytes that only this peer has, and that some other peer can take."""
+        told = self._census.status() if self._census is not None else None
+        return told.here_only_bytes if told is not None and told.answered > 1 else 0
+
     async def run(self) -> None:
-        """Leave without the round once waiting for it is pointless."""
-        reason = await self.given_up()
+        """Leave without the round once waiting for it is pointless, and hand data over before leaving."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hand_over)
+            reason = await self.given_up()
+            if not self.is_leaving:
+                self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
+                self.leave()
+
+    async def _hand_over(self) -> None:
+        """Stay until others have what only this peer has, until the deadline, or until nobody takes more."""
+        await self._handing_over.wait()
+        assert self._census is not None
+        self._census.hurry(True)
+        begun, moved_at = self._only_here(), trio.current_time()
+        least = begun
+        while (left := self._only_here()) and trio.current_time() < min(self._deadline, moved_at + STUCK_S):
+            if left < least:
+                least, moved_at = left, trio.current_time()
+            done = 100 - 100 * left // max(left, begun)
+            text = f"handing over {left / 1e6:.1f} MB that only this peer has ({done} % are at others); once more leaves now"
+            self._session.emit(Notice("info", text))
+            with trio.move_on_after(HAND_OVER_LOOK_S):
+                await self._census.counted.wait()
         if not self.left.is_set():
-            self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
-            self.leave()
+            if left:
+                self._session.emit(Notice("warning", f"leaving with {left / 1e6:.1f} MB that no other peer has taken"))
+            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
+            self.left.set()
 
     @property
     def left_s(self) -> float | None:
         """Seconds until the deadline; None before the departure begins."""
-        return max(0.0, self._deadline - trio.current_time()) if self.has_begun else None
+        return max(0.0, self._deadline - trio.current_time()) if self.has_begun or self.is_leaving else None
 
     @property
     def waits_for(self) -> str:
-        """Phrase for the reason why the round is not complete yet; empty before the departure begins."""
+        """Phrase for the reason why the peer has not left yet; empty before the departure begins."""
+        if self._handing_over.is_set():
+            return f"{self._only_here() / 1e6:.1f} MB that only this peer has to come to others"
         if not self.has_begun:
             return ""
         return self._activity.detail or self._activity.why.value or f"its own work ({self._activity.phase.value})"
@@ -508,13 +568,13 @@ class Life:
         while True:
             await self._keeper.reach_tip()
             await self._rounds.prepare()
-            if self._departure.is_due:
+            if self._departure.is_due and not self._departure.is_leaving:
                 if not self._departure.has_begun:
                     await self._evaluator.at_the_end()
                 await self._barrier.linger()
                 self._departure.leave()
                 return
-            if self._departure.left.is_set():
+            if self._departure.is_leaving:
                 await trio.sleep_forever()  # other peers would wait in vain for us in a round that we begin now
             if self._run_end.has_come:
                 self.pace.pause()

@@ -19,6 +19,7 @@ from protocol.chain.base import fragment_of
 from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
+from protocol.corpora.fetcher import BlockOrigin
 from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -26,7 +27,8 @@ from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions, LineProbe
 from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
-from protocol.node.corpora import LeasedBlocks, RunCorpora
+from protocol.node.copies import CopyCensus
+from protocol.node.corpora import LeasedBlocks
 from protocol.node.evaluator import Evaluator
 from protocol.node.exchanges import AuditedResults
 from protocol.node.initial_weights import INITIAL, InitialWeights
@@ -34,6 +36,7 @@ from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService
 from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
+from protocol.node.run_corpora import RunCorpora
 from protocol.node.state import StateKeeper
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
@@ -96,6 +99,9 @@ class Node:
         self._shelves = shelves_of(replica, catalogue, self._corpora)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
+        self._census = CopyCensus(
+            session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights
+        )
         self._blocks = self._make_blocks(trainer)
         self.versions = WeightVersions(session, guard, replica, catalogue, offload, self._swarm, settings.weights)
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
@@ -110,12 +116,12 @@ class Node:
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
-        initial = self._make_initial_weights(supplies)
+        self._initial = initial = self._make_initial_weights(supplies)
         self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
         self.router = self._make_router()
-        self._departure = Departure(session, settings, self._history, membership, activity)
+        self._departure = Departure(session, settings, self._history, membership, activity, self._census)
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
@@ -130,9 +136,7 @@ class Node:
         session, settings = self._session, self._settings
         if not self._replica.manifest.data.corpora or settings.corpora.blocks is None:
             return None
-        blocks = LeasedBlocks(
-            session, self._corpora, self.files, self._swarm, self._membership, self._activity, self._offload
-        )
+        blocks = LeasedBlocks(session, self._corpora, self.files, self._swarm, self._census, self._activity, self._offload)
         if trainer is not None:
             trainer.report_missing(blocks.ask)
         return blocks
@@ -143,6 +147,18 @@ class Node:
         if replica.manifest.data.format != "preference" or folder is None:
             return None
         return InitialWeights(session, replica, supplies, self._offload, folder.with_name(INITIAL))
+
+    def _has_start_weights(self) -> bool:
+        """Return True if the weights are here with which the run compares its own, or if they do not exist yet.
+
+        Blocking.
+        """
+        manifest = self._replica.manifest
+        if manifest.rl is None:
+            return 0 in self._replica.store.checkpoints.of(self._history)
+        reference = self._rollouts.selection.reference if self._rollouts is not None else None
+        is_due = self._history.length > manifest.rl.warm_rounds
+        return not is_due or (reference is not None and reference.path is not None)
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
         """Build this peer's work with rollouts; return None in a run without rollouts."""
@@ -163,7 +179,7 @@ class Node:
         router = MessageRouter(session, self._guard, self._offload, self._handshake, self._ejections, membership)
         handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
         router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
-        router.add(self.versions, Serving(replica, self._offload), self.extensions)
+        router.add(self.versions, Serving(replica, self._offload), self.extensions, self._census)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
@@ -196,14 +212,17 @@ class Node:
         """Run until `leave`, then say goodbye.  Raises `StoreFull` if the disk is full; no data is lost then."""
         memories = (self._ejections, self._keeper, self.extensions)
         services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._swarm]
-        services += [self.files, self.extensions, self.versions]
-        services += [part for part in (self._blocks, self._tasks, self._rollouts) if part is not None]
+        services += [self.files, self.extensions, self.versions, self._census]
+        services += [part for part in (self._blocks, self._initial, self._tasks, self._rollouts) if part is not None]
         await self._life.run(memories, services)
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
-    def leave(self) -> None:
-        """Stop now, with a goodbye; `run` returns."""
-        self._departure.leave()
+    def leave(self, *, at_once: bool = False) -> None:
+        """Stop with a goodbye, once others have what only this peer has; a second call stops now.  `run` returns.
+
+        at_once: True to stop now.
+        """
+        self._departure.leave(at_once=at_once)
 
     def finish(self) -> float:
         """Stop once the running round is complete or cannot be completed; return the longest time that this takes (s)."""
@@ -371,7 +390,8 @@ class Node:
             learning_rate=learning_rate,
             rate_phase=rate_phase.value,
             clock_skew=self._handshake.clocks.skew,
-            block_bytes=self._blocks.tally() if self._blocks is not None else {},
+            block_bytes=(fetched := self._blocks.tally() if self._blocks is not None else {}),
+            copies=self._census.status(fetched.get(BlockOrigin.COPY.value, 0)),
             rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)
             if self._rollouts is not None
             else None,

@@ -1,4 +1,4 @@
-"""Reference weights of a run's KL term, which trainers and seeds keep and serve to each other.
+"""Reference weights of a run's KL term, which trainers, validators and seeds keep and serve to each other.
 
     reference/<root>.blob       the parameters in bf16, little endian (`protocol.blobs.store`)
 
@@ -29,7 +29,7 @@ from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 
-KEEPERS = (Role.TRAINER, Role.SEED)
+KEEPERS = (Role.TRAINER, Role.VALIDATOR, Role.SEED)
 LOOK_S = 0.25
 RETRY_S = 5.0
 """Seconds to wait if no peer had the weights, or the disk failed."""

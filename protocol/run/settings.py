@@ -38,13 +38,14 @@ class CorpusSettings:
 
     folders: folders of corpora, which are read and served in place.  blocks: folder of the other blocks; None for a peer
     that keeps none.  cache_bytes: limit for those, unless the rows of two rounds need more.  keep_share: share of all blocks
-    that this peer fetches, even without reading them.  mirror_networks: networks with mirrors, besides the public Internet.
+    that this peer fetches, even without reading them; None to choose so that there are enough copies.
+    mirror_networks: networks with mirrors, besides the public Internet.
     """
 
     folders: tuple[Path, ...] = ()
     blocks: Path | None = None
     cache_bytes: int = 4 << 30
-    keep_share: float = 0.0
+    keep_share: float | None = None
     mirror_networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
 

@@ -210,6 +210,17 @@ def weights_in(state: bytes) -> bytes | None:
     return state[HASH_BYTES:] or None
 
 
+MAX_STRETCHES = 6
+"""Most stretches of its column that a member reads in a round."""
+STRETCH_BYTES = 8
+StretchesField = Annotated[bytes, Field(max_length=STRETCH_BYTES * MAX_STRETCHES, exclude_if=lambda value: not value)]
+"""Stretches of a member's column that it read (`protocol.chain.leases`).
+
+Each is two big-endian numbers of 32 bits, its first step and the step after its last one.  Empty, and not written, for the
+first steps.
+"""
+
+
 class Ready(OnState):
     """Commitment to a finished contribution by its root, before any contribution is shown.
 
@@ -217,6 +228,7 @@ class Ready(OnState):
     different READYs with one serial prove a lie.  admission: proof that the sender was admitted; empty if the run needs
     none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
     against: the sets of tasks that the sender's counts exclude.  losses: of the sources, in a run that mixes several.
+    stretches: of the sender's column, if it lacked blocks of its first steps.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -235,6 +247,7 @@ class Ready(OnState):
     rollouts: LaterLearned = None
     against: SlotMask = None
     losses: Losses = b""
+    stretches: StretchesField = b""
 
 
 class Member(Body):
@@ -252,6 +265,7 @@ class Member(Body):
     rollouts: LaterLearned = None
     against: SlotMask = None
     losses: Losses = b""
+    stretches: StretchesField = b""
     signature: SignatureField
 
 
@@ -270,6 +284,7 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
         rollouts=ready.rollouts,
         against=ready.against,
         losses=ready.losses,
+        stretches=ready.stretches,
         signature=signature,
     )
 
@@ -293,6 +308,7 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
         rollouts=member.rollouts,
         against=member.against,
         losses=member.losses,
+        stretches=member.stretches,
     )
 
 

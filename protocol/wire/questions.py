@@ -84,6 +84,25 @@ class EvidenceRequest(Body):
     length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
 
 
+MAX_HOLDINGS_BYTES = 1 << 15
+
+
+class HoldingsRequest(Body):
+    """Request for a list of the run's data that a peer has on its disk."""
+
+
+class HoldingsReply(Body):
+    """Data on a peer's disk.
+
+    files: True if it has all files of the run.  start: True if it has the weights with which the run compares its own, or if
+    there are none.  blocks: bitmap of the first blocks of the run's corpora, in the order of their manifests.
+    """
+
+    files: bool
+    start: bool
+    blocks: Annotated[bytes, Field(max_length=MAX_HOLDINGS_BYTES)]
+
+
 class LeavesReply(Body):
     """The hashes of the chunks of a blob, in order."""
 

@@ -30,12 +30,12 @@ import numpy as np
 
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
-from protocol.chain.leases import RowRange, first_rows, lease_terms
+from protocol.chain.leases import RowRange, stretches_in
 from protocol.chain.store import Store
 from protocol.corpora.leased import blocks_held_out, blocks_needed
 from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
 from protocol.events import events as ev
-from protocol.node.corpora import splits_of
+from protocol.node.run_corpora import splits_of
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
 from tests.e2e.mirror_server import MIRRORS, MirrorServer
@@ -138,15 +138,14 @@ def blocks_consumed(swarm: Swarm, peer: Peer, corpus: CorpusManifest) -> set[Blo
     signed = open_manifest(swarm.manifest.read_bytes())
     manifest, rows = signed.manifest, list[RowRange]()
     history = History(round_settings(signed.run, manifest), Store(run_folder(peer)))
-    terms, me = lease_terms(manifest), PeerId(peer.peer_id)
+    me = PeerId(peer.peer_id)
     roster = history.roster_at(0)
     for round in range(history.length):
         commit = history.commit_at(round)
         base = history.base_on(round, history.tip_at(round), roster)
         for member in commit.record.members:
             if member.peer == me:
-                leased = base.leases.pool.lease(base.slot(manifest, me), terms.rows, terms.limit)
-                rows += first_rows(leased, member.steps * terms.step_rows)
+                rows += base.rows_read(manifest, me, member.steps, stretches_in(member.stretches))
         roster = roster.after(commit)
     return set(blocks_needed(splits_of(manifest, [corpus]), manifest.mixture, rows, manifest.data.sequence_length))
 
@@ -189,7 +188,7 @@ def measure(folder: Path, manners: Sequence[str], size: SwarmSize) -> BlockSourc
         swarm.create_run()
         say("the corpus and the run are made")
         organiser, joiner = swarm.peer("organiser").start(), swarm.peer("joiner")
-        joiner.start("--mirror-networks", "127.0.0.0/8")
+        joiner.start("--mirror-networks", "127.0.0.0/8", "--keep-blocks", "0")
         first, begun, told = swarm.whole(organiser, joiner), time.monotonic(), set[int]()
 
         def sentences() -> list[str]:

@@ -279,9 +279,9 @@ class Swarm:
         self.run_file.write_text(run if is_said else f'admission = "open"\n{run}')  # peers join with the manifest alone
         self.manifest = folder / "run.manifest"
 
-    def create_run(self) -> None:
-        """Sign the run file; peers made without a `what` join this run."""
-        self.command(self.place("organiser"), "run", "create", str(self.run_file), "--out", str(self.manifest))
+    def create_run(self, name: str = "organiser") -> None:
+        """Sign the run file as the peer of this name; peers made without a `what` join this run."""
+        self.command(self.place(name), "run", "create", str(self.run_file), "--out", str(self.manifest))
 
     def place(self, name: str) -> Path:
         """A data directory."""

@@ -111,7 +111,8 @@ stall_s = 4.0
 """
 
 
-def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_path: Path) -> None:
+def write_pairs_and_folder(tmp_path: Path) -> None:
+    """Preferences, and a folder of weights to begin with, as `PREFERENCES` names them."""
     pairs = [{"prompt": f"Is {number} odd?", "chosen": "I will look.", "rejected": "Who asks?"} for number in range(300)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({**pair, "id": at}) + "\n" for at, pair in enumerate(pairs)))
     config = ModelConfig(
@@ -119,6 +120,10 @@ def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_pat
     )
     (tmp_path / "folder").mkdir()
     write_folder(tmp_path / "folder", config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=128, eos=None)
+
+
+def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_path: Path) -> None:
+    write_pairs_and_folder(tmp_path)
     with Swarm(tmp_path, PREFERENCES) as swarm:
         swarm.create_run()
         organiser = swarm.peer("organiser").start()

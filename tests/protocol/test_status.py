@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer.commands.status import describe_status
-from protocol.events.status import REMEDIES, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
+from protocol.events.status import REMEDIES, CopiesStatus, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.drawing import Look
@@ -153,6 +153,7 @@ EARLY: dict[str, Any] = {
     "clock_skew": "",
     "team": "",
     "block_bytes": {},
+    "copies": None,
     "pid": 1,
     "uptime_s": 0.5,
     "mono": 0.0,
@@ -201,6 +202,32 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
 def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -> None:
     assert f"blocks    {line}" in describe_status(status(block_bytes=told))
     assert not any(line.startswith("blocks") for line in describe_status(status())), "a run without corpora has none"
+
+
+@pytest.mark.parametrize(
+    "told, line",
+    [
+        (CopiesStatus(total_bytes=5_000_000), "5.0 MB of data, and no other peer to keep them"),
+        (CopiesStatus(peers=4, total_bytes=10), "no other peer has said yet what it has"),
+        (
+            CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, lone_bytes=410, here_only_bytes=400),
+            "40 % at this peer only, 1 % at one other peer only, of 1.0 kB",
+        ),
+        (
+            CopiesStatus(peers=4, answered=3, wanted=3, total_bytes=1000, missing_bytes=1, lone_bytes=410, mirrors=2),
+            "1 % at no peer, 41 % at one peer only, of 1.0 kB, beside 2 mirrors",
+        ),
+        (
+            CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, short_bytes=1),
+            "all at two peers or more, 99 % at 3",
+        ),
+        (CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000), "all at 3 peers or more"),
+    ],
+)
+def test_a_status_says_how_many_copies_there_are(told: CopiesStatus, line: str) -> None:
+    assert f"data      {line}" in describe_status(status(copies=told))
+    assert PeerStatus.from_fields(status(copies=told).to_fields()).copies == told
+    assert not any(line.startswith("data ") for line in describe_status(status()))
 
 
 def test_a_status_says_which_fragment_is_exchanged_and_what_is_trained_ahead() -> None:

@@ -24,7 +24,7 @@ from protocol.allreduce.assignment import contribution_leaves
 from protocol.allreduce.lateness import MAX_ROUNDS
 from protocol.chain.base import Base, round_settings
 from protocol.chain.electorate import Roster
-from protocol.chain.leases import Ranges, RowRange, first_rows, lease_terms
+from protocol.chain.leases import Ranges, RowRange, stretches_in
 from protocol.chain.progress import counted_tokens, extension_of
 from protocol.chain.records import is_full
 from protocol.events.events import (
@@ -187,10 +187,10 @@ class Judge:
 
     def _rows_of(self, commit: Commit, base: Base, contributing: Sequence[PeerId]) -> list[RowRange]:
         """The rows that were read for a record, by those whose parts it contains."""
-        terms, rows = lease_terms(self._manifest), dict[Ranges, PeerId]()
+        rows = dict[Ranges, PeerId]()
         for member in commit.record.members:
             peer = PeerId(member.peer)
-            leased = first_rows(base.lease(self._manifest, peer), member.steps * terms.step_rows)
+            leased = base.rows_read(self._manifest, peer, member.steps, stretches_in(member.stretches))
             read = self._read.get(member.root, {None: None})
             if not {None, leased} & read.keys() and peer not in self.liars:
                 raise Violation(f"once: in round {base.round} {peer} read the rows {[*read]}, and its lease has {leased}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.formatting import duration, fit, size, sparkline
-from peer.sentences import blob, blocks_by_origin, chunk_map, coming
+from peer.sentences import blob, blocks_by_origin, chunk_map, coming, copies
 from tui.panels.drawing import FAINT, GOOD, Look, line
 from tui.picture import Picture
 
@@ -24,6 +24,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     ]
     if status.block_bytes:
         lines.append(line(fit(f"Blocks: {blocks_by_origin(status.block_bytes)}", width)))
+    if status.copies is not None:
+        lines.append(line(fit(f"Copies: {copies(status.copies)}", width)))
     blobs = list[Text]()
     for told in reversed(picture.coming.values()):
         cells = chunk_map(told.chunks, width)

@@ -17,8 +17,8 @@ from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.disk import Disk
-from protocol.node.corpora import RunCorpora
 from protocol.node.node import shelves_of
+from protocol.node.run_corpora import RunCorpora
 from protocol.run.manifest import RunManifest, sign
 from protocol.run.run_file import parse_run_file
 from protocol.run.settings import CorpusSettings

@@ -234,3 +234,30 @@ def test_who_answers_late_fills_nobody_elses_queue() -> None:
         assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
 
     on_line(check, push_s=0.02, line_s=0.02, size=1 << 20)
+
+
+def test_chunks_that_somebody_waits_for_go_before_spare_ones_of_all_peers() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for chunk in range(2):
+            assert uploads.want(PEERS[0], NAME, chunk, spare=True) and uploads.want(PEERS[1], NAME, chunk, spare=True)
+        assert uploads.want(PEERS[2], NAME, 50) and uploads.want(PEERS[2], NAME, 51)
+        assert uploads.want(PEERS[3], NAME, 60)
+        assert uploads.want(PEERS[0], NAME, 1), "it was queued as spare"
+        await trio.sleep(30)
+        awaited = {(PEERS[2], 50), (PEERS[2], 51), (PEERS[3], 60), (PEERS[0], 1)}
+        assert {*line.pushed[:4]} == awaited and len(line.pushed) == 7
+
+    on_line(check)
+
+
+def test_copies_for_members_and_chunks_for_strangers_take_turns() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        stranger, taken = CROWD[0], Counter[PeerId]()
+        for _ in range(40):
+            for peer in (PEERS[0], stranger):
+                taken[peer] += uploads.want(peer, NAME, taken[peer], spare=peer == PEERS[0])
+            await trio.sleep(0.5)
+        got = Counter(peer for peer, _ in line.pushed)
+        assert 0.5 < got[PEERS[0]] / got[stranger] < 2.0
+
+    on_line(check)

@@ -14,7 +14,7 @@ import pytest
 from protocol.agreement.policy import reading_apart
 from protocol.chain.base import Base
 from protocol.chain.electorate import Roster, base_on
-from protocol.chain.leases import LeasePool, Leases, lease_terms
+from protocol.chain.leases import MAX_COLUMN, LeasePool, Leases, lease_terms
 from protocol.chain.records import check_claims, verify_members
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Goal, Unit
@@ -77,6 +77,60 @@ def test_no_member_does_more_steps_than_its_lease_has_rows_for() -> None:
     verify_members(SETTINGS, members(*PEERS[:2], steps=steps), BASE, STATE)
     with pytest.raises(Malformed, match="more steps than its lease"):
         verify_members(SETTINGS, members(*PEERS[:2], steps=steps + 1), BASE, STATE)
+
+
+def stated(peer: PeerId, bounds: Sequence[int]) -> Member:
+    """A member with these stretches; its READY is not signed for them."""
+    steps = sum(end - start for start, end in zip(bounds[::2], bounds[1::2], strict=False))
+    raw = b"".join(bound.to_bytes(4, "big") for bound in bounds)
+    return members(peer, steps=max(1, steps))[0].model_copy(update={"stretches": raw})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "flaw"),
+    [
+        ([3, 5, 5, 9], "not ascending"),
+        ([5, 3], "not ascending"),
+        ([2, 3, 7], "a part of one"),
+        ([0, 4], "the first steps"),
+        ([MAX_COLUMN * 20, MAX_COLUMN * 20 + 2], "beyond the column"),
+        ([(1 << 32) - 9, (1 << 32) - 1], "beyond the column"),
+        ([3, 24], "as long as its steps"),
+    ],
+)
+def test_stretches_are_ascending_in_the_column_and_no_longer_than_a_round(bounds: list[int], flaw: str) -> None:
+    check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [3, 5, 7, 9, 400, 416]))
+    with pytest.raises(Malformed, match=flaw):
+        check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], bounds))
+    with learns_from_rollouts(True), pytest.raises(Malformed):
+        check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [3, 5]))
+
+
+def test_stretches_beyond_the_end_of_the_data_are_refused() -> None:
+    with limited(70 * TERMS.rows):
+        check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [21, 24]))
+        with pytest.raises(Malformed, match="rows that there are not"):
+            check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [1999, 2001]))
+
+
+def test_a_ready_is_signed_for_its_stretches() -> None:
+    (member,) = members(PEERS[0], steps=4)
+    settings = replace(SETTINGS, min_members=1)
+    verify_members(settings, [member], BASE, STATE)
+    with pytest.raises(Malformed, match="did not say READY"):
+        verify_members(settings, [member.model_copy(update={"stretches": bytes([0, 0, 0, 1, 0, 0, 0, 5])})], BASE, STATE)
+
+
+def test_columns_have_no_row_in_common_and_none_with_a_spare_slot() -> None:
+    pool = LeasePool(70 * TERMS.rows, ((0, 7 * TERMS.step_rows), (TERMS.rows, 60 * TERMS.rows)))
+    apart = [*PEERS[:4], ONE, *(peer for peer in STRANGERS if not BASE.shares_slots(MANIFEST, (peer, ONE)))][:6]
+    assert not BASE.shares_slots(MANIFEST, apart)
+    base = replace(BASE, leases=Leases(pool))
+    places = [range(64) if peer in base.electors else range(1) for peer in apart]
+    leases = [base.lease_of_column(MANIFEST, peer, place) for peer, of in zip(apart, places, strict=True) for place in of]
+    rows = [row for lease in leases for start, end in lease for row in range(start, end)]
+    assert len(set(rows)) == len(rows) == sum(map(len, places)) * TERMS.rows
+    assert base.lease_of_column(MANIFEST, ONE, 1) == ()
 
 
 def test_a_row_of_preferences_may_count_the_tokens_of_two_rows_of_text() -> None:
@@ -149,6 +203,21 @@ def test_a_record_consumes_the_rows_of_the_steps_of_its_contributors_and_the_oth
     pool = a_roster().after(a_commit(named, silent=by_slot[2:3])).leases.pool
     rows, step = TERMS.rows, TERMS.step_rows
     assert pool == LeasePool(4 * rows, ((rows + 7 * step, 3 * rows),))
+
+
+def test_rows_between_stretches_return_to_the_pool_and_are_leased_first() -> None:
+    roster = a_roster()
+    base = base_of(roster)
+    by_slot = sorted(PEERS[:4], key=lambda peer: base.slot(MANIFEST, peer))
+    rows, step = TERMS.rows, TERMS.step_rows
+    named = {peer: members(peer, steps=20)[0] for peer in by_slot}
+    named[by_slot[1]] = stated(by_slot[1], [2, 5, 8, 20])
+    pool = roster.after(a_commit([named[peer] for peer in sorted(named)])).leases.pool
+    assert pool == LeasePool(4 * rows, ((rows, rows + 2 * step), (rows + 5 * step, rows + 8 * step)))
+    width = 1 + len(PEERS[:4]) + 1
+    named[by_slot[1]] = stated(by_slot[1], [20, 40])
+    pool = roster.after(a_commit([named[peer] for peer in sorted(named)])).leases.pool
+    assert pool == LeasePool((width + 1) * rows, ((rows, 2 * rows), (4 * rows, width * rows)))
 
 
 def test_the_next_lease_is_foreseen_if_all_holders_do_all_their_steps() -> None:

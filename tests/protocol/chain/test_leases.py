@@ -15,15 +15,25 @@ from protocol.chain.leases import (
     LeasePool,
     Leases,
     Ranges,
+    Stretches,
+    by_slot_of_column,
     count_rows,
     holder_slots,
+    rows_among,
+    rows_except,
     spare_slot,
+    union,
 )
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 ROWS, STEP = 12, 3
 """Rows of a slot, and of a step."""
+
+
+def first(consumed: Mapping[int, int]) -> dict[int, Ranges]:
+    """So many first rows of each slot."""
+    return {slot: ((0, count),) for slot, count in consumed.items()}
 
 
 def rows_in(ranges: Ranges) -> list[int]:
@@ -40,42 +50,42 @@ def test_first_leases_are_the_first_rows_slot_by_slot() -> None:
 
 
 def test_rows_not_consumed_come_back_before_new_ones() -> None:
-    pool = LeasePool().after({0: 12, 1: 3, 3: 12}, ROWS)
+    pool = LeasePool().after(first({0: 12, 1: 3, 3: 12}), ROWS)
     assert pool == LeasePool(48, ((15, 36),))
     assert [pool.lease(slot, ROWS) for slot in range(3)] == [((15, 27),), ((27, 36), (48, 51)), ((51, 63),)]
 
 
 def test_slots_behind_the_last_one_consumed_were_never_leased() -> None:
-    assert LeasePool().after({0: 12, 1: 6}, ROWS) == LeasePool(18)
+    assert LeasePool().after(first({0: 12, 1: 6}), ROWS) == LeasePool(18)
 
 
 def test_a_record_that_consumes_nothing_changes_nothing() -> None:
     pool = LeasePool(48, ((15, 36),))
-    assert pool.after({}, ROWS) == pool.after({0: 0, 5: 0}, ROWS) == pool
+    assert pool.after(first({}), ROWS) == pool.after(first({0: 0, 5: 0}), ROWS) == pool
 
 
 def test_a_limit_cuts_the_last_lease_and_ends_the_run_when_all_rows_are_consumed() -> None:
     pool, limit = LeasePool(48, ((15, 18),)), 57
     assert [pool.lease(slot, ROWS, limit) for slot in range(3)] == [((15, 18), (48, 57)), (), ()]
     assert not pool.is_exhausted(limit)
-    assert pool.after({0: 12}, ROWS, limit).is_exhausted(limit)
-    assert not pool.after({0: 9}, ROWS, limit).is_exhausted(limit)
+    assert pool.after(first({0: 12}), ROWS, limit).is_exhausted(limit)
+    assert not pool.after(first({0: 9}), ROWS, limit).is_exhausted(limit)
 
 
 def test_a_peer_with_an_empty_lease_consumes_nothing() -> None:
     pool = LeasePool(9)
-    assert pool.after({1: STEP}, ROWS, 12) == pool
+    assert pool.after(first({1: STEP}), ROWS, 12) == pool
 
 
 def test_more_returned_ranges_than_the_bound_lose_the_shortest_ones() -> None:
     pool = LeasePool(10 * MAX_RETURNED, tuple((10 * at, 10 * at + 9) for at in range(MAX_RETURNED)))
-    after = pool.after({MAX_RETURNED: 1}, 9)  # leases a range of its own, behind all others
+    after = pool.after(first({MAX_RETURNED: 1}), 9)  # leases a range of its own, behind all others
     assert len(after.returned) == MAX_RETURNED and after.skipped == 0
-    split = LeasePool(pool.cursor, pool.returned).after({1: 3}, 27)
+    split = LeasePool(pool.cursor, pool.returned).after(first({1: 3}), 27)
     assert split.returned[0] == (0, 9) and len(split.returned) == MAX_RETURNED and split.skipped == 0
-    hole = LeasePool(pool.cursor, ((0, 8), *pool.returned[1:])).after({0: 1, 2: 1}, 4)
+    hole = LeasePool(pool.cursor, ((0, 8), *pool.returned[1:])).after(first({0: 1, 2: 1}), 4)
     assert (len(hole.returned), hole.skipped) == (MAX_RETURNED, 0)
-    over = LeasePool(pool.cursor, ((0, 8), *pool.returned[1:])).after({1: 1}, 3)
+    over = LeasePool(pool.cursor, ((0, 8), *pool.returned[1:])).after(first({1: 1}), 3)
     assert (over.returned[0], len(over.returned), over.skipped) == ((4, 8), MAX_RETURNED, 3)
 
 
@@ -94,16 +104,49 @@ def test_every_row_is_consumed_once_or_still_in_the_pool(records: Sequence[Mappi
     pool, consumed = LeasePool(), list[int]()
     for record in records:
         consumed += taken(pool, record, limit)
-        pool = pool.after(record, ROWS, limit)
+        pool = pool.after(first(record), ROWS, limit)
         assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
         assert limit is None or pool.cursor <= limit
+
+
+bounds = st.lists(st.integers(0, ROWS // STEP * 3), unique=True, max_size=8).map(sorted)
+columns = st.dictionaries(
+    st.integers(0, 3), bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), max_size=4
+)
+
+
+@given(records=st.lists(columns, max_size=8), limit=st.none() | st.integers(0, 90).map(lambda steps: steps * STEP))
+def test_stretches_of_columns_are_consumed_once_and_the_rest_stays_in_the_pool(
+    records: Sequence[Mapping[int, Stretches]], limit: int | None
+) -> None:
+    """Four columns of a round, each read in stretches that go over its slots."""
+    pool, consumed = LeasePool(), list[int]()
+    for record in records:
+        read = dict[int, Ranges]()
+        for first_slot, stretches in record.items():
+            for place, rows in by_slot_of_column(stretches, ROWS // STEP, STEP).items():
+                slot = first_slot + 4 * place
+                read[slot] = rows
+                consumed += rows_in(rows_among(pool.lease(slot, ROWS, limit), rows))
+        pool = pool.after(read, ROWS, limit)
+        assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
+
+
+@given(st.lists(bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), min_size=2, max_size=2))
+def test_ranges_are_chosen_left_out_and_joined_like_sets(drawn: Sequence[Ranges]) -> None:
+    one, other = drawn
+    rows = rows_in(one)
+    chosen = [rows[place] for place in rows_in(other) if place < len(rows)]
+    assert rows_in(rows_among(one, other)) == chosen
+    assert rows_in(rows_except(one, other)) == [row for row in rows if row not in chosen]
+    assert rows_in(union(one, other)) == sorted({*rows, *rows_in(other)})
 
 
 @given(records=st.lists(records, max_size=6))
 def test_leases_of_a_round_are_the_pool_in_order(records: Sequence[Mapping[int, int]]) -> None:
     pool = LeasePool()
     for record in records:
-        pool = pool.after(record, ROWS)
+        pool = pool.after(first(record), ROWS)
     leases = [row for slot in range(8) for row in rows_in(pool.lease(slot, ROWS))]
     back = rows_in(pool.returned)
     assert leases == [*back, *range(pool.cursor, pool.cursor + 8 * ROWS)][: 8 * ROWS]
@@ -141,7 +184,7 @@ def test_the_beacon_changes_every_so_many_rounds() -> None:
 
 def test_other_peers_draw_a_spare_slot_behind_the_holders_anew_on_each_tip() -> None:
     drawn = [spare_slot(a_hash(seed), PEERS[0], 5, 64) for seed in range(50)]
-    assert min(drawn) >= 5 and max(drawn) < 69 and len(set(drawn)) > 20
+    assert {slot % 6 for slot in drawn} == {5} and max(drawn) < 6 * 64 and len(set(drawn)) > 20
 
 
 # -- a swarm that only leases ---------------------------------------------------------------------------------------------
@@ -183,7 +226,7 @@ class Swarm(RuleBasedStateMachine):
             lease = rows_in(leases.pool.lease(slot, ROWS, self.limit))
             consumed[slot] = data.draw(st.integers(0, len(lease) // STEP)) * STEP
             read += lease[: consumed[slot]]
-        pool = leases.pool.after(consumed, ROWS, self.limit)
+        pool = leases.pool.after(first(consumed), ROWS, self.limit)
         self.chain.append((Leases(pool, leases.beacon), tuple(slots.values()), read))
 
     @rule(data=st.data())

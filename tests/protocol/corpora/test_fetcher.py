@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from protocol.corpora.cache import space_of
+from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
 from protocol.events.events import Dropped, Notice, TransferEnded, TransferProgress
@@ -369,7 +370,7 @@ def test_a_seed_drives_no_block_out_of_a_full_disk_for_another() -> None:
     async def check(table: BlockTable) -> None:
         table.add(built=True)
         (table.folder / "1").mkdir()
-        seed = table.add(policy=FetchPolicy(keep_share=1.0), disk=SmallDisk(table.folder / "1", 6 * SIZE))
+        seed = table.add(policy=FetchPolicy(KeepRule(1.0)), disk=SmallDisk(table.folder / "1", 6 * SIZE))
         await trio.sleep(100)
         kept = seed.cache.blocks()
         await trio.sleep(2000)
@@ -385,11 +386,11 @@ def test_a_seed_drives_no_block_out_of_a_full_disk_for_another() -> None:
 @pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1.0, 1.0), (0.5, 0.3, 0.7)])
 def test_a_seed_fetches_its_share_ahead_and_then_serves_it(share: float, least: float, most: float) -> None:
     async def check(table: BlockTable) -> None:
-        origin, seed = table.add(built=True), table.add(policy=FetchPolicy(keep_share=share))
+        origin, seed = table.add(built=True), table.add(policy=FetchPolicy(KeepRule(share)))
         await trio.sleep(200)
         kept, whole = seed.cache.blocks(), CORPUS.all_blocks()
         assert least <= len(kept) / len(whole) <= most and seed.arrived == size_of(kept)
-        assert {*kept} == {block for block in whole if FetchPolicy(keep_share=share).keeps(seed.id, block)}
+        assert {*kept} == {block for block in whole if KeepRule(share).draws(seed.id, block)}
         origin.crash()
         reader = table.add(policy=FetchPolicy(is_seed=lambda peer: peer == seed.id))
         await reader.read(kept[:5])
@@ -402,7 +403,7 @@ def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more() -> None:
     async def check(table: BlockTable) -> None:
         table.add(built=True)
         cap = 10 * space_of(CORPUS.blocks()[0])
-        seed = table.add(policy=FetchPolicy(keep_share=1.0), cap_bytes=cap)
+        seed = table.add(policy=FetchPolicy(KeepRule(1.0)), cap_bytes=cap)
         await trio.sleep(300)
         assert 0.8 * cap <= seed.cache.used_bytes <= cap
         assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"

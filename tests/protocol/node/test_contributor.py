@@ -15,7 +15,8 @@ import trio
 import trio.testing
 
 from protocol.chain.base import Base
-from protocol.chain.leases import LeasePool, Leases, count_rows
+from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
+from protocol.chain.records import check_claims
 from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
@@ -115,7 +116,7 @@ def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_others_o
         assert first.rows == pool.lease(member.slot(table.manifest, ME.peer_id), rows)
         assert member.slot(table.manifest, ME.peer_id) < 3 and (first.steps, first.first_step) == (steps, 7 * steps)
         starts = [start for task in strangers for start, _ in task.rows]
-        assert all(2 * rows <= start < (2 + spares) * rows and start % rows == 0 for start in starts)
+        assert all(start % (3 * rows) == 2 * rows and start < 3 * spares * rows for start in starts)
         assert len(set(starts)) > 10, "each tip draws another one"
 
     on_table(tmp_path, check)
@@ -490,5 +491,114 @@ def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(tmp
         table.replica.history.append(commit.model_copy(update={"record": record}))
         await table.contributor._learn(link, task, table.work, others)
         assert selection.before == {(used.author, used.root)}
+
+    on_table(tmp_path, check)
+
+
+# -- lost blocks ----------------------------------------------------------------------------------------------------------
+
+
+class Blocks:
+    """In place of `LeasedBlocks`: the first `lost` slots of the column cannot be read, and a wait ends with `until_lost`."""
+
+    def __init__(self, lost: int) -> None:
+        self.lost, self.needed = lost, list[tuple[Any, Any]]()
+        self.counted, self.gives_up = trio.Event(), trio.Event()
+
+    async def choose(self, column: Any, wanted: int) -> tuple[tuple[int, int], ...]:
+        rows = [place for place in range(self.lost, 3) if column(place)]
+        return (
+            ((rows[0] * 20 + 1, rows[0] * 20 + 1 + wanted // 2),) if rows and self.lost else ((0, wanted),) if rows else ()
+        )
+
+    def about_lost(self, rows: Any) -> str:
+        return "ann had it last"
+
+    async def lease(self, rows: Any, following: Any) -> None:
+        self.needed.append((rows, following))
+
+    async def until_lost(self) -> None:
+        await self.gives_up.wait()
+        self.gives_up, self.lost = trio.Event(), self.lost + 1
+
+
+def with_blocks(table: Table, lost: int) -> Blocks:
+    blocks = Blocks(lost)
+    stand_in: Any = blocks
+    table.own._blocks = stand_in
+    return blocks
+
+
+def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says_so(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        with_blocks(table, 1)
+        table.trainer.lasts_s = 1.0
+        contribution = await table.contributor.compute(FAR, table.work)
+        assert contribution is not None
+        ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
+        steps = table.manifest.round_steps
+        assert stretches_in(ready.stretches) == ((21, 21 + steps // 2),) and ready.steps == steps // 2
+        (task,) = table.trainer.tasks
+        assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
+        check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
+
+    on_table(tmp_path, check)
+
+
+def test_a_block_lost_before_the_first_step_has_the_peer_begin_with_other_rows(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        blocks, table.trainer.lasts_s = with_blocks(table, 0), 30.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(table.contributor.compute, FAR, table.work)
+            await trio.testing.wait_all_tasks_blocked()
+            blocks.gives_up.set()
+        first, second = table.trainer.tasks
+        assert first.rows == FAR.lease(table.manifest, ME.peer_id) and not {*first.rows} & {*second.rows}
+        assert table.work.stretches[0][0] == 21
+
+    on_table(tmp_path, check)
+
+
+def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        blocks = with_blocks(table, 0)
+        done: list[Contribution | None] = []
+
+        async def compute(
+            task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None], applied: trio.Event | None = None
+        ) -> Contribution:
+            on_progress(Progress(task.round, 3, 2.0, 80, 20.0))
+            while "finish" not in table.trainer.told:
+                await trio.sleep(1)
+            return Contribution(task.round, 80, 3, 2.0, 1.0, memoryview(table.trainer.data))
+
+        async def contribute() -> None:
+            done.append(await table.contributor.compute(FAR, table.work))
+
+        with patch.object(table.trainer, "compute", compute):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(contribute)
+                await trio.testing.wait_all_tasks_blocked()
+                blocks.gives_up.set()
+        (contribution,) = done
+        assert contribution is not None and contribution.steps == 3
+        ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
+        assert (ready.steps, ready.stretches) == (3, b"")
+
+    on_table(tmp_path, check)
+
+
+def test_a_peer_waits_only_if_no_row_can_be_read_and_says_who_had_the_block(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        blocks = with_blocks(table, 3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(table.contributor.compute, FAR, table.work)
+            await trio.testing.wait_all_tasks_blocked()
+            assert table.activity.why is WhyIdle.FETCHING_DATA and "ann had it last" in table.activity.detail
+            assert not table.trainer.tasks
+            blocks.lost, before = 0, blocks.counted
+            blocks.counted = trio.Event()
+            before.set()
+        assert len(table.trainer.tasks) == 1
 
     on_table(tmp_path, check)

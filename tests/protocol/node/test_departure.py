@@ -9,10 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.events.status import WhyIdle
+from protocol.events.events import Event, Notice
+from protocol.events.status import CopiesStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node import lifecycle
-from protocol.node.lifecycle import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
+from protocol.node.lifecycle import ALONE_S, HAND_OVER_MOST_S, LOOK_S, PATIENCE_S, STUCK_S, Departure, helpers
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role
 
@@ -137,3 +138,83 @@ def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() ->
         assert stage.departure.waits_for == "what it waits for"
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+# -- handing over ---------------------------------------------------------------------------------------------------------
+
+
+class Census:
+    """In place of `CopyCensus`: so many bytes are here only, and each count moves `step` of them to others."""
+
+    def __init__(self, here_only: int, step: int = 0, answered: int = 2) -> None:
+        self.here_only, self.step, self.answered, self.counted = here_only, step, answered, trio.Event()
+
+    def status(self) -> CopiesStatus:
+        return CopiesStatus(peers=self.answered, answered=self.answered, total_bytes=100, here_only_bytes=self.here_only)
+
+    def hurry(self, on: bool) -> None:
+        assert on
+
+    def count(self) -> None:
+        self.here_only = max(0, self.here_only - self.step)
+        self.counted.set()
+        self.counted = trio.Event()
+
+
+def leaves_after(census: Census, *, again_after_s: float | None = None, at_once: bool = False) -> tuple[float, list[str]]:
+    """Seconds until a peer with this census has left, and what it said."""
+    events, took = list[Event](), [0.0]
+
+    async def main() -> None:
+        stage = Stage(T, WhyIdle.BUSY, {})
+        session: Any = SimpleNamespace(emit=events.append)
+        counter: Any = census
+        nothing: Any = SimpleNamespace()
+        settings = NodeSettings("me", T, "0", 1)
+        departure = Departure(session, settings, nothing, stage._membership(), stage.activity, counter)
+
+        async def count() -> None:
+            while True:
+                await trio.sleep(3)
+                census.count()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(departure.run)
+            nursery.start_soon(count)
+            departure.leave(at_once=at_once)
+            if again_after_s is not None:
+                await trio.sleep(again_after_s)
+                assert departure.is_leaving and not departure.left.is_set()
+                assert "only this peer has" in departure.waits_for and departure.left_s
+                departure.leave()
+            await departure.left.wait()
+            took[0] = trio.current_time()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return took[0], [event.text for event in events if isinstance(event, Notice)]
+
+
+def test_the_only_holder_of_something_stays_until_others_have_it() -> None:
+    took_s, said = leaves_after(Census(10_000_000, step=1_000_000))
+    assert 30 <= took_s <= 40 and said[0].startswith("handing over 10.0 MB") and "90 % are at others" in said[-1]
+
+
+@pytest.mark.parametrize("census", [Census(0), Census(50, answered=1)])
+def test_a_peer_leaves_at_once_if_others_have_all_or_nobody_is_there(census: Census) -> None:
+    assert leaves_after(census) == (0.0, [])
+
+
+def test_a_second_request_and_a_used_up_quota_end_the_wait() -> None:
+    assert leaves_after(Census(10_000_000), again_after_s=20.0)[0] == 20.0
+    assert leaves_after(Census(10_000_000), at_once=True)[0] == 0.0
+
+
+def test_a_peer_from_which_nobody_takes_anything_leaves_and_says_what_is_lost() -> None:
+    took_s, said = leaves_after(Census(10_000_000))
+    assert STUCK_S <= took_s <= STUCK_S + 10 and said[-1] == "leaving with 10.0 MB that no other peer has taken"
+
+
+def test_a_slow_hand_over_ends_at_the_deadline() -> None:
+    took_s, _ = leaves_after(Census(10_000_000, step=1))
+    assert HAND_OVER_MOST_S <= took_s <= HAND_OVER_MOST_S + 10

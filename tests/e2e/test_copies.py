@@ -1,0 +1,179 @@
+"""What only the founder had: copied to its friends, read by them without it, and read once when it comes back late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.chain.base import round_settings
+from protocol.chain.history import History
+from protocol.chain.leases import RowRange, lease_terms, stretches_in
+from protocol.chain.store import Store
+from protocol.events import events as ev
+from protocol.run.manifest import open_manifest
+from protocol.wire.identity import PeerId
+from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.test_own_data import PREFERENCES, write_pairs_and_folder
+
+RUN = """
+name = "copies"
+total_rounds = {rounds}
+[model]
+dim = 16
+layers = 1
+heads = 1
+kv_heads = 1
+ffn = 32
+[data]
+from = "corpus"
+epochs = {epochs}
+sequence_length = 256
+sequences_per_step = 4
+[inner]
+lr = 1e-3
+warmup_steps = 10
+[rounds]
+inner_steps = 60
+min_members = 2
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+seasoning_rounds = 1
+tenure_rounds = 1
+"""
+BLOCK = 1 << 14
+VOTES = 4
+"""Rounds after which the friends have votes, so that a founder that comes back follows them."""
+FRIENDS = ("friend", "cousin", "aunt")
+
+
+def write_corpus(swarm: Swarm, size: int) -> None:
+    letters = np.random.default_rng(0).integers(ord("a"), ord("z"), (size // 1000, 1000), np.uint8, endpoint=True)
+    np.save(swarm.folder / "letters.npy", letters)
+    words = ("data", "import", str(swarm.folder / "corpus"), f"letters={swarm.folder / 'letters.npy'}")
+    swarm.command(swarm.place("organiser"), *words, "--tokenizer", "bytes", "--block", str(BLOCK))
+
+
+def copies(peer: Peer, field: str) -> float:
+    """A share of the data, as a peer shows it; 1 before it knows."""
+    told = peer.status().get("copies") or {}
+    return float(told[field]) / told["total_bytes"] if told.get("answered", 0) > 1 else 1.0
+
+
+def rows_consumed(swarm: Swarm, peer: Peer) -> tuple[list[RowRange], int]:
+    """The rows that the records of a peer's chain consumed, one range after the other as they were read, and all rows."""
+    signed = open_manifest(swarm.manifest.read_bytes())
+    (folder,) = (peer.folder / "runs").iterdir()
+    history, manifest = History(round_settings(signed.run, signed.manifest), Store(folder)), signed.manifest
+    rows, roster = list[RowRange](), history.roster_at(0)
+    for round in range(history.length):
+        commit = history.commit_at(round)
+        base, roster = history.base_on(round, history.tip_at(round), roster), roster.after(commit)
+        for member in commit.record.members:
+            if member.peer in roster.contributors and base.count_leased(manifest, PeerId(member.peer)):
+                rows += base.rows_read(manifest, PeerId(member.peer), member.steps, stretches_in(member.stretches))
+    return rows, lease_terms(manifest).limit or 0
+
+
+def in_order(rows: list[RowRange]) -> Iterator[int]:
+    for start, end in sorted(rows):
+        yield from range(start, end)
+
+
+@pytest.mark.slow
+def test_the_founder_is_killed_for_good_once_there_are_copies(tmp_path: Path) -> None:
+    with Swarm(tmp_path, RUN.format(rounds=16, epochs=50)) as swarm:
+        write_corpus(swarm, 2_000_000)
+        swarm.create_run()
+        organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS)]
+        swarm.whole(*peers)
+        swarm.until("copies of everything", lambda: all(copies(peer, "short_bytes") == 0 for peer in friends))
+        assert all(peer.status()["block_bytes"]["copy"] > 0 for peer in friends)
+        swarm.until("votes for the friends", lambda: organiser.committed >= VOTES)
+        assert organiser.committed < 16
+        organiser.kill()
+        newcomer = swarm.peer("newcomer").start()
+        swarm.until("the end", lambda: all(peer.committed >= 16 for peer in (*friends, newcomer)))
+        digest = swarm.equal(16, *friends, newcomer)
+        swarm.until("the newcomer's copies", lambda: copies(newcomer, "short_bytes") == 0)
+        organiser.start()
+        swarm.until("the founder follows", lambda: organiser.committed >= 16)
+        assert swarm.equal(16, organiser, *friends, newcomer) == digest
+        assert not any(peer.heard(ev.RolledBack) for peer in (organiser, *friends, newcomer))
+
+
+@pytest.mark.slow
+def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_waits_for_them(tmp_path: Path) -> None:
+    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=1)) as swarm:
+        write_corpus(swarm, 3_000_000)
+        swarm.create_run()
+        organiser = swarm.peer("organiser").start("--max-up", "1Mbit")
+        friends = [swarm.peer(name).start() for name in FRIENDS]
+        swarm.whole(organiser, *friends)
+        swarm.until("copies of a third", lambda: copies(friends[0], "lone_bytes") < 0.66)
+        swarm.until("votes for the friends", lambda: organiser.committed >= VOTES)
+        organiser.kill()
+        swarm.until("the loss to be known", lambda: 0.05 < copies(friends[0], "missing_bytes") < 0.9)
+        lost, killed_at = copies(friends[0], "missing_bytes"), swarm.newest()
+        print(f"{100 * lost:.0f} % of the data are at nobody after {killed_at} rounds")
+        swarm.until("rounds without it", lambda: swarm.newest() >= killed_at + 4)
+        swarm.equal(killed_at + 4, *friends)
+        waiting = [peer.status()["why_detail"] for peer in friends]
+        print(swarm.newest(), waiting)
+        organiser.start()
+        swarm.until("the end of the data", lambda: all(peer.heard(ev.RunEnded) for peer in (organiser, *friends)))
+        swarm.equal(swarm.newest(), organiser, *friends)
+        for peer in (organiser, *friends):
+            assert peer.leave() == 0
+        rows, limit = rows_consumed(swarm, friends[0])
+        assert [*in_order(rows)] == [*range(limit)], "each row is read once"
+
+
+@pytest.mark.slow
+def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_from_them(tmp_path: Path) -> None:
+    """A folder of weights, preferences, and their reference: all that a newcomer needs without the founder."""
+    write_pairs_and_folder(tmp_path)
+    run = PREFERENCES.replace("[rounds]", "[rounds]\nseasoning_rounds = 1\ntenure_rounds = 1")
+    with Swarm(tmp_path, run) as swarm:
+        swarm.create_run()
+        organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
+        seed = swarm.peer("seed").start("--role", "seed")
+        swarm.whole(*peers)
+        swarm.until("older checkpoints to go", lambda: organiser.committed >= 13)
+        late = swarm.peer("late").start()
+        swarm.whole(*friends, late)
+        swarm.until("copies", lambda: all(copies(peer, "short_bytes") == 0 for peer in (*friends, late)))
+        swarm.until("a copy at the seed", lambda: initial_checkpoint(seed).exists())
+        organiser.kill()
+        newcomer = swarm.peer("newcomer").start()
+        rounds = swarm.whole(*friends, newcomer)
+        assert initial_checkpoint(newcomer).exists()
+        organiser.start()
+        swarm.equal(swarm.whole(organiser, *friends, newcomer), organiser, *friends, newcomer)
+        assert not any(event.to_round < rounds for peer in friends for event in peer.heard(ev.RolledBack))
+
+
+def initial_checkpoint(peer: Peer) -> Path:
+    """The state before the first round on a peer's disk."""
+    (folder,) = (peer.folder / "runs").iterdir()
+    return next((path for path in folder.glob("checkpoints/00000000-*") if not path.suffix), folder / "none")
+
+
+@pytest.mark.slow
+def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
+    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
+        write_corpus(swarm, 2_000_000)
+        swarm.create_run()
+        organiser, friend = swarm.peer("organiser").start("--max-up", "0.3Mbit"), swarm.peer("friend").start()
+        swarm.whole(organiser, friend)
+        swarm.until("a first count", lambda: copies(friend, "lone_bytes") < 1)
+        said = swarm.command(organiser.folder, "leave")
+        assert "handing over" in said and "that only this peer has" in said and organiser.wait() == 0
+        swarm.until("the goodbye", lambda: any(gone.goodbye for gone in friend.heard(ev.PeerGone)))
+        (folder,) = (friend.folder / "runs").iterdir()
+        here = sum(path.stat().st_size for path in folder.glob("blocks/*/[0-9]*"))
+        whole = sum(path.stat().st_size for path in (tmp_path / "corpus" / "shards").glob("*.shard"))
+        assert here == whole, "the friend has everything now"
