@@ -35,7 +35,7 @@ from protocol.blobs.blob import (
 )
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.store import Held, Shelf
-from protocol.blobs.transfer import BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
+from protocol.blobs.transfer import NO_BLOB, BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
@@ -281,7 +281,7 @@ class Swarm:
     async def _find(self, name: Hash) -> Held:
         held: Held | None = await self._offload(self._shelf.find, name)
         if held is None:
-            raise Refused("that blob is not here")
+            raise Refused(NO_BLOB)
         return held
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:

@@ -321,6 +321,10 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 """Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
 
 
+NO_BLOB = "that blob is not here"
+"""Refusal of a peer that does not have a blob, or not any more."""
+
+
 class Fetch:
     """Fetch of the chunks that a transfer lacks; they are written to `places`.
 
@@ -502,12 +506,9 @@ class Fetch:
             raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(BlobReply, raw)
             chunks = from_bitmap(reply.chunks, self.count)
-        except Refused:
-            self._promising.discard(peer)
-            self._handle(SourceHas(peer, 0))  # it has removed the blob
-            return
         except (NetworkError, Malformed) as error:
             self._promising.discard(peer)
+            self._note_gone(peer, error)
             if isinstance(error, Malformed):
                 self._session.emit(Dropped(peer, "answer about a blob", str(error)))
             return
@@ -522,6 +523,11 @@ class Fetch:
         for other in map(PeerId, reply.neighbours):
             if other in connected:
                 self._consider(other)
+
+    def _note_gone(self, peer: PeerId, error: Exception) -> None:
+        """Forget what a source has shown if it refuses because it has removed the blob."""
+        if isinstance(error, Refused) and str(error) == NO_BLOB and self._download.has_use_of(peer):
+            self._handle(SourceHas(peer, 0))
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -579,12 +585,9 @@ class Fetch:
             raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)
             refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
-        except Refused:  # it has removed the blob
-            self._handle(TurnedDown(want.peer, want.chunks))
-            self._handle(SourceHas(want.peer, 0))
-            return
-        except (NetworkError, Malformed):
+        except (NetworkError, Malformed) as error:
             self._handle(Unanswered(want.peer, want.chunks))
+            self._note_gone(want.peer, error)
             return
         if refused:
             self._handle(TurnedDown(want.peer, tuple(chunks_in(refused))))

@@ -117,14 +117,14 @@ def play(scenario: Any, *arguments: Any) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_only_trainers_and_seeds_of_a_run_with_a_kl_term_have_any() -> None:
+def test_all_but_rollout_peers_of_a_run_with_a_kl_term_have_any() -> None:
     def has(role: Role, kl_weight: float) -> bool:
         replica: Any = SimpleNamespace(manifest=rl_run(kl_weight=kl_weight).manifest, store=SimpleNamespace(reference=None))
         none: Any = None
         session: Any = SimpleNamespace(me=ANN.peer_id)
         return reference_of(session, replica, none, none, none, none, role) is not None
 
-    assert [role for role in Role if has(role, 0.1)] == [Role.TRAINER, Role.SEED]
+    assert [role for role in Role if has(role, 0.1)] == [Role.TRAINER, Role.SEED, Role.VALIDATOR]
     assert not any(has(role, 0.0) for role in Role)
 
 
