@@ -13,10 +13,12 @@ from protocol.chain.history import History
 from protocol.chain.leases import RowRange, lease_terms, stretches_in
 from protocol.chain.store import Store
 from protocol.events import events as ev
+from protocol.events.status import WhyIdle
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm
 from tests.e2e.test_own_data import PREFERENCES, write_pairs_and_folder
+from tests.e2e.test_returning import asleep
 
 RUN = """
 name = "copies"
@@ -41,12 +43,10 @@ min_members = 2
 grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
-seasoning_rounds = 1
-tenure_rounds = 1
 """
 BLOCK = 1 << 14
-VOTES = 4
-"""Rounds after which the friends have votes, so that a founder that comes back follows them."""
+TOGETHER = 4
+"""Rounds of everybody before the founder goes."""
 FRIENDS = ("friend", "cousin", "aunt")
 
 
@@ -92,7 +92,7 @@ def test_the_founder_is_killed_for_good_once_there_are_copies(tmp_path: Path) ->
         swarm.whole(*peers)
         swarm.until("copies of everything", lambda: all(copies(peer, "short_bytes") == 0 for peer in friends))
         assert all(peer.status()["block_bytes"]["copy"] > 0 for peer in friends)
-        swarm.until("votes for the friends", lambda: organiser.committed >= VOTES)
+        swarm.until("rounds of everybody", lambda: organiser.committed >= TOGETHER)
         assert organiser.committed < 16
         organiser.kill()
         newcomer = swarm.peer("newcomer").start()
@@ -114,7 +114,7 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
         friends = [swarm.peer(name).start() for name in FRIENDS]
         swarm.whole(organiser, *friends)
         swarm.until("copies of a third", lambda: copies(friends[0], "lone_bytes") < 0.66)
-        swarm.until("votes for the friends", lambda: organiser.committed >= VOTES)
+        swarm.until("rounds of everybody", lambda: organiser.committed >= TOGETHER)
         organiser.kill()
         swarm.until("the loss to be known", lambda: 0.05 < copies(friends[0], "missing_bytes") < 0.9)
         lost, killed_at = copies(friends[0], "missing_bytes"), swarm.newest()
@@ -136,8 +136,7 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
 def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_from_them(tmp_path: Path) -> None:
     """A folder of weights, preferences, and their reference: all that a newcomer needs without the founder."""
     write_pairs_and_folder(tmp_path)
-    run = PREFERENCES.replace("[rounds]", "[rounds]\nseasoning_rounds = 1\ntenure_rounds = 1")
-    with Swarm(tmp_path, run) as swarm:
+    with Swarm(tmp_path, PREFERENCES) as swarm:
         swarm.create_run()
         organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
         seed = swarm.peer("seed").start("--role", "seed")
@@ -154,6 +153,32 @@ def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_f
         organiser.start()
         swarm.equal(swarm.whole(organiser, *friends, newcomer), organiser, *friends, newcomer)
         assert not any(event.to_round < rounds for peer in friends for event in peer.heard(ev.RolledBack))
+
+
+@pytest.mark.slow
+def test_founder_of_an_own_corpus_sleeps_and_the_others_read_on(tmp_path: Path) -> None:
+    """The founder of an open run with 10 MB of its own; without copies the others would wait for its blocks."""
+    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
+        write_corpus(swarm, 10_000_000)
+        swarm.create_run()
+        organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
+        swarm.whole(*peers)
+        swarm.until("copies of everything", lambda: all(copies(peer, "short_bytes") == 0 for peer in friends))
+        with asleep([organiser]):
+            start = swarm.newest()
+            swarm.until("rounds without it", lambda: min(peer.committed for peer in friends) >= start + 12)
+            assert not any(WhyIdle.FETCHING_DATA == event.why_idle for peer in friends for event in late(peer, start))
+        rounds = swarm.newest()
+        swarm.equal(swarm.whole(*peers), *peers)
+        assert not any(peer.heard(ev.RolledBack) for peer in peers), "nobody has lost a round"
+        assert min(peer.committed for peer in peers) > rounds
+
+
+def late(peer: Peer, round: int) -> list[ev.PhaseChanged]:
+    """The changes of a peer's phase since it committed this round."""
+    events = [each.event for each in list(peer.stamped)]
+    at = next(n for n, event in enumerate(events) if isinstance(event, ev.RoundCommitted) and event.round >= round)
+    return [event for event in events[at:] if isinstance(event, ev.PhaseChanged)]
 
 
 def initial_checkpoint(peer: Peer) -> Path:
