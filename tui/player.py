@@ -210,7 +210,7 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.RoundsConfirmed(_, final):
             return replace(status, final_rounds=final)
         case ev.RolledBack(to_round):
-            return replace(status, round=to_round)
+            return replace(status, round=max(to_round, status.state_rounds))
         case ev.StateApplied(rounds, digest):
             seen = max(status.round, rounds)  # a peer that only follows commits no rounds
             return replace(status, round=seen, state_rounds=rounds, state_digest=digest)

@@ -74,7 +74,9 @@ class ChainMemory:
         """Return the memory of the first `rounds` records, to continue from there.  roster, last: after these records."""
         kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
         provisional = [round for round in self.provisional if round < rounds]
-        return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
+        memory = ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
+        memory.certificates = {round: known for round, known in self.certificates.items() if round < rounds}
+        return memory
 
     def link(self, commit: Commit) -> ChainLink:
         """Return the link for one more record, which has been verified; may take a moment."""

@@ -6,7 +6,7 @@
     results/00000012-00-<root>  codec bytes of a result; on disk before we vote for it, so a round may have several
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
-    votes/confirmed             the tips on which this peer has confirmed a provisional record
+    votes/confirmed             the provisional records that this peer has confirmed
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.blobs.store`), once there is one
     files/                      the run's files, likewise, in a run that has some
@@ -23,9 +23,10 @@ Write, fsync, rename; then act.  A file that is torn or altered counts as absent
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from protocol.blobs.store import BlobStore
 from protocol.chain.records import Chain, record_hash
@@ -79,7 +80,7 @@ class EvidenceFiles:
 
 MOST_CONFIRMED = 1 << 20
 """Most tips that are confirmed and not final; more would be years of rounds without a quorum."""
-CONFIRMED_BYTES = 8 + 32
+CONFIRMED_BYTES = 8 + 32 + 32
 _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
@@ -87,13 +88,15 @@ class VoteFiles:
     """Vote files: one encoded `VoterState` per tip.  Blocking.
 
     A tip's file outlives the branch that the tip is on: a peer that returns to the tip is still bound by its votes there.
-    `confirmed` holds the tips on which we have confirmed a provisional record (`protocol.chain.finality`).
+    `confirmed` holds the provisional records that we have confirmed (`protocol.chain.finality`).
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
         self._confirmed_at = folder / "confirmed"
-        self._confirmed: frozenset[tuple[int, Hash]] | None = None
+        self._confirmed: Mapping[tuple[int, Hash], Hash] | None = None
+        self._confirming = Lock()
+        """Held while the confirmed records change: votes are cast in another thread than the one that removes old files."""
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
         """Replace the votes for the round on this tip; durable on return.  Raises `StoreFailed`."""
@@ -108,29 +111,46 @@ class VoteFiles:
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
-    def confirm(self, tips: Collection[tuple[int, Hash]]) -> None:
-        """Note that we confirm the records that our chain has on these tips; durable on return.  Raises `StoreFailed`.
+    def confirm(self, records: Iterable[tuple[int, Hash, Hash]]) -> None:
+        """Note that we confirm these records; durable on return.  Raises `StoreFailed`.
 
-        tips: each with the number of rounds before it.  From now on we make no other statement at them as a voter.
+        records: (rounds before it, the tip on which it stands, its hash).  From now on we make no other statement at these
+        tips as a voter, and confirm no other record there.
         """
-        if new := set(tips) - self.confirmed():
-            entries = sorted([*self.confirmed(), *new])[-MOST_CONFIRMED:]
-            write_guarded(self._disk, self._confirmed_at, b"".join(round.to_bytes(8) + tip for round, tip in entries))
-            self._confirmed = frozenset(entries)
+        with self._confirming:
+            known = self.confirmed()
+            if new := {(round, tip): record for round, tip, record in records if (round, tip) not in known}:
+                entries = sorted({**known, **new}.items())[-MOST_CONFIRMED:]
+                raw = b"".join(round.to_bytes(8) + tip + record for (round, tip), record in entries)
+                write_guarded(self._disk, self._confirmed_at, raw)
+                self._confirmed = dict(entries)
 
-    def confirmed(self) -> frozenset[tuple[int, Hash]]:
-        """Return the tips on which we have confirmed a record, each with the number of rounds before it."""
+    def confirmed(self) -> Mapping[tuple[int, Hash], Hash]:
+        """Return the record that we have confirmed on each tip; a tip is given with the number of rounds before it."""
         if self._confirmed is None:
             raw = read_guarded(self._disk, self._confirmed_at) or b""
             parts = (raw[at : at + CONFIRMED_BYTES] for at in range(0, len(raw), CONFIRMED_BYTES))
-            self._confirmed = frozenset((int.from_bytes(part[:8]), Hash(part[8:])) for part in parts)
+            self._confirmed = {(int.from_bytes(part[:8]), Hash(part[8:40])): Hash(part[40:]) for part in parts}
         return self._confirmed
 
     @property
     def has_lost_confirmed(self) -> bool:
-        """True if the file with the confirmed tips is damaged, so that we do not know what binds us."""
+        """True if the file with the confirmed records is damaged, so that we do not know what binds us."""
         self.confirmed()
         return corrupt_name(self._confirmed_at).exists()
+
+    def forget_lost(self) -> None:
+        """Remove the damaged file with the confirmed records, because it binds us no longer."""
+        self._disk.remove(corrupt_name(self._confirmed_at))
+
+    def binds_elsewhere(self, round: int, tip: Hash, record: Hash) -> bool:
+        """Return True if our votes forbid us to confirm this record, which stands on `tip` after so many rounds.
+
+        We have confirmed another record there, or are locked on one by all electors.  Blocking.
+        """
+        if (known := self.confirmed().get((round, tip))) is not None:
+            return known != record
+        return is_locked_elsewhere(read_voter_state(self.load(round, tip)), record)
 
     def any(self) -> bool:
         """Return True if this peer has ever voted."""
@@ -142,9 +162,10 @@ class VoteFiles:
             named = _VOTES_NAME.fullmatch(path.name)
             if named and int(named[1]) < round:
                 self._disk.remove(path)
-        if (entries := self.confirmed()) and all(known < round for known, _ in entries):
-            self._disk.remove(self._confirmed_at)
-            self._confirmed = frozenset()
+        with self._confirming:
+            if (entries := self.confirmed()) and all(known < round for known, _ in entries):
+                self._disk.remove(self._confirmed_at)
+                self._confirmed = {}
 
     def _path(self, round: int, tip: Hash) -> Path:
         return self._folder / f"{round:08d}-{tip.hex()}"

@@ -708,7 +708,8 @@ class RolledBack(Event):
     """This peer was on the losing side of a fork and went back to the common ancestor.
 
     to_round: number of rounds that remain.  abandoned: number of rounds given up; what earlier events told of these rounds
-    is void.  winner: the peer whose chain won; empty if no live peer has the results of the abandoned rounds.
+    is void.  winner: the peer whose chain won; empty if the peer only goes back, because most voters do not stand on these
+    rounds, or because no live peer has their results.
     """
 
     to_round: int

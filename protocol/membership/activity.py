@@ -59,8 +59,10 @@ class Activity:
         self._trains_on = False
         self.measured: Measurement | None = None
         self.was_away = True
-        """True if we were restarted, frozen or suspended and no record was made since: others may have gone on without
-        us."""
+        """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have gone on
+        without us."""
+        self.is_bound = False
+        """True if a lock of ours, from before an absence, may keep us at our tip."""
         self.back_at = -inf
         """Time (trio) at which this process went on after it was last frozen or suspended."""
         self._urgent = trio.Event()
@@ -74,9 +76,17 @@ class Activity:
         """Note that we were frozen or suspended: others may have gone on without us."""
         self.was_away, self.back_at = True, trio.current_time()
 
+    def note_cut_off(self) -> None:
+        """Note that we hear a member again after none was heard for long: others may have gone on without us."""
+        self.was_away = True
+
     def note_present(self) -> None:
-        """Note that a record was made while we were present, or that a lock of ours forbids us to leave our tip."""
-        self.was_away = False
+        """Note that a record was made while we were present."""
+        self.was_away = self.is_bound = False
+
+    def note_bound(self, bound: bool) -> None:
+        """Note whether a lock of ours may keep us at our present tip."""
+        self.is_bound = bound
 
     def tell_measured(self, measured: Measurement | None) -> None:
         """Report this held-out loss in our heartbeats from now on, or none."""

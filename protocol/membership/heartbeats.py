@@ -160,6 +160,7 @@ class Heartbeats:
             version=settings.version[:40],
             team=settings.team,
             was_away=activity.was_away,
+            is_bound=activity.is_bound,
             measured=activity.measured,
             admission=b"" if history.has_member(self._session.me) else settings.admission,
         )
@@ -294,6 +295,11 @@ class FailureDetector:
         for event in events:
             if isinstance(event, PeerSuspected | PeerGone):
                 self._observer.peer_dead(PeerId(event.peer))
+
+    def silence_of_members(self, now: float) -> float:
+        """Return the seconds since any member was heard; 0 if we know no other member that has not left."""
+        members = (known for peer, known in self._membership if self._membership.has_member(peer))
+        return now - max((known.heard for known in members if known.liveness is not Liveness.LEFT), default=now)
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -72,11 +72,15 @@ class LivenessTicker:
 
     async def _tick(self, nursery: trio.Nursery) -> None:
         last, last_boot = trio.current_time(), self._boot_clock()
+        absence_s, is_cut_off = max(self._rounds.eviction_s - UNHEARD_S, self._rounds.eviction_s / 2), False
         while True:
             now, boot = trio.current_time(), self._boot_clock()
             self._detector.judge_silence(now, last)
-            if max(now - last, boot - last_boot) >= max(self._rounds.eviction_s - UNHEARD_S, self._rounds.eviction_s / 2):
+            was_cut_off, is_cut_off = is_cut_off, self._detector.silence_of_members(now) >= absence_s
+            if max(now - last, boot - last_boot) >= absence_s:
                 self._come_back()
+            elif was_cut_off and not is_cut_off:
+                self._activity.note_cut_off()
             last, last_boot = now, boot
             self._follow(now, nursery)
             await trio.sleep(TICK_S)

@@ -297,13 +297,9 @@ class Node:
         return 0 if self._is_young() else self._history.final
 
     def _unconfirmed_by(self, others: Sequence[SwarmPeer]) -> list[str]:
-        """Return the electors of the first provisional record that are away; empty if all records are final."""
-        final = self._history.final
-        base = self._history.base_at(final, self._history.tip_at(final))
-        if final == self._history.length or base is None:
-            return []
+        """Return the electors that have not confirmed the first provisional record and are away."""
         here = {self._session.me, *(known.peer for known in others if known.liveness == "alive")}
-        return [elector for elector in base.electors if elector not in here]
+        return sorted(self._history.roster.finality.missing - here)
 
     def _is_young(self) -> bool:
         """Return True if we may still replace all our records with another history."""

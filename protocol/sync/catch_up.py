@@ -86,9 +86,6 @@ class CatchUp:
         history, common = self.replica.history, branch.common
         abandoned = history.length - common
         kept = await self._switch(common, branch.slot, rounds)
-        if abandoned:
-            winner = leader if leader != self.session.me else ""
-            self.session.emit(RolledBack(common, abandoned, winner))
         complete = False
         try:
             await self._load(common)
@@ -97,6 +94,8 @@ class CatchUp:
             if not complete:
                 with trio.CancelScope(shield=True):
                     await self._switch(common, kept if abandoned else "", common + abandoned)
+        if complete and abandoned:
+            self.session.emit(RolledBack(common, abandoned, leader if leader != self.session.me else ""))
         if complete:
             await self.tell_rollouts(max(common, history.length - MOST_COUNTED))
         return complete

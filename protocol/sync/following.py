@@ -86,7 +86,9 @@ class BranchCache:
         """Begin a new branch, replacing the one in this slot."""
         self._branches.pop(slot, None)
         await self._offload(self._replica.store.branches.drop, slot)
-        branch = Branch(self._replica.history, self._replica.store.branches, slot, common)
+        branch: Branch = await self._offload(
+            Branch, self._replica.history, self._replica.store.branches, slot, common
+        )  # in a thread, because the roster of an old tip is read again from the disk
         self._branches[slot] = branch
         return branch
 
@@ -115,7 +117,7 @@ FOLLOW_AT_ONCE = 4
 PATIENCE_S = 15.0
 """Seconds that a peer waits for a known peer's branch before it begins a round on its old tip."""
 BEHIND_S = 60.0
-"""Seconds that a peer that was away waits for its next move while a member claims to be far ahead."""
+"""Seconds without progress that a peer that was away waits for its next move while a member claims to be far ahead."""
 PROGRESS_S = 20.0
 """Seconds that such a peer continues to wait after each arrival of checked data."""
 OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
@@ -204,10 +206,11 @@ class Following:
         waited_s: seconds waited so far.  was_away: see `Activity`; such a peer, a newcomer too, does not begin a round that
         is long over for the others.  Strangers delay only a peer without any record.
         """
-        if was_away and waited_s < BEHIND_S and self._claims.is_far_behind():
-            return True
         is_new = self._replica.history.length == 0
         progressed_at = max(self.chains.progressed_at, self._catch_up.supplies.progressed_at)
+        is_moving = min(waited_s, trio.current_time() - progressed_at) < BEHIND_S
+        if was_away and is_moving and self._claims.is_far_behind():
+            return True
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
             return True
         if is_new and (self._claims.hopes() or (waited_s < self._replica.rounds.eviction_s and self._held.leaving_at(0))):

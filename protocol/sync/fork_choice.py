@@ -3,7 +3,8 @@
 Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
 The first record that differs decides, by the first of these rules that tells the branches apart:
 
-1. A final record never yields (`protocol.chain.finality`).
+1. A final record never yields (`protocol.chain.finality`).  A record that we have confirmed yields only to a full or a final
+   one.
 2. A full record beats a provisional one: a quorum of the electors made it.
 3. The branch wins in which members with more than half of the recent work took part: they voted for its first record, or
    signed a READY on one of its tips.  In an open run, where keys are free, this rule applies only if no elector voted for
@@ -17,6 +18,7 @@ without it, unless we would have to give up final records.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +29,6 @@ from protocol.chain.finality import RecentWork
 from protocol.chain.history import Branch
 from protocol.chain.records import Chain, Rank, is_full, rank, record_hash
 from protocol.chain.replica import Replica
-from protocol.chain.store import is_locked_elsewhere, read_voter_state
 from protocol.events.events import Event, Notice, SecondHistory
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -116,8 +117,8 @@ class Constituency:
 # the best branch and does not serve its records, the others agree without that branch.
 #
 # One peer at T does not follow: an elector that is locked on another record of T, which may be certified already.  It says
-# that it was not away.  If the peers on the branch cannot make a full record without it, they return to T, where its lock is
-# carried on (`is_stuck`).
+# so in its heartbeats.  If the peers on the branch cannot make a full record without it, they return to T, where its lock
+# is carried on (`is_stuck`).
 
 
 @dataclass(frozen=True)
@@ -130,22 +131,28 @@ class Side:
 
 @dataclass(frozen=True)
 class Standpoint:
-    """Position that a peer states.  was_away: it was restarted or frozen, and has made no record since.
+    """Position that a peer states.  was_away: it was restarted, frozen or cut off, and has made no record since.
 
     side: the point where the peer's chain left ours when we last saw it; None if we never did, or it is on our chain now.
+    is_bound: its votes keep it at its tip.
     """
 
     tip: bytes
     was_away: bool
     side: Side | None = None
+    is_bound: bool = False
 
 
 @dataclass(frozen=True)
 class PeerCount:
-    """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away."""
+    """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away.
+
+    bound: weight of the peers that say that their votes keep them at the tip.
+    """
 
     on: int
     off: int
+    bound: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,16 +185,17 @@ def count(weights: Mapping[PeerId, int], heard: Mapping[PeerId, Standpoint], bra
 
     Peers at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
     """
-    on = off = 0
+    on = off = bound = 0
     for peer, weight in weights.items():
         at = heard.get(peer)
         if at is None:
             on += weight * (peer in branch.part)
         elif branch.gains(at):
             on += weight
-        elif at.tip == branch.fork and not at.was_away:
-            off += weight
-    return PeerCount(on, off)
+        elif at.tip == branch.fork:
+            off += weight * (at.is_bound or not at.was_away)
+            bound += weight * at.is_bound
+    return PeerCount(on, off, bound)
 
 
 def follows(counted: PeerCount, least: int = 1) -> bool:
@@ -204,8 +212,8 @@ def returns(counted: PeerCount) -> bool:
 
 
 def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
-    """Return True if the electors on a provisional record are too few for a quorum, and others hold on to the tip before."""
-    return counted.off > 0 and counted.on < quorum_size(len(electors))
+    """Return True if the electors on a provisional record are no quorum, and a lock keeps another one at the tip before."""
+    return counted.bound > 0 and counted.on < quorum_size(len(electors))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -256,13 +264,14 @@ class PeerTips:
         return any(side.fork == tip for side in self._sides.values())
 
     def _heard(self, peers: Collection[PeerId]) -> dict[PeerId, Standpoint]:
-        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
+        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away, None, self._activity.is_bound)}
         for peer in peers:
             known = self._membership.get(peer)
             if peer != self._me and known is not None and self._membership.is_live(peer):
                 beat = known.heartbeat
                 is_ours = self._history.tips(beat.round, 1) == [beat.tip]
-                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer))
+                side = None if is_ours else self._sides.get(peer)
+                heard[peer] = Standpoint(beat.tip, beat.was_away, side, beat.is_bound)
         return heard
 
     def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
@@ -283,7 +292,9 @@ class PeerTips:
         oldest = max(kept, history.length - LATEST_ROUNDS)
         looked_at = [round for round in history.provisional[-LATEST:] if round >= oldest]
         confirmed = self._replica.store.votes.confirmed()
-        bound = max((round for round in looked_at if (round, history.tip_at(round)) in confirmed), default=-1)
+        provisional = history.provisional  # a vote confirms all of them at once, so the confirmed ones come first
+        first = bisect_left(provisional, True, key=lambda round: (round, history.tip_at(round)) not in confirmed)
+        bound = provisional[first - 1] if first else -1
         looked_at = [round for round in looked_at if round > bound]
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
         places: dict[bytes, int] = {tip: oldest + at for at, tip in enumerate(history.tips(oldest, LATEST_ROUNDS + 1))}
@@ -293,14 +304,33 @@ class PeerTips:
             who = Constituency.of(history.roster_at(round))
             weights = who.weights(certificate.absent)
             branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
-            counted = count(weights, self._heard(weights), branch)
-            stuck = weights is not who.work.tokens and is_stuck(who.electors, counted)
-            for reason, gives_up in ((False, returns(counted)), (True, stuck)):
-                if gives_up:
-                    leaving[fork, reason] = self._leaving.get((fork, reason), now)
+            if returns(count(weights, self._heard(weights), branch)):
+                leaving[fork, False] = self._leaving.get((fork, False), now)
+        stuck = [round for round in self._held_tips() if round > bound and self._is_stuck_on(round)]
+        for round in stuck:
+            leaving[history.tip_at(round), True] = self._leaving.get((history.tip_at(round), True), now)
         self._leaving = leaving
-        given_up = [round for round in looked_at if self._has_lost(history.tip_at(round), now)]
+        given_up = [round for round in sorted({*looked_at, *stuck}) if self._has_lost(history.tip_at(round), now)]
         return given_up[0] if given_up else None
+
+    def _held_tips(self) -> set[int]:
+        """Return the rounds of our provisional records before which peers stand whom a lock keeps there."""
+        provisional, at = self._history.provisional, set[int]()
+        for peer, known in self._membership:
+            beat = known.heartbeat
+            if beat.is_bound and self._membership.is_live(peer) and self._history.tips(beat.round, 1) == [beat.tip]:
+                place = bisect_left(provisional, beat.round)
+                at |= {*provisional[place : place + 1]} & {beat.round}
+        return at
+
+    def _is_stuck_on(self, round: int) -> bool:
+        """Return True if the electors on our provisional record of this round cannot do without those bound below it."""
+        history, electors = self._history, self._history.electors_at(round)
+        if set(electors) <= set(history.certificate_at(round).absent):
+            return False  # members made the record, and the electors may come back to it
+        tips = frozenset(history.tips(round + 1, history.length - round))
+        counted = count(dict.fromkeys(electors, 1), self._heard(electors), Candidate(history.tip_at(round), tips, None))
+        return is_stuck(electors, counted)
 
     def _part(self, round: int) -> frozenset[PeerId]:
         """Return the peers that took part in our records from `round` on, as far as the newest records show."""
@@ -398,6 +428,10 @@ class ForkChoice:
             return False
         if common < history.final:
             return False
+        if is_whole and branch.final > common:
+            return True  # a quorum has voted above their record, so none has above ours
+        if (common, branch.tip_at(common)) in self._replica.store.votes.confirmed() and not is_theirs_full:
+            return False if is_whole else None  # we have confirmed ours, and could not confirm theirs
         if is_whole or is_theirs_full != is_ours_full:
             return theirs < own
         return None
@@ -449,15 +483,15 @@ class ForkChoice:
             weights, fork = who.weights(mark.absent), branch.tip_at(round)
             ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
-            is_bound = self._me in who.electors and self._is_locked(branch, round)
+            is_bound = self._me in who.electors and self._is_bound(branch, round)
             if is_bound or not self._tips.follow(weights, candidate, who.least(weights, self._me)):
                 return round
         return branch.length
 
-    def _is_locked(self, branch: Branch, round: int) -> bool:
-        """Return True if we are locked on another record than the branch's record of this round."""
-        kept = read_voter_state(self._replica.store.votes.load(round, branch.tip_at(round)))
-        return is_locked_elsewhere(kept, branch.tip_at(round + 1))
+    def _is_bound(self, branch: Branch, round: int) -> bool:
+        """Return True if our votes forbid us to confirm the branch's record of this round."""
+        votes = self._replica.store.votes
+        return votes.binds_elsewhere(round, branch.tip_at(round), branch.tip_at(round + 1))
 
     def back_to(self) -> int | None:
         """Return the round of the first provisional record to give up, with all records after it.

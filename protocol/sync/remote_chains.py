@@ -117,13 +117,10 @@ class Claims:
     def who_has_begun(self) -> list[PeerId]:
         """Return live peers that claim to have records, for a peer without records, which then begins no round.
 
-        A named founder waits only for peers that are believed, or that hope for it is left (`hopes`): a stranger's word
-        cannot keep it from beginning its own run.
+        A peer that has shown nothing again and again does not count: its word cannot keep others from beginning a run.
         """
-        founders = self._replica.rounds.founders
-        if founders is not None and self._membership.me in founders and not self.hopes():
-            return []
-        return [peer for peer in self._membership.live_peers() if self.rounds_of(peer) > 0]
+        patience = {peer: self._disbelieved.get(peer, (0.0, 0.0))[1] for peer in self._membership.live_peers()}
+        return [peer for peer, wait_s in patience.items() if self.rounds_of(peer) > 0 and wait_s < HOPE_S]
 
     def hopes(self) -> bool:
         """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
@@ -183,13 +180,14 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
 # Budget for looking at claims, for all claimants together.
 #
 # Peer IDs cost nothing, so limits per claimant would be useless.  Answers and signature checks are paid from one budget that
-# fills up with time.  Electors and members of our chain may empty it; strangers may spend only half of it.  The cost of
+# fills up with time.  Electors and members of our chain may empty it; strangers may spend only a tenth of it.  The cost of
 # records that the fork choice accepts is refunded, so an honest swarm is followed as fast as the line allows.
 
 
-BYTES_PER_MINUTE = 32 << 20
-CHECKS_PER_MINUTE = 6000
-"""Signature checks a minute; they take about half a second of processor time."""
+BYTES_PER_MINUTE = 160 << 20
+CHECKS_PER_MINUTE = 30_000
+"""Signature checks a minute; they take about 2.5 s of processor time.  A night of short rounds takes some minutes."""
+STRANGERS_SHARE = 0.1
 
 
 class OverBudget(NetworkError):
@@ -219,7 +217,7 @@ class Budget:
         purses = (self._bytes, self._checks)
         for purse in purses:
             purse.fill(seconds)
-        return all(purse.left > (0 if known else purse.full / 2) for purse in purses)
+        return all(purse.left > (0 if known else purse.full * (1 - STRANGERS_SHARE)) for purse in purses)
 
     def pay(self, size_bytes: int, checks: int) -> None:
         """Pay for answers of `size_bytes`, and for `checks` signature checks."""

@@ -100,7 +100,9 @@ class Heartbeat(Body):
     version: Annotated[str, Field(max_length=40)]
     team: Annotated[str, Field(max_length=MAX_TEAM, exclude_if=lambda team: not team)] = ""
     was_away: bool = False
-    """True if the sender was restarted, frozen or suspended, and has made no record since."""
+    """True if the sender was restarted, frozen, suspended or cut off, and has made no record since."""
+    is_bound: bool = False
+    """True if a vote of the sender keeps it at this tip (`protocol.sync.fork_choice`)."""
     measured: Measurement | None = None
     """The sender's newest measurement, while other peers may need it."""
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""

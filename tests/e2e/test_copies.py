@@ -167,7 +167,7 @@ def test_founder_of_an_own_corpus_sleeps_and_the_others_read_on(tmp_path: Path) 
         with asleep([organiser]):
             start = swarm.newest()
             swarm.until("rounds without it", lambda: min(peer.committed for peer in friends) >= start + 12)
-            assert not any(WhyIdle.FETCHING_DATA == event.why_idle for peer in friends for event in late(peer, start))
+            assert not any(event.why_idle == WhyIdle.FETCHING_DATA for peer in friends for event in late(peer, start))
         rounds = swarm.newest()
         swarm.equal(swarm.whole(*peers), *peers)
         assert not any(peer.heard(ev.RolledBack) for peer in peers), "nobody has lost a round"

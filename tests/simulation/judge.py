@@ -131,7 +131,6 @@ class Judge:
         elif isinstance(event, RoundProposed):
             self._proposal(peer, node, event, now)
         elif isinstance(event, RolledBack):
-            self._applied[peer] = min(event.to_round, self._applied.get(peer, event.to_round))
             self._disturbed[peer] = now
         elif isinstance(event, PeerSuspected | PeerGone):
             self._alive[peer].pop(PeerId(event.peer), None)

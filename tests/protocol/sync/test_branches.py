@@ -91,8 +91,8 @@ def test_nobody_follows_a_branch_on_which_nobody_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("electors", "on", "off", "stuck"),
+    ("electors", "on", "bound", "stuck"),
     [(3, 1, 1, True), (3, 2, 1, False), (3, 1, 0, False), (5, 3, 1, True), (4, 3, 1, False)],
 )
-def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, on: int, off: int, stuck: bool) -> None:
-    assert is_stuck(ELECTORS[:electors], PeerCount(on, off)) is stuck
+def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, on: int, bound: int, stuck: bool) -> None:
+    assert is_stuck(ELECTORS[:electors], PeerCount(on, 1, bound)) is stuck

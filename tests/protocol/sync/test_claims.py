@@ -113,8 +113,8 @@ def test_strangers_make_nobody_wait_that_has_a_record(tmp_path: Path) -> None:
     on_table(tmp_path, check)
 
 
-@pytest.mark.parametrize("size_bytes, checks", [(BYTES_PER_MINUTE // 8, 0), (0, CHECKS_PER_MINUTE // 8)])
-def test_strangers_may_spend_half_and_the_purse_fills_in_a_minute(size_bytes: int, checks: int) -> None:
+@pytest.mark.parametrize("size_bytes, checks", [(BYTES_PER_MINUTE // 40, 0), (0, CHECKS_PER_MINUTE // 40)])
+def test_strangers_may_spend_a_tenth_and_the_purse_fills_in_a_minute(size_bytes: int, checks: int) -> None:
     budget = Budget(100.0)
     spent = 0
     while budget.allows(100.0, known=False):
@@ -124,9 +124,9 @@ def test_strangers_may_spend_half_and_the_purse_fills_in_a_minute(size_bytes: in
     while budget.allows(100.0, known=True):
         budget.pay(size_bytes, checks)
         spent += 1
-    assert spent == 8
-    assert budget.allows(101.0, known=True) and not budget.allows(120.0, known=False)
-    assert budget.allows(131.0, known=False)
+    assert spent == 40
+    assert budget.allows(101.0, known=True) and not budget.allows(150.0, known=False)
+    assert budget.allows(155.0, known=False)
 
 
 def test_what_led_somewhere_costs_nothing() -> None:

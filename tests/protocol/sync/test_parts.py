@@ -124,13 +124,18 @@ def test_a_lock_on_another_record_keeps_an_elector_until_the_branch_is_final(tmp
 
 def test_confirmed_tips_are_there_after_a_restart_and_hold_their_record(tmp_path: Path) -> None:
     votes = Store(tmp_path).votes
-    tips = [(round, Hash(bytes([round]) * 32)) for round in range(3)]
-    votes.confirm(tips[:2])
-    votes.confirm(tips)
-    again = Store(tmp_path).votes
-    assert again.confirmed() == frozenset(tips) and not again.has_lost_confirmed
+    records = [(round, Hash(bytes([round]) * 32), Hash(bytes([64 + round]) * 32)) for round in range(3)]
+    votes.confirm(records[:2])
+    votes.confirm(records)
+    votes.confirm([(0, records[0][1], records[2][2])])
+    again, told = Store(tmp_path).votes, {(round, tip): record for round, tip, record in records}
+    assert again.confirmed() == told and not again.has_lost_confirmed, "of two records of a tip the first one is confirmed"
+    assert again.binds_elsewhere(*records[0][:2], records[1][2]) and not again.binds_elsewhere(*records[0])
     again.drop_before(2)
-    assert Store(tmp_path).votes.confirmed() == frozenset(tips), "one of them may still bind us"
+    assert Store(tmp_path).votes.confirmed() == told, "one of them may still bind us"
     path = tmp_path / "votes" / "confirmed"
     path.write_bytes(path.read_bytes()[:-1])
-    assert Store(tmp_path).votes.has_lost_confirmed
+    damaged = Store(tmp_path).votes
+    assert damaged.has_lost_confirmed
+    damaged.forget_lost()
+    assert not Store(tmp_path).votes.has_lost_confirmed
