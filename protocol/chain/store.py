@@ -78,8 +78,8 @@ class EvidenceFiles:
 
 
 MOST_CONFIRMED = 1 << 20
-"""Most tips that are confirmed and not final; more would be years of rounds without a quorum."""
-CONFIRMED_BYTES = 8 + 32
+"""Most records that are confirmed and not final; more would be years of rounds without a quorum."""
+CONFIRMED_BYTES = 8 + 32 + 32
 _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
@@ -87,13 +87,13 @@ class VoteFiles:
     """Vote files: one encoded `VoterState` per tip.  Blocking.
 
     A tip's file outlives the branch that the tip is on: a peer that returns to the tip is still bound by its votes there.
-    `confirmed` holds the tips on which we have confirmed a provisional record (`protocol.chain.finality`).
+    `confirmed` holds the provisional records that we have confirmed (`protocol.chain.finality`).
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
         self._confirmed_at = folder / "confirmed"
-        self._confirmed: frozenset[tuple[int, Hash]] | None = None
+        self._confirmed: frozenset[tuple[int, Hash, Hash]] | None = None
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
         """Replace the votes for the round on this tip; durable on return.  Raises `StoreFailed`."""
@@ -108,23 +108,37 @@ class VoteFiles:
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
-    def confirm(self, tips: Collection[tuple[int, Hash]]) -> None:
-        """Note that we confirm the records that our chain has on these tips; durable on return.  Raises `StoreFailed`.
+    def confirm(self, records: Collection[tuple[int, Hash, Hash]]) -> None:
+        """Note that we confirm these records of our chain; durable on return.  Raises `StoreFailed`.
 
-        tips: each with the number of rounds before it.  From now on we make no other statement at them as a voter.
+        records: each with its round, the tip on which it stands, and its hash.  From now on we make no other statement at
+        these tips as a voter, and confirm no other record there.
         """
-        if new := set(tips) - self.confirmed():
+        if new := set(records) - self.confirmed():
             entries = sorted([*self.confirmed(), *new])[-MOST_CONFIRMED:]
-            write_guarded(self._disk, self._confirmed_at, b"".join(round.to_bytes(8) + tip for round, tip in entries))
+            raw = b"".join(round.to_bytes(8) + tip + record for round, tip, record in entries)
+            write_guarded(self._disk, self._confirmed_at, raw)
             self._confirmed = frozenset(entries)
 
-    def confirmed(self) -> frozenset[tuple[int, Hash]]:
-        """Return the tips on which we have confirmed a record, each with the number of rounds before it."""
+    def confirmed(self) -> frozenset[tuple[int, Hash, Hash]]:
+        """Return the records that we have confirmed: the round, the tip on which the record stands, and the record."""
         if self._confirmed is None:
             raw = read_guarded(self._disk, self._confirmed_at) or b""
             parts = (raw[at : at + CONFIRMED_BYTES] for at in range(0, len(raw), CONFIRMED_BYTES))
-            self._confirmed = frozenset((int.from_bytes(part[:8]), Hash(part[8:])) for part in parts)
+            self._confirmed = frozenset((int.from_bytes(part[:8]), Hash(part[8:40]), Hash(part[40:])) for part in parts)
         return self._confirmed
+
+    def is_bound(self, round: int, tip: Hash, record: Hash) -> bool:
+        """Return True if we have confirmed this record on `tip`, or are locked on it by all electors."""
+        kept = read_voter_state(self.load(round, tip))
+        is_locked = kept is not None and kept.lock is not None and record_hash(kept.lock.record) == record
+        return is_locked or (round, tip, record) in self.confirmed()
+
+    def is_bound_elsewhere(self, round: int, tip: Hash, record: Hash) -> bool:
+        """Return True if we have confirmed another record on `tip` than this one, or are locked on one by all electors."""
+        if any((at, on) == (round, tip) and other != record for at, on, other in self.confirmed()):
+            return True
+        return is_locked_elsewhere(read_voter_state(self.load(round, tip)), record)
 
     @property
     def has_lost_confirmed(self) -> bool:
@@ -142,7 +156,7 @@ class VoteFiles:
             named = _VOTES_NAME.fullmatch(path.name)
             if named and int(named[1]) < round:
                 self._disk.remove(path)
-        if (entries := self.confirmed()) and all(known < round for known, _ in entries):
+        if (entries := self.confirmed()) and all(known < round for known, *_ in entries):
             self._disk.remove(self._confirmed_at)
             self._confirmed = frozenset()
 

@@ -44,7 +44,7 @@ from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
-from protocol.chain.store import is_locked_elsewhere, read_voter_state
+from protocol.chain.store import read_voter_state
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.events.status import WhyIdle
@@ -429,7 +429,7 @@ class VoteLog:
         self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
         self._abstentions = ABSTENTIONS if is_copy or replica.store.votes.has_lost_confirmed else 0
         self._free: dict[Hash, Hash] = {}
-        """Provisional records of our chain against which no lock of ours stands, by the tip below."""
+        """Provisional records of our chain against which no vote of ours stands, by the tip below."""
 
     async def load(self, base: Base) -> tuple[VoterState | None, bool]:
         """Return (votes that bind us on `base`, True if we must not vote on `base`)."""
@@ -438,17 +438,17 @@ class VoteLog:
         lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
         if lost:
             self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
-        has_confirmed = (base.round, base.tip) in votes.confirmed()
-        is_locked = await self._offload(self._is_locked_below)
-        return kept, lost or self._abstentions > 0 or has_confirmed or is_locked
+        has_confirmed = any((round, tip) == (base.round, base.tip) for round, tip, _ in votes.confirmed())
+        is_bound = await self._offload(self._is_bound_elsewhere)
+        return kept, lost or self._abstentions > 0 or has_confirmed or is_bound
 
-    def _is_locked_below(self) -> bool:
-        """Return True if, at the tip below a provisional record of our chain, we are locked on another record.  Blocking."""
+    def _is_bound_elsewhere(self) -> bool:
+        """Return True if, at the tip below a provisional record of our chain, another record binds us.  Blocking."""
         history, votes = self._replica.history, self._replica.store.votes
         for round in history.provisional:
             tip, record = history.tip_at(round), history.tip_at(round + 1)
             if self._free.get(tip) != record:
-                if is_locked_elsewhere(read_voter_state(votes.load(round, tip)), record):
+                if votes.is_bound_elsewhere(round, tip, record):
                     return True
                 self._free[tip] = record
         return False
@@ -458,7 +458,8 @@ class VoteLog:
         votes, history = self._replica.store.votes, self._replica.history
         if kept.second is not None and not kept.absent:
             mine = [round for round in history.provisional if self._session.me in history.electors_at(round)]
-            await self._offload(votes.confirm, [(round, history.tip_at(round)) for round in mine])
+            records = [(round, history.tip_at(round), history.tip_at(round + 1)) for round in mine]
+            await self._offload(votes.confirm, records)
         self._free.pop(Hash(kept.base), None)
         await self._offload(votes.save, kept.round, Hash(kept.base), kept.encode())
 

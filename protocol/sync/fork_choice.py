@@ -3,7 +3,7 @@
 Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
 The first record that differs decides, by the first of these rules that tells the branches apart:
 
-1. A final record never yields (`protocol.chain.finality`).
+1. A final record never yields, and wins over a record that is not final (`protocol.chain.finality`).
 2. A full record beats a provisional one: a quorum of the electors made it.
 3. The branch wins in which members with more than half of the recent work took part: they voted for its first record, or
    signed a READY on one of its tips.  In an open run, where keys are free, this rule applies only if no elector voted for
@@ -27,7 +27,6 @@ from protocol.chain.finality import RecentWork
 from protocol.chain.history import Branch
 from protocol.chain.records import Chain, Rank, is_full, rank, record_hash
 from protocol.chain.replica import Replica
-from protocol.chain.store import is_locked_elsewhere, read_voter_state
 from protocol.events.events import Event, Notice, SecondHistory
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -115,17 +114,22 @@ class Constituency:
 # either the peers at T follow, or the peers on the branch return.  And nobody waits for a branch: if one elector stands on
 # the best branch and does not serve its records, the others agree without that branch.
 #
-# One peer at T does not follow: an elector that is locked on another record of T, which may be certified already.  It says
-# that it was not away.  If the peers on the branch cannot make a full record without it, they return to T, where its lock is
-# carried on (`is_stuck`).
+# A peer that is *bound* does not follow: an elector that is locked on another record of T, which may be certified, or that
+# has confirmed one, which may be final.  At T it says that it was not away.  On the branch with that record it says
+# that it is bound, so nobody waits for it on another branch.  If the peers there cannot make a full record without it, they
+# return to T, where its lock is carried on, or its branch is followed (`is_stuck`).
 
 
 @dataclass(frozen=True)
 class Side:
-    """Point where one chain leaves another.  fork: the tip at that point.  first: rank of the branch from there on."""
+    """Point where one chain leaves another.
+
+    fork: the tip at that point.  first: rank of the branch from there on.  rounds: number of rounds before it.
+    """
 
     fork: Hash
     first: Rank
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,31 @@ class Standpoint:
     """Position that a peer states.  was_away: it was restarted or frozen, and has made no record since.
 
     side: the point where the peer's chain left ours when we last saw it; None if we never did, or it is on our chain now.
+    bound: number of its first rounds that it cannot give up, because its votes bind it to a provisional record.
     """
 
     tip: bytes
     was_away: bool
     side: Side | None = None
+    bound: int = 0
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the peer stays on its side, even if it loses."""
+        return self.side is not None and self.bound > self.side.rounds
 
 
 @dataclass(frozen=True)
 class PeerCount:
-    """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away."""
+    """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away.
+
+    unheard: the part of `on` that is not heard now.  bound: on another branch of the tip, which it cannot give up.
+    """
 
     on: int
     off: int
+    unheard: int = 0
+    bound: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,8 @@ class Candidate:
         if at.tip in self.tips or at.side is None:
             return at.tip in self.tips
         fork, first = at.side.fork, at.side.first
-        return fork in self.tips or first.record in self.tips or (fork == self.fork and self._wins(first))
+        moves_here = fork == self.fork and self._wins(first) and not at.is_bound
+        return fork in self.tips or first.record in self.tips or moves_here
 
     def _wins(self, other: Rank) -> bool:
         return self.first is not None and self.first < other
@@ -178,16 +195,18 @@ def count(weights: Mapping[PeerId, int], heard: Mapping[PeerId, Standpoint], bra
 
     Peers at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
     """
-    on = off = 0
+    on = off = unheard = bound = 0
     for peer, weight in weights.items():
         at = heard.get(peer)
         if at is None:
-            on += weight * (peer in branch.part)
+            unheard += weight * (peer in branch.part)
         elif branch.gains(at):
             on += weight
         elif at.tip == branch.fork and not at.was_away:
             off += weight
-    return PeerCount(on, off)
+        elif at.is_bound and at.side is not None and at.side.fork == branch.fork:
+            bound += weight
+    return PeerCount(on + unheard, off, unheard, bound)
 
 
 def follows(counted: PeerCount, least: int = 1) -> bool:
@@ -204,8 +223,8 @@ def returns(counted: PeerCount) -> bool:
 
 
 def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
-    """Return True if the electors on a provisional record are too few for a quorum, and others hold on to the tip before."""
-    return counted.off > 0 and counted.on < quorum_size(len(electors))
+    """Return True if the electors heard on a provisional record are no quorum, and others will not come over."""
+    return counted.off + counted.bound > 0 and counted.on - counted.unheard < quorum_size(len(electors))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -241,6 +260,8 @@ class PeerTips:
         """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
         self._ranks: dict[int, Rank] = {}
         """Ranks of our provisional records that have known siblings, by round."""
+        self._bound: dict[tuple[Hash, Hash], bool] = {}
+        """Our provisional records, by the tip before and the record: True if our votes bind us to the record."""
         self._leaving: dict[tuple[bytes, bool], float] = {}
         """Tips before our provisional records to which we should return, each with the time since when; True: if stuck."""
 
@@ -260,7 +281,7 @@ class PeerTips:
             if peer != self._me and known is not None and self._membership.is_live(peer):
                 beat = known.heartbeat
                 is_ours = self._history.tips(beat.round, 1) == [beat.tip]
-                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer))
+                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer), beat.bound)
         return heard
 
     def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
@@ -279,9 +300,10 @@ class PeerTips:
         """
         history, now = self._history, trio.current_time()
         looked_at = [round for round in history.provisional[-LATEST:] if round >= kept]
-        confirmed = self._replica.store.votes.confirmed()
-        bound = max((round for round in looked_at if (round, history.tip_at(round)) in confirmed), default=-1)
-        looked_at = [round for round in looked_at if round > bound]
+        confirmed = {(round, tip) for round, tip, _ in self._replica.store.votes.confirmed()}
+        self._note_bound(looked_at)
+        last = max((round for round in looked_at if (round, history.tip_at(round)) in confirmed), default=-1)
+        looked_at = [round for round in looked_at if round > last]
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
         leaving: dict[tuple[bytes, bool], float] = {}
         for round in looked_at:
@@ -298,6 +320,16 @@ class PeerTips:
         self._leaving = leaving
         given_up = [round for round in looked_at if self._has_lost(history.tip_at(round), now)]
         return given_up[0] if given_up else None
+
+    def _note_bound(self, rounds: Sequence[int]) -> None:
+        """Have our heartbeats say which of our records bind us.  rounds: of our provisional records."""
+        history, votes = self._history, self._replica.store.votes
+        entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}
+        known = self._bound
+        self._bound = {
+            entry: known[entry] if known.get(entry) else votes.is_bound(round, *entry) for round, entry in entries.items()
+        }
+        self._activity.note_bound(max((round + 1 for round, entry in entries.items() if self._bound[entry]), default=0))
 
     def _part(self, round: int) -> frozenset[PeerId]:
         """Return the peers that took part in our records from `round` on, as far as the newest records show."""
@@ -363,7 +395,7 @@ class ForkChoice:
             return Choice(common)
         part = took_part(branch, common)
         theirs = Constituency.of(history.roster_at(common)).rank(branch.commit_at(common), part)
-        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs))
+        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs, common))
         if common == history.length:
             return Choice(self._followed(branch, common, part))
         if record_hash(history.commit_at(common).record) == branch.tip_at(common + 1):
@@ -395,6 +427,10 @@ class ForkChoice:
             return False
         if common < history.final:
             return False
+        if branch.final > common:
+            return True
+        if not is_theirs_full and self._is_bound_elsewhere(branch, common):
+            return False if is_whole else None
         if is_whole or is_theirs_full != is_ours_full:
             return theirs < own
         return None
@@ -446,15 +482,14 @@ class ForkChoice:
             weights, fork = who.weights(mark.absent), branch.tip_at(round)
             ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
-            is_bound = self._me in who.electors and self._is_locked(branch, round)
+            is_bound = self._me in who.electors and self._is_bound_elsewhere(branch, round)
             if is_bound or not self._tips.follow(weights, candidate, who.least(weights, self._me)):
                 return round
         return branch.length
 
-    def _is_locked(self, branch: Branch, round: int) -> bool:
-        """Return True if we are locked on another record than the branch's record of this round."""
-        kept = read_voter_state(self._replica.store.votes.load(round, branch.tip_at(round)))
-        return is_locked_elsewhere(kept, branch.tip_at(round + 1))
+    def _is_bound_elsewhere(self, branch: Branch, round: int) -> bool:
+        """Return True if our votes bind us to another record than the branch's record of this round."""
+        return self._replica.store.votes.is_bound_elsewhere(round, branch.tip_at(round), branch.tip_at(round + 1))
 
     def back_to(self) -> int | None:
         """Return the round of the first provisional record to give up, with all records after it.
