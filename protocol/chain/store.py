@@ -6,7 +6,7 @@
     results/00000012-00-<root>  codec bytes of a result; on disk before we vote for it, so a round may have several
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
-    votes/confirmed             the provisional records that this peer has confirmed
+    votes/confirmed             the tips on which this peer has confirmed a provisional record
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.blobs.store`), once there is one
     files/                      the run's files, likewise, in a run that has some
@@ -23,10 +23,11 @@ Write, fsync, rename; then act.  A file that is torn or altered counts as absent
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 
 from protocol.blobs.store import BlobStore
 from protocol.chain.records import Chain, record_hash
@@ -79,7 +80,7 @@ class EvidenceFiles:
 
 
 MOST_CONFIRMED = 1 << 20
-"""Most tips that are confirmed and not final; more would be years of rounds without a quorum."""
+"""Most records that are confirmed and not final; more would be years of rounds without a quorum."""
 CONFIRMED_BYTES = 8 + 32 + 32
 _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
@@ -91,10 +92,13 @@ class VoteFiles:
     `confirmed` holds the provisional records that we have confirmed (`protocol.chain.finality`).
     """
 
+    _index: Mapping[tuple[int, Hash], Hash] = MappingProxyType({})
+    _indexed: frozenset[tuple[int, Hash, Hash]] | None = None
+
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
         self._confirmed_at = folder / "confirmed"
-        self._confirmed: Mapping[tuple[int, Hash], Hash] | None = None
+        self._confirmed: frozenset[tuple[int, Hash, Hash]] | None = None
         self._confirming = Lock()
         """Held while the confirmed records change: votes are cast in another thread than the one that removes old files."""
 
@@ -111,46 +115,54 @@ class VoteFiles:
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
-    def confirm(self, records: Iterable[tuple[int, Hash, Hash]]) -> None:
-        """Note that we confirm these records; durable on return.  Raises `StoreFailed`.
+    def confirm(self, records: Collection[tuple[int, Hash, Hash]]) -> None:
+        """Note that we confirm these records of our chain; durable on return.  Raises `StoreFailed`.
 
-        records: (rounds before it, the tip on which it stands, its hash).  From now on we make no other statement at these
-        tips as a voter, and confirm no other record there.
+        records: each with its round, the tip on which it stands, and its hash.  From now on we make no other statement at
+        these tips as a voter, and confirm no other record there.
         """
         with self._confirming:
-            known = self.confirmed()
-            if new := {(round, tip): record for round, tip, record in records if (round, tip) not in known}:
-                entries = sorted({**known, **new}.items())[-MOST_CONFIRMED:]
-                raw = b"".join(round.to_bytes(8) + tip + record for (round, tip), record in entries)
+            if new := set(records) - self.confirmed():
+                entries = sorted([*self.confirmed(), *new])[-MOST_CONFIRMED:]
+                raw = b"".join(round.to_bytes(8) + tip + record for round, tip, record in entries)
                 write_guarded(self._disk, self._confirmed_at, raw)
-                self._confirmed = dict(entries)
+                self._confirmed = frozenset(entries)
 
-    def confirmed(self) -> Mapping[tuple[int, Hash], Hash]:
-        """Return the record that we have confirmed on each tip; a tip is given with the number of rounds before it."""
+    def confirmed(self) -> frozenset[tuple[int, Hash, Hash]]:
+        """Return the records that we have confirmed: the round, the tip on which the record stands, and the record."""
         if self._confirmed is None:
             raw = read_guarded(self._disk, self._confirmed_at) or b""
             parts = (raw[at : at + CONFIRMED_BYTES] for at in range(0, len(raw), CONFIRMED_BYTES))
-            self._confirmed = {(int.from_bytes(part[:8]), Hash(part[8:40])): Hash(part[40:]) for part in parts}
+            self._confirmed = frozenset((int.from_bytes(part[:8]), Hash(part[8:40]), Hash(part[40:])) for part in parts)
         return self._confirmed
+
+    def confirmed_on(self, round: int, tip: Hash) -> Hash | None:
+        """Return the record that we have confirmed on `tip`; None if there is none."""
+        entries = self.confirmed()
+        if self._indexed is not entries:
+            self._index, self._indexed = {(at, on): record for at, on, record in entries}, entries
+        return self._index.get((round, tip))
+
+    def is_locked_on(self, round: int, tip: Hash, record: Hash) -> bool:
+        """Return True if we are locked on this record on `tip` by all electors."""
+        kept = read_voter_state(self.load(round, tip))
+        return kept is not None and kept.lock is not None and record_hash(kept.lock.record) == record
+
+    def is_bound_elsewhere(self, round: int, tip: Hash, record: Hash) -> bool:
+        """Return True if we have confirmed another record on `tip` than this one, or are locked on one by all electors."""
+        if (confirmed := self.confirmed_on(round, tip)) is not None:
+            return confirmed != record
+        return is_locked_elsewhere(read_voter_state(self.load(round, tip)), record)
 
     @property
     def has_lost_confirmed(self) -> bool:
-        """True if the file with the confirmed records is damaged, so that we do not know what binds us."""
+        """True if the file with the confirmed tips is damaged, so that we do not know what binds us."""
         self.confirmed()
         return corrupt_name(self._confirmed_at).exists()
 
     def forget_lost(self) -> None:
         """Remove the damaged file with the confirmed records, because it binds us no longer."""
         self._disk.remove(corrupt_name(self._confirmed_at))
-
-    def binds_elsewhere(self, round: int, tip: Hash, record: Hash) -> bool:
-        """Return True if our votes forbid us to confirm this record, which stands on `tip` after so many rounds.
-
-        We have confirmed another record there, or are locked on one by all electors.  Blocking.
-        """
-        if (known := self.confirmed().get((round, tip))) is not None:
-            return known != record
-        return is_locked_elsewhere(read_voter_state(self.load(round, tip)), record)
 
     def any(self) -> bool:
         """Return True if this peer has ever voted."""
@@ -163,9 +175,9 @@ class VoteFiles:
             if named and int(named[1]) < round:
                 self._disk.remove(path)
         with self._confirming:
-            if (entries := self.confirmed()) and all(known < round for known, _ in entries):
+            if (entries := self.confirmed()) and all(known < round for known, *_ in entries):
                 self._disk.remove(self._confirmed_at)
-                self._confirmed = {}
+                self._confirmed = frozenset()
 
     def _path(self, round: int, tip: Hash) -> Path:
         return self._folder / f"{round:08d}-{tip.hex()}"

@@ -61,8 +61,8 @@ class Activity:
         self.was_away = True
         """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have gone on
         without us."""
-        self.is_bound = False
-        """True if a lock of ours, from before an absence, may keep us at our tip."""
+        self.bound = 0
+        """Number of our first rounds that we cannot give up, because our votes bind us to a provisional record."""
         self.back_at = -inf
         """Time (trio) at which this process went on after it was last frozen or suspended."""
         self._urgent = trio.Event()
@@ -81,12 +81,12 @@ class Activity:
         self.was_away = True
 
     def note_present(self) -> None:
-        """Note that a record was made while we were present."""
-        self.was_away = self.is_bound = False
+        """Note that a record was made while we were present, or that a lock of ours forbids us to leave our tip."""
+        self.was_away = False
 
-    def note_bound(self, bound: bool) -> None:
-        """Note whether a lock of ours may keep us at our present tip."""
-        self.is_bound = bound
+    def note_bound(self, rounds: int) -> None:
+        """Note that our votes forbid us to give up the first `rounds` rounds, which are not all final."""
+        self.bound = rounds
 
     def tell_measured(self, measured: Measurement | None) -> None:
         """Report this held-out loss in our heartbeats from now on, or none."""

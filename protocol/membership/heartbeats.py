@@ -160,7 +160,7 @@ class Heartbeats:
             version=settings.version[:40],
             team=settings.team,
             was_away=activity.was_away,
-            is_bound=activity.is_bound,
+            bound=activity.bound,
             measured=activity.measured,
             admission=b"" if history.has_member(self._session.me) else settings.admission,
         )

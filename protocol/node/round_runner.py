@@ -429,7 +429,7 @@ class VoteLog:
         self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
         self._abstentions = ABSTENTIONS if is_copy or replica.store.votes.has_lost_confirmed else 0
         self._free: dict[Hash, Hash] = {}
-        """Provisional records of our chain that our votes do not forbid us to confirm, by the tip below."""
+        """Provisional records of our chain against which no vote of ours stands, by the tip below."""
 
     async def load(self, base: Base) -> tuple[VoterState | None, bool]:
         """Return (votes that bind us on `base`, True if we must not vote on `base`)."""
@@ -438,17 +438,17 @@ class VoteLog:
         lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
         if lost:
             self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
-        has_confirmed = (base.round, base.tip) in votes.confirmed()
-        is_bound = await self._offload(self._is_bound_below)
+        has_confirmed = votes.confirmed_on(base.round, base.tip) is not None
+        is_bound = await self._offload(self._is_bound_elsewhere)
         return kept, lost or self._abstentions > 0 or has_confirmed or is_bound
 
-    def _is_bound_below(self) -> bool:
-        """Return True if our votes forbid us to confirm a provisional record of our chain.  Blocking."""
+    def _is_bound_elsewhere(self) -> bool:
+        """Return True if, at the tip below a provisional record of our chain, another record binds us.  Blocking."""
         history, votes = self._replica.history, self._replica.store.votes
         for round in history.provisional:
             tip, record = history.tip_at(round), history.tip_at(round + 1)
             if self._free.get(tip) != record:
-                if votes.binds_elsewhere(round, tip, record):
+                if votes.is_bound_elsewhere(round, tip, record):
                     return True
                 self._free[tip] = record
         return False

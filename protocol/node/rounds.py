@@ -301,7 +301,8 @@ class Rounds:
         """
         base = self._replica.base
         kept, abstains = await self._votes.load(base)
-        self._peers.activity.note_bound(kept is not None and kept.lock is not None)
+        if kept is not None and kept.lock is not None:
+            self._peers.activity.note_present()  # we have to stay on this tip, and the others have to know
         start = RoundStart(base, kept, abstains, self._votes, self._patience, state_verified, deliveries)
         runner = RoundRunner(self._guard, self._replica, self._peers, self._results, self._contributor, start)
         with self._current.open(runner):

@@ -3,8 +3,7 @@
 Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
 The first record that differs decides, by the first of these rules that tells the branches apart:
 
-1. A final record never yields (`protocol.chain.finality`).  A record that we have confirmed yields only to a full or a final
-   one.
+1. A final record never yields, and wins over a record that is not final (`protocol.chain.finality`).
 2. A full record beats a provisional one: a quorum of the electors made it.
 3. The branch wins in which members with more than half of the recent work took part: they voted for its first record, or
    signed a READY on one of its tips.  In an open run, where keys are free, this rule applies only if no elector voted for
@@ -116,42 +115,53 @@ class Constituency:
 # either the peers at T follow, or the peers on the branch return.  And nobody waits for a branch: if one elector stands on
 # the best branch and does not serve its records, the others agree without that branch.
 #
-# One peer at T does not follow: an elector that is locked on another record of T, which may be certified already.  It says
-# so in its heartbeats.  If the peers on the branch cannot make a full record without it, they return to T, where its lock
-# is carried on (`is_stuck`).
+# A peer that is *bound* does not follow: an elector that is locked on another record of T, which may be certified, or that
+# has confirmed one, which may be final.  At T it says that it was not away.  On the branch with that record it says
+# that it is bound, so nobody waits for it on another branch.  If the peers there cannot make a full record without it, they
+# return to T, where its lock is carried on, or its branch is followed (`is_stuck`).
 
 
 @dataclass(frozen=True)
 class Side:
-    """Point where one chain leaves another.  fork: the tip at that point.  first: rank of the branch from there on."""
+    """Point where one chain leaves another.
+
+    fork: the tip at that point.  first: rank of the branch from there on.  rounds: number of rounds before it.
+    """
 
     fork: Hash
     first: Rank
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
 class Standpoint:
-    """Position that a peer states.  was_away: it was restarted, frozen or cut off, and has made no record since.
+    """Position that a peer states.  was_away: it was restarted or frozen, and has made no record since.
 
     side: the point where the peer's chain left ours when we last saw it; None if we never did, or it is on our chain now.
-    is_bound: its votes keep it at its tip.
+    bound: number of its first rounds that it cannot give up, because its votes bind it to a provisional record.
     """
 
     tip: bytes
     was_away: bool
     side: Side | None = None
-    is_bound: bool = False
+    bound: int = 0
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the peer stays on its side, even if it loses."""
+        return self.side is not None and self.bound > self.side.rounds
 
 
 @dataclass(frozen=True)
 class PeerCount:
     """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away.
 
-    bound: weight of the peers that say that their votes keep them at the tip.
+    unheard: the part of `on` that is not heard now.  bound: on another branch of the tip, which it cannot give up.
     """
 
     on: int
     off: int
+    unheard: int = 0
     bound: int = 0
 
 
@@ -174,7 +184,8 @@ class Candidate:
         if at.tip in self.tips or at.side is None:
             return at.tip in self.tips
         fork, first = at.side.fork, at.side.first
-        return fork in self.tips or first.record in self.tips or (fork == self.fork and self._wins(first))
+        moves_here = fork == self.fork and self._wins(first) and not at.is_bound
+        return fork in self.tips or first.record in self.tips or moves_here
 
     def _wins(self, other: Rank) -> bool:
         return self.first is not None and self.first < other
@@ -185,17 +196,18 @@ def count(weights: Mapping[PeerId, int], heard: Mapping[PeerId, Standpoint], bra
 
     Peers at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
     """
-    on = off = bound = 0
+    on = off = unheard = bound = 0
     for peer, weight in weights.items():
         at = heard.get(peer)
         if at is None:
-            on += weight * (peer in branch.part)
+            unheard += weight * (peer in branch.part)
         elif branch.gains(at):
             on += weight
-        elif at.tip == branch.fork:
-            off += weight * (at.is_bound or not at.was_away)
-            bound += weight * at.is_bound
-    return PeerCount(on, off, bound)
+        elif at.tip == branch.fork and not at.was_away:
+            off += weight
+        elif at.is_bound and at.side is not None and at.side.fork == branch.fork:
+            bound += weight
+    return PeerCount(on + unheard, off, unheard, bound)
 
 
 def follows(counted: PeerCount, least: int = 1) -> bool:
@@ -212,8 +224,8 @@ def returns(counted: PeerCount) -> bool:
 
 
 def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
-    """Return True if the electors on a provisional record are no quorum, and a lock keeps another one at the tip before."""
-    return counted.bound > 0 and counted.on < quorum_size(len(electors))
+    """Return True if the electors heard on a provisional record are no quorum, and others will not come over."""
+    return counted.off + counted.bound > 0 and counted.on - counted.unheard < quorum_size(len(electors))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -251,6 +263,8 @@ class PeerTips:
         """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
         self._ranks: dict[int, Rank] = {}
         """Ranks of our provisional records that have known siblings, by round."""
+        self._locked: dict[tuple[Hash, Hash], bool] = {}
+        """Our provisional records, by the tip before and the record: True if we are locked on the record by all electors."""
         self._leaving: dict[tuple[bytes, bool], float] = {}
         """Tips before our provisional records to which we should return, each with the time since when; True: if stuck."""
 
@@ -264,14 +278,13 @@ class PeerTips:
         return any(side.fork == tip for side in self._sides.values())
 
     def _heard(self, peers: Collection[PeerId]) -> dict[PeerId, Standpoint]:
-        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away, None, self._activity.is_bound)}
+        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
         for peer in peers:
             known = self._membership.get(peer)
             if peer != self._me and known is not None and self._membership.is_live(peer):
                 beat = known.heartbeat
                 is_ours = self._history.tips(beat.round, 1) == [beat.tip]
-                side = None if is_ours else self._sides.get(peer)
-                heard[peer] = Standpoint(beat.tip, beat.was_away, side, beat.is_bound)
+                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer), beat.bound)
         return heard
 
     def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
@@ -288,14 +301,14 @@ class PeerTips:
         record was made, most peers have not yet announced that they are on it.  We never return to a tip on which we have
         confirmed our record: we could say nothing there.  kept: number of rounds whose records are never given up.
         """
-        history, now = self._history, trio.current_time()
-        oldest = max(kept, history.length - LATEST_ROUNDS)
-        looked_at = [round for round in history.provisional[-LATEST:] if round >= oldest]
-        confirmed = self._replica.store.votes.confirmed()
+        history, now, votes = self._history, trio.current_time(), self._replica.store.votes
         provisional = history.provisional  # a vote confirms all of them at once, so the confirmed ones come first
-        first = bisect_left(provisional, True, key=lambda round: (round, history.tip_at(round)) not in confirmed)
-        bound = provisional[first - 1] if first else -1
-        looked_at = [round for round in looked_at if round > bound]
+        first = bisect_left(provisional, True, key=lambda at: votes.confirmed_on(at, history.tip_at(at)) is None)
+        last = provisional[first - 1] if first else -1
+        oldest = max(kept, history.length - LATEST_ROUNDS)
+        latest = [round for round in provisional[-LATEST:] if round >= oldest]
+        self._note_bound(latest, last + 1)
+        looked_at = [round for round in latest if round > last]
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
         places: dict[bytes, int] = {tip: oldest + at for at, tip in enumerate(history.tips(oldest, LATEST_ROUNDS + 1))}
         leaving: dict[tuple[bytes, bool], float] = {}
@@ -304,33 +317,52 @@ class PeerTips:
             who = Constituency.of(history.roster_at(round))
             weights = who.weights(certificate.absent)
             branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
-            if returns(count(weights, self._heard(weights), branch)):
-                leaving[fork, False] = self._leaving.get((fork, False), now)
-        stuck = [round for round in self._held_tips() if round > bound and self._is_stuck_on(round)]
-        for round in stuck:
-            leaving[history.tip_at(round), True] = self._leaving.get((history.tip_at(round), True), now)
+            counted = count(weights, self._heard(weights), branch)
+            stuck = weights is not who.work.tokens and is_stuck(who.electors, counted)
+            for reason, gives_up in ((False, returns(counted)), (True, stuck)):
+                if gives_up:
+                    leaving[fork, reason] = self._leaving.get((fork, reason), now)
+        older = [round for round in self._tips_of_present_peers() if max(kept - 1, last) < round < oldest]
+        for round in older:
+            if self._is_stuck_on(round):
+                leaving[history.tip_at(round), True] = self._leaving.get((history.tip_at(round), True), now)
         self._leaving = leaving
-        given_up = [round for round in sorted({*looked_at, *stuck}) if self._has_lost(history.tip_at(round), now)]
+        given_up = [round for round in (*older, *looked_at) if self._has_lost(history.tip_at(round), now)]
         return given_up[0] if given_up else None
 
-    def _held_tips(self) -> set[int]:
-        """Return the rounds of our provisional records before which peers stand whom a lock keeps there."""
-        provisional, at = self._history.provisional, set[int]()
+    def _tips_of_present_peers(self) -> list[int]:
+        """Return the rounds of our provisional records before which peers stand that were not away, ascending."""
+        provisional, found = self._history.provisional, set[int]()
         for peer, known in self._membership:
             beat = known.heartbeat
-            if beat.is_bound and self._membership.is_live(peer) and self._history.tips(beat.round, 1) == [beat.tip]:
+            is_ours = self._history.tips(beat.round, 1) == [beat.tip]
+            if is_ours and not beat.was_away and peer != self._me and self._membership.is_live(peer):
                 place = bisect_left(provisional, beat.round)
-                at |= {*provisional[place : place + 1]} & {beat.round}
-        return at
+                found |= {*provisional[place : place + 1]} & {beat.round}
+        return sorted(found)
 
     def _is_stuck_on(self, round: int) -> bool:
-        """Return True if the electors on our provisional record of this round cannot do without those bound below it."""
+        """Return True if the electors on our provisional record of this round cannot do without those before it."""
         history, electors = self._history, self._history.electors_at(round)
         if set(electors) <= set(history.certificate_at(round).absent):
-            return False  # members made the record, and the electors may come back to it
+            return False  # members made the record, and the electors may come over to it
         tips = frozenset(history.tips(round + 1, history.length - round))
         counted = count(dict.fromkeys(electors, 1), self._heard(electors), Candidate(history.tip_at(round), tips, None))
         return is_stuck(electors, counted)
+
+    def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
+        """Have our heartbeats say how many of our first rounds we cannot give up.
+
+        rounds: of our newest provisional records.  confirmed: number of rounds up to the last one that we have confirmed.
+        """
+        history, votes = self._history, self._replica.store.votes
+        entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}
+        known = self._locked
+        self._locked = {
+            entry: known[entry] if entry in known else votes.is_locked_on(round, *entry) for round, entry in entries.items()
+        }
+        locked = max((round + 1 for round, entry in entries.items() if self._locked[entry]), default=0)
+        self._activity.note_bound(max(confirmed, locked))
 
     def _part(self, round: int) -> frozenset[PeerId]:
         """Return the peers that took part in our records from `round` on, as far as the newest records show."""
@@ -396,7 +428,7 @@ class ForkChoice:
             return Choice(common)
         part = took_part(branch, common)
         theirs = Constituency.of(history.roster_at(common)).rank(branch.commit_at(common), part)
-        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs))
+        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs, common))
         if common == history.length:
             return Choice(self._followed(branch, common, part))
         if record_hash(history.commit_at(common).record) == branch.tip_at(common + 1):
@@ -428,10 +460,10 @@ class ForkChoice:
             return False
         if common < history.final:
             return False
-        if is_whole and branch.final > common:
-            return True  # a quorum has voted above their record, so none has above ours
-        if (common, branch.tip_at(common)) in self._replica.store.votes.confirmed() and not is_theirs_full:
-            return False if is_whole else None  # we have confirmed ours, and could not confirm theirs
+        if branch.final > common:
+            return True
+        if not is_theirs_full and self._is_bound_elsewhere(branch, common):
+            return False if is_whole else None
         if is_whole or is_theirs_full != is_ours_full:
             return theirs < own
         return None
@@ -483,15 +515,14 @@ class ForkChoice:
             weights, fork = who.weights(mark.absent), branch.tip_at(round)
             ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
-            is_bound = self._me in who.electors and self._is_bound(branch, round)
+            is_bound = self._me in who.electors and self._is_bound_elsewhere(branch, round)
             if is_bound or not self._tips.follow(weights, candidate, who.least(weights, self._me)):
                 return round
         return branch.length
 
-    def _is_bound(self, branch: Branch, round: int) -> bool:
-        """Return True if our votes forbid us to confirm the branch's record of this round."""
-        votes = self._replica.store.votes
-        return votes.binds_elsewhere(round, branch.tip_at(round), branch.tip_at(round + 1))
+    def _is_bound_elsewhere(self, branch: Branch, round: int) -> bool:
+        """Return True if our votes bind us to another record than the branch's record of this round."""
+        return self._replica.store.votes.is_bound_elsewhere(round, branch.tip_at(round), branch.tip_at(round + 1))
 
     def back_to(self) -> int | None:
         """Return the round of the first provisional record to give up, with all records after it.

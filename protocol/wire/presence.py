@@ -101,8 +101,9 @@ class Heartbeat(Body):
     team: Annotated[str, Field(max_length=MAX_TEAM, exclude_if=lambda team: not team)] = ""
     was_away: bool = False
     """True if the sender was restarted, frozen, suspended or cut off, and has made no record since."""
-    is_bound: bool = False
-    """True if a vote of the sender keeps it at this tip (`protocol.sync.fork_choice`)."""
+    bound: Annotated[Count, Field(exclude_if=lambda rounds: not rounds)] = 0
+    """Number of the sender's first rounds that it cannot give up, because its votes bind it to a provisional record; left
+    out if there are none."""
     measured: Measurement | None = None
     """The sender's newest measurement, while other peers may need it."""
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""

@@ -11,12 +11,14 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.explore.configs import DEFAULT, QUICK, TWO_LIARS
+from tests.explore.configs import DEFAULT, PARTS_DEFAULT, PARTS_QUICK, QUICK, TWO_LIARS
 from tests.explore.memory import Memory
-from tests.explore.mutations import MUTATIONS, RETURNS, mutated
+from tests.explore.mutations import MUTATIONS, PARTS, RETURNS, mutated
+from tests.explore.parts import Parted, Parting, Parts
 from tests.explore.returning import LARGEST, explore_returns
 from tests.explore.search import Config, Outcome, Search
 
@@ -65,6 +67,12 @@ def explore_all(configs: tuple[Config, ...], folder: Path, figures: Figures) -> 
     print(f"being away and coming back, 2 to {LARGEST} electors: {returned.stands} states, {seconds:.1f} s", flush=True)
     for flaw in returned.flaws:
         print(f"  VIOLATION {flaw}")
+    for parting in PARTS_DEFAULT if configs is DEFAULT else PARTS_QUICK:
+        parted = Parts(parting).run()
+        figures.states += parted.states
+        figures.violations += parted.flaw is not None
+        print(f"several tips, {parting}: {read_parted(parted)}", flush=True)
+        print_lines(parted.trace)
     began = time.perf_counter()
     remembered = Memory(folder, attempts=2 if configs is DEFAULT else 1).explore()
     figures.states += remembered.states
@@ -95,8 +103,17 @@ def break_rules(folder: Path, figures: Figures, *, shows: bool) -> None:
         print(f"mutation {mutation.name} ({mutation.how}): {len(returned.flaws)} of {returned.stands} states", flush=True)
         if shows and returned.flaws:
             print(f"  {returned.flaws[0]}")
+    for mutation in PARTS:
+        assert isinstance(mutation.config, Parting)
+        with mutated(mutation):
+            parted = Parts(mutation.config).run()
+        figures.mutations += 1
+        figures.mutations_found += parted.flaw is not None
+        print(f"mutation {mutation.name} ({mutation.how}): {read_parted(parted)}", flush=True)
+        if shows:
+            print_lines(parted.trace)
     for mutation in MUTATIONS:
-        assert mutation.config is not None
+        assert isinstance(mutation.config, Config)
         with mutated(mutation):
             outcome = Search(mutation.config, folder).run()
         figures.mutations += 1
@@ -112,9 +129,20 @@ def read_outcome(outcome: Outcome) -> str:
     return f"{outcome.states} states, depth {outcome.depth}, {outcome.seconds:.1f} s: {end}"
 
 
+def read_parted(parted: Parted) -> str:
+    """The figures of a search of several tips, in words."""
+    end = parted.flaw or ("no violation" if parted.exhaustive else "no violation so far; stopped, not exhaustive")
+    return f"{parted.states} states, {parted.settlings} ways to settle, {parted.seconds:.1f} s: {end}"
+
+
 def print_trace(outcome: Outcome) -> None:
     """The steps to a violation."""
-    for number, line in enumerate(outcome.trace, 1):
+    print_lines(outcome.trace)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Numbered lines."""
+    for number, line in enumerate(lines, 1):
         print(f"  {number:>2}. {line}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.explore.council import SEATS, Seats
+from tests.explore.parts import Parting
 from tests.explore.search import WHOLE, Config
 
 LIARS: list[Seats] = [(seat,) for seat in range(SEATS)]
@@ -41,3 +42,19 @@ DEFAULT = (
 
 TWO_LIARS = Config((0, 1), 2, progress=False, confirming=False)
 """More than agreement can bear."""
+
+PARTS_QUICK = (
+    Parting(2, (1, 1), attempts=2),
+    Parting(1, (1, 1, 1), is_open=True, max_states=1000),
+    Parting(3, (5, 1, 1), max_states=1000),
+)
+"""A few seconds."""
+
+PARTS_DEFAULT = (
+    Parting(2, (3, 1), attempts=2),
+    Parting(1, (4, 1, 1), is_open=True, max_states=20_000),
+    Parting(3, (1, 1, 1), restarts=False, max_states=50_000),
+    Parting(3, (5, 1, 1), max_states=20_000),
+    Parting(4, (1, 1, 1, 1), restarts=False, max_states=5_000),
+)
+"""Some minutes.  Three peers or more have too many states: those with the shortest traces are searched."""

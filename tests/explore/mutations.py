@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +13,11 @@ from protocol.agreement import ballot, policy, proposer, voter
 from protocol.agreement.ballot import Justification, highest
 from protocol.chain import electorate, records, store
 from protocol.chain.base import Base
+from protocol.chain.finality import Finality
 from protocol.chain.store import VoteFiles
-from protocol.sync.fork_choice import Candidate
+from protocol.node.round_runner import VoteLog
+from protocol.sync import fork_choice
+from protocol.sync.fork_choice import Candidate, Constituency, ForkChoice, PeerTips
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
@@ -21,16 +25,20 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, LockName, Record, Step, ViewChange, Vote, VoterState
 from tests.explore import certificates, motions, returning
 from tests.explore.council import Seats
+from tests.explore.parts import Parting, Votes
 from tests.explore.search import WHOLE, Config
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """how: what is wrong with the build, in a phrase.  config: the smallest search that finds it; None for the returns."""
+    """A broken rule.
+
+    how: what is wrong with the build, in a phrase.  config: the smallest search that finds it; None for the returns.
+    """
 
     name: str
     how: str
-    config: Config | None
+    config: Config | Parting | None
     patches: Callable[[], Sequence[Any]]
 
 
@@ -119,6 +127,94 @@ def _all() -> Sequence[Any]:
     return [patch.object(returning, "follows", lambda counted: 2 * counted.on > returning.LARGEST)]
 
 
+# Rules about several tips.
+
+
+def _confirmation_kept() -> Sequence[Any]:
+    return [patch.object(Votes, "confirm", lambda self, records: None)]
+
+
+def _one_confirmation() -> Sequence[Any]:
+    def is_bound_elsewhere(self: VoteFiles, round: int, tip: Hash, record: Hash) -> bool:
+        return store.is_locked_elsewhere(store.read_voter_state(self.load(round, tip)), record)
+
+    return [patch.object(VoteFiles, "is_bound_elsewhere", is_bound_elsewhere)]
+
+
+def _bound_stays() -> Sequence[Any]:
+    return [patch.object(ForkChoice, "_is_bound_elsewhere", lambda self, branch, round: False)]
+
+
+def _bound_abstains() -> Sequence[Any]:
+    return [*_bound_stays(), patch.object(VoteLog, "_is_bound_elsewhere", lambda self: False)]
+
+
+def _confirmed_abstains() -> Sequence[Any]:
+    real = PeerTips.back_to
+
+    async def load(self: VoteLog, base: Base) -> tuple[VoterState | None, bool]:
+        return self._replica.store.votes.load(base.round, base.tip), self._is_bound_elsewhere()  # type: ignore[return-value]
+
+    def back_to(self: PeerTips, kept: int = 0) -> int | None:
+        with patch.object(Votes, "confirmed", lambda self: frozenset()):
+            return real(self, kept)
+
+    return [patch.object(VoteLog, "load", load), patch.object(PeerTips, "back_to", back_to)]
+
+
+def _away() -> Sequence[Any]:
+    real = fork_choice.Standpoint
+    return [patch.object(fork_choice, "Standpoint", lambda tip, was_away, *more: real(tip, False, *more))]
+
+
+def _work() -> Sequence[Any]:
+    real = Constituency.rank
+    return [patch.object(Constituency, "rank", lambda self, first, part: real(self, first, part)._replace(lacks_most=False))]
+
+
+def _final_wins() -> Sequence[Any]:
+    real = ForkChoice._wins
+
+    def wins(self: ForkChoice, branch: Any, common: int, *more: Any) -> bool | None:
+        final, branch.final = branch.final, common
+        try:
+            return real(self, branch, common, *more)
+        finally:
+            branch.final = final
+
+    return [patch.object(ForkChoice, "_wins", wins)]
+
+
+def _final_by_all() -> Sequence[Any]:
+    real = Finality.after
+
+    def after(self: Finality, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate) -> Finality:
+        """Votes for provisional records confirm, also those below."""
+        found = real(self, electors, quorum, certificate)
+        signed = {**self.signed, **{PeerId(vote.peer): 1 << 20 for vote in certificate.votes}}
+        left = tuple(each for each in found.unconfirmed if not each.is_confirmed(signed))
+        return Finality(found.rounds, left, MappingProxyType(signed if left else {}))
+
+    return [patch.object(Finality, "after", after)]
+
+
+def _stuck() -> Sequence[Any]:
+    return [patch.object(fork_choice, "is_stuck", lambda electors, counted: False)]
+
+
+def _unheard() -> Sequence[Any]:
+    real = fork_choice.is_stuck
+    return [patch.object(fork_choice, "is_stuck", lambda electors, counted: real(electors, replace(counted, unheard=0)))]
+
+
+def _says_bound() -> Sequence[Any]:
+    return [patch.object(fork_choice.Standpoint, "is_bound", False)]
+
+
+def _least() -> Sequence[Any]:
+    return [patch.object(Constituency, "least", lambda self, weights, me: 1)]
+
+
 def _liar(seat: int, *absences: Seats) -> Config:
     """The liar proposes in attempt 0 or in attempt 1."""
     return Config((seat,), 2, (WHOLE, *absences), progress=False, confirming=False)
@@ -136,6 +232,32 @@ MUTATIONS = (
     ),
     Mutation("confirming", "who is locked on another record confirms one", Config((0,), 2, progress=False), _confirming),
 )
+
+TWO = Parting(2, (1, 1))
+THREE = Parting(3, (1, 1, 1), restarts=False, settles=False)
+PARTS = (
+    Mutation("confirmation-kept", "what an elector confirmed is not on its disk", THREE, _confirmation_kept),
+    Mutation("locked-stays", "who is locked on another record follows a provisional one", TWO, _bound_stays),
+    Mutation("locked-abstains", "who is locked on another record follows, and votes above", THREE, _bound_abstains),
+    Mutation("confirmed-abstains", "who confirmed a record returns to the tip and votes there", THREE, _confirmed_abstains),
+    Mutation("away", "who was away counts as off a record", TWO, _away),
+    Mutation("work", "the recent work decides nothing", Parting(2, (3, 1)), _work),
+    Mutation(
+        "final-wins",
+        "a final record does not win over a provisional one of members with most of the work",
+        Parting(3, (5, 1, 1), restarts=False),
+        _final_wins,
+    ),
+    Mutation("final-by-all", "votes in ballots of a part confirm", THREE, _final_by_all),
+    Mutation("stuck", "electors without a quorum wait for one that is locked elsewhere", TWO, _stuck),
+    Mutation("unheard", "electors that are not heard count towards that quorum", replace(THREE, settles=True), _unheard),
+    Mutation("says-bound", "who is bound to a record counts as coming over from it", TWO, _says_bound),
+    Mutation(
+        "least", "an open run's founder follows any record without a vote", Parting(1, (1, 1, 1, 1), is_open=True), _least
+    ),
+    Mutation("one-confirmation", "who confirmed a record confirms another one on the same tip", THREE, _one_confirmation),
+)
+"""Rules about several tips.  The last one takes half a minute."""
 
 RETURNS = (
     Mutation("coming", "who is on a branch that loses does not count as coming over to the one that wins", None, _coming),

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.explore.configs import QUICK, TWO_LIARS
+from tests.explore.configs import PARTS_DEFAULT, PARTS_QUICK, QUICK, TWO_LIARS
 from tests.explore.council import LockKey, Seats
 from tests.explore.memory import Memory
-from tests.explore.mutations import MUTATIONS, RETURNS, Mutation, mutated
+from tests.explore.mutations import MUTATIONS, PARTS, RETURNS, Mutation, mutated
+from tests.explore.parts import Parting, Parts
 from tests.explore.returning import explore_returns
 from tests.explore.search import Config, Search
 from tests.explore.symmetry import Past, State
 from tests.tiers import first_fast
 
 LIAR: Seats = (1,)
+
+
+def is_long(mutation: Mutation) -> bool:
+    """Return True for a search of several seconds."""
+    return isinstance(mutation.config, Parting) and not mutation.config.restarts
 
 
 @pytest.mark.parametrize("config", first_fast(QUICK, len(QUICK) - 1), ids=str)
@@ -26,7 +32,7 @@ def test_agreement_holds_in_every_state(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mutation", first_fast(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_rule_leads_to_a_split(mutation: Mutation, tmp_path: Path) -> None:
-    assert mutation.config is not None
+    assert isinstance(mutation.config, Config)
     with mutated(mutation):
         outcome = Search(mutation.config, tmp_path).run()
     assert outcome.violation is not None
@@ -69,6 +75,19 @@ def test_everybody_ends_on_one_branch() -> None:
 def test_a_broken_rule_of_following_leaves_peers_apart(mutation: Mutation) -> None:
     with mutated(mutation):
         assert explore_returns(9, 10).flaws
+
+
+@pytest.mark.parametrize("config", first_fast([*PARTS_QUICK, *PARTS_DEFAULT], len(PARTS_QUICK)), ids=str)
+def test_parts_of_a_run_hold_no_conflicting_records_for_final_and_go_on(config: Parting) -> None:
+    parted = Parts(config).run()
+    assert parted.flaw is None and parted.states > 100
+
+
+@pytest.mark.parametrize("mutation", first_fast(sorted(PARTS, key=is_long), 6), ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_several_tips_is_found(mutation: Mutation) -> None:
+    assert isinstance(mutation.config, Parting)
+    with mutated(mutation):
+        assert Parts(mutation.config).run().flaw is not None
 
 
 def test_a_voter_that_remembers_says_nothing_more(tmp_path: Path) -> None:

@@ -64,7 +64,16 @@ def test_peers_count_with_their_weights_and_those_that_were_away_are_not_off() -
 def test_who_took_part_in_a_branch_and_is_asleep_counts_as_on_it() -> None:
     branch = Candidate(BRANCH.fork, BRANCH.tips, BRANCH.first, part=ELECTORS[:3])
     heard = {ELECTORS[1]: Standpoint(FORK, was_away=False), ELECTORS[3]: Standpoint(FORK, was_away=False)}
-    assert count(ONE_EACH, heard, branch) == PeerCount(on=2, off=2), "what it says now is newer than what it did"
+    assert count(ONE_EACH, heard, branch) == PeerCount(on=2, off=2, unheard=2), "what it says now is newer than what it did"
+
+
+def test_who_is_bound_to_another_record_of_the_tip_does_not_come_over() -> None:
+    bound = Standpoint(UNKNOWN, False, Side(FORK, WORST), bound=1)
+    heard = {ELECTORS[0]: Standpoint(ABOVE, was_away=False), ELECTORS[1]: bound}
+    counted = count(ONE_EACH, heard, BRANCH)
+    assert counted == PeerCount(on=1, off=0, bound=1) and is_stuck(ELECTORS[:3], counted)
+    free = Standpoint(UNKNOWN, False, Side(FORK, WORST, rounds=1), bound=1)
+    assert count(ONE_EACH, {**heard, ELECTORS[1]: free}, BRANCH) == PeerCount(on=2, off=0), "it is bound below the tip only"
 
 
 def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
@@ -91,8 +100,10 @@ def test_nobody_follows_a_branch_on_which_nobody_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("electors", "on", "bound", "stuck"),
+    ("electors", "on", "off", "stuck"),
     [(3, 1, 1, True), (3, 2, 1, False), (3, 1, 0, False), (5, 3, 1, True), (4, 3, 1, False)],
 )
-def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, on: int, bound: int, stuck: bool) -> None:
-    assert is_stuck(ELECTORS[:electors], PeerCount(on, 1, bound)) is stuck
+def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, on: int, off: int, stuck: bool) -> None:
+    assert is_stuck(ELECTORS[:electors], PeerCount(on, off)) is stuck
+    assert is_stuck(ELECTORS[:electors], PeerCount(on, 0, bound=off)) is stuck
+    assert not off or is_stuck(ELECTORS[:electors], PeerCount(on, off, unheard=on)), "who sleeps makes no quorum"
