@@ -265,7 +265,7 @@ def _of_the_state(event: ev.Event, name: Naming) -> str:
             return f"checkpoint after {many(rounds, 'round')} is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
             which = f"round {to_round}" if abandoned == 1 else f"rounds {to_round} to {to_round + abandoned - 1}"
-            lost = f"most voters do not stand on {which}, or nobody has the results; computed anew"
+            lost = f"most voters do not stand on {which}, or nobody here has the results: computed anew"
             won = f"the branch of {name(winner)} won, and its rounds replace {which}"
             return f"went back {many(abandoned, 'round')}: {won if winner else lost}"
         case ev.StateLoaded(rounds):

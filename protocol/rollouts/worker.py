@@ -242,7 +242,7 @@ MADE = ".made.new"
 """File of a batch that is being made; a leftover of an earlier process is removed with all such files."""
 
 VERSIONS_REMEMBERED = 4096
-"""Most versions whose next numbers are remembered.  No chain moves back by so many records: they are settled before."""
+"""Most versions whose next numbers are remembered.  A chain hardly ever moves back by so many records."""
 
 
 class RolloutMaker:

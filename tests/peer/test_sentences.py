@@ -26,7 +26,7 @@ def test_a_rollback_says_how_many_rounds_and_for_whom() -> None:
         f"went back 3 rounds: the branch of {names(OTHER)} won, and its rounds replace rounds 12 to 14"
     )
     assert sentence(ev.RolledBack(12, 1, "")) == (
-        "went back 1 round: nobody here has the results of round 12, which are computed anew"
+        "went back 1 round: most voters do not stand on round 12, or nobody here has the results: computed anew"
     )
 
 

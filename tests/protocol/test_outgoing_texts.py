@@ -133,7 +133,7 @@ def parts_of(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from parts_of(each)
 
 
-PUBLIC = {"kind", "self._ejections.reason(peer)", "refusal", "NO_RECORDS", "MALFORMED"}
+PUBLIC = {"kind", "self._ejections.reason(peer)", "refusal", "NO_BLOB", "NO_RECORDS", "MALFORMED"}
 """Expressions in refusals: the asker's own word, what a proof says that it did, and the sentence for its user."""
 
 

@@ -62,5 +62,5 @@ def test_two_liars_of_three_that_are_left_take_the_third_ahead_by_little() -> No
 
 
 @pytest.mark.parametrize(("attempt", "sound"), [(0, True), (MAX_ATTEMPT - 1, True), (MAX_ATTEMPT, False), (1 << 53, False)])
-def test_no_ballot_is_held_where_records_are_ratified(attempt: int, sound: bool) -> None:
+def test_no_ballot_is_held_beyond_the_last_attempt(attempt: int, sound: bool) -> None:
     assert Ballot(BASE, attempt).is_sound is sound

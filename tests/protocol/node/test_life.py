@@ -26,11 +26,11 @@ from tests.protocol.peers import ANN
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
 WRONG = StateDisagreement(Hash(b"\x04" * 32))
-BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "keeper.restore", "barrier.listen"]
+BEGIN = ["ejections.load", "keeper.load", "claims.load", "extensions.load", "keeper.restore", "barrier.listen"]
 GOODBYE = ["rounds.hand_over"]
 REACH = ["keeper.reach_tip", "rounds.prepare"]
 ROUND = [*REACH, "barrier.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.run", "ticker.run", "ratifier.run", "swarm.run", "extensions.run"}
+BESIDE = {"heartbeats.run", "ejections.run", "ticker.run", "claims.run", "swarm.run", "extensions.run"}
 
 
 class Part:
@@ -100,8 +100,8 @@ class Stage:
         self.departure = Departure(session, settings, history, Membership(ANN.peer_id, 0.0, history), self.activity)
         barrier = Barrier(self.log, self.activity, files, self._may_begin)
         self.life = Life(router, barrier, keeper, rounds, evaluator, self.departure, run_end)
-        part: dict[str, Any] = {name: Part(name, self.log) for name in ("ejections", "ratifier", "extensions")}
-        self.memories = [part["ejections"], keeper, part["ratifier"], part["extensions"]]
+        part: dict[str, Any] = {name: Part(name, self.log) for name in ("ejections", "claims", "extensions")}
+        self.memories = [part["ejections"], keeper, part["claims"], part["extensions"]]
         self.services = [
             *part.values(),
             files,
@@ -182,7 +182,7 @@ def test_until_the_records_are_read_it_is_starting() -> None:
     def load() -> None:
         seen.append((stage.activity.phase, stage.activity.why, stage.activity.detail))
 
-    memory: Any = Part("ratifier", stage.log, load=load)
+    memory: Any = Part("claims", stage.log, load=load)
     stage.memories[2] = memory
     stage.run()
     assert seen == [(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")]
