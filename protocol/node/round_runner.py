@@ -512,9 +512,10 @@ Outcome = Commit | Behind | StateDisagreement
 class RoundStart:
     """Conditions under which a round begins.
 
-    kept: the votes that bind us at this tip.  abstains: we do not vote, because earlier votes may be lost, or bind
-    us to another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: the state was
-    just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that outlive the round.
+    kept: the votes that bind us at this tip.  abstains: we do not vote, because earlier votes may be lost, or bind us to
+    another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: the state
+    was just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that outlive the
+    round.
     """
 
     base: Base
