@@ -179,7 +179,7 @@ def _attempt_never_advances() -> Sequence[Any]:
 
 
 def _fork_choice_keeps_ours() -> Sequence[Any]:
-    return [patch.object(fork_choice, "prefer", lambda electors, ours, theirs: False)]
+    return [patch.object(fork_choice.ForkChoice, "_wins", lambda *about: False)]
 
 
 # -- crash --------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _whole_leases_consumed() -> Sequence[Any]:
     """Who stopped after some steps consumed its whole lease, and nobody minds."""
 
     def whole(after: Any) -> Any:
-        return lambda self, terms, steps: after(self, terms, dict.fromkeys(steps, terms.rows // terms.step_rows))
+        return lambda self, terms, consumed: after(self, terms, dict.fromkeys(consumed, ((0, terms.rows),)))
 
     return [_instead(Leases, "after", whole)]
 

@@ -157,7 +157,7 @@ def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() 
 
 @pytest.mark.slow
 def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
-    """Two of three trainers lost them; the third, which has them, is away."""
+    """Two of three trainers and the validator lost them; the third trainer, which has them, is away."""
 
     async def scenario(world: World) -> None:
         _, seats = cast(world, ROLES)
@@ -166,11 +166,11 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
             world.start(seat)
         await world.until_round(WARM + 2, within_s=240)
         world.faults.kill(owner)
-        for seat in losers:
+        for seat in (*losers, *seats[Role.VALIDATOR]):
             path = file_of(seat)
             world.faults.kill(seat)
-            path.unlink()
-        for seat in losers:
+            path.unlink(missing_ok=True)
+        for seat in (*losers, *seats[Role.VALIDATOR]):
             world.start(seat)
 
         def tells(seat: Seat, word: str) -> bool:
@@ -212,6 +212,9 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
 
         liar.node._shelves.find = lying  # type: ignore[method-assign, assignment]
         honest.node._shelves.find = after_the_liar  # type: ignore[method-assign, assignment]
+        for seat in seats[Role.VALIDATOR]:
+            assert seat.node is not None
+            seat.node._shelves.find = lambda name, find=seat.node._shelves.find: None if name == root else find(name)  # type: ignore[method-assign, misc]
         world.start(late)
         await until_learning(world, late)
         check(late)
