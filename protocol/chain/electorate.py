@@ -295,7 +295,7 @@ class Roster:
         progress = self.progress.after(commit, extension_of(commit.record))
         if self._is_out_of_rows(leases, commit.record.round + 1):
             progress = replace(progress, is_out_of_rows=True)
-        finality = self.finality.after(self.electorate.electors, self.electorate.quorum, commit.certificate)
+        finality = self.finality.after(self.electorate.electors, self.electorate.quorum, commit.certificate, named)
         members, uses = self.members, self.uses
         new = [member for member in commit.record.members if member.peer not in members]
         if new:

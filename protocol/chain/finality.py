@@ -1,13 +1,18 @@
 """Finality: the records that no honest peer gives up, and the recent work that decides between two parts of a run.
 
 Pure functions of the chain.  A record is *full* if a quorum of all electors of its tip certified it, and *provisional* if
-some electors were left out because they were absent.  A second vote in a ballot of all electors also **confirms** every
-provisional record below it.  An elector that has cast such a vote makes no other statement at the tips before these records
+some electors were left out because they were absent.  Provisional records become **confirmable** once a quorum of their own
+electors are members of records above them.  Then a second vote in a ballot of all electors also **confirms** them.  An
+elector that has cast such a vote makes no other statement at the tips before these records
 (`protocol.chain.store.VoteFiles.confirm`).  An elector that is locked on another record at one of these tips casts no such
 vote (`protocol.chain.store.is_locked_elsewhere`).  So a provisional record is final once a quorum of its own electors has
-signed full records above it, for the same reason as a full record: two quorums share an honest elector.
+confirmed it, for the same reason as a full record: two quorums share an honest elector.
 
 A record is final if it and all records before it are full or confirmed.
+
+Why not confirm at once?  Electors that miss some records lose their seats, so a part without a quorum of the earlier
+electors soon makes full records of its own.  If their voters were bound, two such parts could never come together again.
+Two parts cannot both make their records confirmable: that, too, takes two quorums.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import dropwhile, takewhile
 from types import MappingProxyType
 
 from protocol.chain.progress import counted_by_member
@@ -28,16 +34,36 @@ RECENT_RECORDS = 16
 
 @dataclass(frozen=True)
 class Unconfirmed:
-    """Provisional records in a row with the same electors.  first, last: their rounds."""
+    """Provisional records in a row with the same electors.  first, last: their rounds.
+
+    since: the first round whose full record can confirm them; None if they are not confirmable.
+    """
 
     first: int
     last: int
     electors: tuple[PeerId, ...]
     quorum: int
+    since: int | None = None
+
+    @property
+    def rounds(self) -> range:
+        """The rounds of these records."""
+        return range(self.first, self.last + 1)
+
+    def is_confirmable(self, newest: Mapping[PeerId, int]) -> bool:
+        """Return True if a quorum of the electors are members of records above these.
+
+        newest: the round of the newest record of which each peer is a member.
+        """
+        return sum(newest.get(peer, -1) > self.last for peer in self.electors) >= self.quorum
+
+    def has_confirmed(self, peer: PeerId, signed: Mapping[PeerId, int]) -> bool:
+        """Return True if an elector has confirmed these records.  signed: see `Finality`."""
+        return self.since is not None and signed.get(peer, -1) >= self.since
 
     def is_confirmed(self, signed: Mapping[PeerId, int]) -> bool:
-        """Return True if a quorum of the electors signed full records above these.  signed: see `Finality`."""
-        return sum(signed.get(peer, -1) > self.last for peer in self.electors) >= self.quorum
+        """Return True if a quorum of the electors has confirmed these records.  signed: see `Finality`."""
+        return sum(self.has_confirmed(peer, signed) for peer in self.electors) >= self.quorum
 
 
 @dataclass(frozen=True)
@@ -45,34 +71,49 @@ class Finality:
     """The final records of a chain.  Immutable.
 
     rounds: number of records so far.  unconfirmed: the provisional records that are not final, in order.  signed: the round
-    of the newest full record that each peer signed, of those since the first unconfirmed record.
+    of the newest full record that each peer signed.  newest: the round of the newest record of which each peer is a member.
+    Both only of the records since the first unconfirmed one.
     """
 
     rounds: int = 0
     unconfirmed: tuple[Unconfirmed, ...] = ()
     signed: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    newest: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def final(self) -> int:
         """Number of final records."""
         return self.unconfirmed[0].first if self.unconfirmed else self.rounds
 
-    def after(self, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate) -> Finality:
-        """Return the finality after one more record.  electors, quorum: of the tip that the record stands on."""
-        round, rounds = self.rounds, self.rounds + 1
-        if certificate.absent:
+    def confirmable(self, members: Collection[PeerId]) -> tuple[Unconfirmed, ...]:
+        """Return the first provisional records, which a vote for a next full record with these members confirms."""
+        newest = {**self.newest, **dict.fromkeys(members, self.rounds)}
+        return tuple(takewhile(lambda each: each.since is not None or each.is_confirmable(newest), self.unconfirmed))
+
+    def after(
+        self, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate, members: Collection[PeerId]
+    ) -> Finality:
+        """Return the finality after one more record.
+
+        electors, quorum: of the tip that the record stands on.  members: of the record.
+        """
+        round, rounds, is_full = self.rounds, self.rounds + 1, not certificate.absent
+        if not self.unconfirmed and is_full:
+            return replace(self, rounds=rounds)
+        newest = {**self.newest, **dict.fromkeys(members, round)}
+        if not is_full:
+            group = Unconfirmed(round, round, electors, quorum)
             last = self.unconfirmed[-1] if self.unconfirmed else None
             if last is not None and (last.last, last.electors) == (round - 1, electors):
-                return replace(self, rounds=rounds, unconfirmed=(*self.unconfirmed[:-1], replace(last, last=round)))
-            return replace(self, rounds=rounds, unconfirmed=(*self.unconfirmed, Unconfirmed(round, round, electors, quorum)))
-        if not self.unconfirmed:
-            return replace(self, rounds=rounds)
-        signed = MappingProxyType({**self.signed, **{PeerId(vote.peer): round for vote in certificate.votes}})
-        confirmed = 0
-        while confirmed < len(self.unconfirmed) and self.unconfirmed[confirmed].is_confirmed(signed):
-            confirmed += 1
-        left = self.unconfirmed[confirmed:]
-        return Finality(rounds, left, signed) if left else Finality(rounds)
+                unconfirmed = (*self.unconfirmed[:-1], replace(group, first=last.first))
+            else:
+                unconfirmed = (*self.unconfirmed, group)
+            return Finality(rounds, unconfirmed, self.signed, MappingProxyType(newest))
+        signed = {**self.signed, **{PeerId(vote.peer): round for vote in certificate.votes}}
+        confirmable = self.confirmable(members)
+        noted = (each if each.since is not None else replace(each, since=round) for each in confirmable)
+        left = (*dropwhile(lambda each: each.is_confirmed(signed), noted), *self.unconfirmed[len(confirmable) :])
+        return Finality(rounds, left, MappingProxyType(signed), MappingProxyType(newest)) if left else Finality(rounds)
 
     @property
     def missing(self) -> frozenset[PeerId]:
@@ -80,7 +121,7 @@ class Finality:
         if not self.unconfirmed:
             return frozenset()
         first = self.unconfirmed[0]
-        return frozenset(peer for peer in first.electors if self.signed.get(peer, -1) <= first.last)
+        return frozenset(peer for peer in first.electors if not first.has_confirmed(peer, self.signed))
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -419,7 +419,7 @@ ABSTENTIONS = 2
 class VoteLog:
     """Votes of one node on its disk, and the node's abstention while some votes may be missing on the disk.
 
-    A second vote in a ballot of all electors also confirms the provisional records of our chain (`protocol.chain.finality`).
+    A second vote in a ballot of all electors also confirms provisional records of our chain (`protocol.chain.finality`).
     is_copy: the data directory was copied or restored, so statements that bind our votes may be missing in it.
     """
 
@@ -456,10 +456,11 @@ class VoteLog:
     async def save(self, kept: VoterState) -> None:
         """Write to disk the votes that bind us at a tip, and the records that a second vote confirms."""
         votes, history = self._replica.store.votes, self._replica.history
-        if kept.second is not None and not kept.absent:
-            mine = [round for round in history.provisional if self._session.me in history.electors_at(round)]
-            records = [(round, history.tip_at(round), history.tip_at(round + 1)) for round in mine]
-            await self._offload(votes.confirm, records)
+        if kept.second is not None and kept.lock is not None and not kept.absent:
+            members = [PeerId(member.peer) for member in kept.lock.record.members]
+            confirmed = history.roster.finality.confirmable(members)
+            mine = [round for each in confirmed if self._session.me in each.electors for round in each.rounds]
+            await self._offload(votes.confirm, [(round, history.tip_at(round), history.tip_at(round + 1)) for round in mine])
         self._free.pop(Hash(kept.base), None)
         await self._offload(votes.save, kept.round, Hash(kept.base), kept.encode())
 

@@ -45,6 +45,7 @@ TWO_LIARS = Config((0, 1), 2, progress=False, confirming=False)
 
 PARTS_QUICK = (
     Parting(2, (1, 1), attempts=2),
+    Parting(2, (1, 1), loses_seats=True),
     Parting(1, (1, 1, 1), is_open=True, max_states=1000),
     Parting(3, (5, 1, 1), max_states=1000),
 )
@@ -55,6 +56,8 @@ PARTS_DEFAULT = (
     Parting(1, (4, 1, 1), is_open=True, max_states=20_000),
     Parting(3, (1, 1, 1), restarts=False, max_states=50_000),
     Parting(3, (5, 1, 1), max_states=20_000),
+    Parting(3, (1, 1, 1), restarts=False, loses_seats=True, max_states=50_000),
     Parting(4, (1, 1, 1, 1), restarts=False, max_states=5_000),
+    Parting(4, (1, 1, 1, 1), restarts=False, loses_seats=True, max_states=5_000),
 )
 """Some minutes.  Three peers or more have too many states: those with the shortest traces are searched."""

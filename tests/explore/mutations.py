@@ -13,7 +13,7 @@ from protocol.agreement import ballot, policy, proposer, voter
 from protocol.agreement.ballot import Justification, highest
 from protocol.chain import electorate, records, store
 from protocol.chain.base import Base
-from protocol.chain.finality import Finality
+from protocol.chain.finality import Finality, Unconfirmed
 from protocol.chain.store import VoteFiles
 from protocol.node.round_runner import VoteLog
 from protocol.sync import fork_choice
@@ -188,14 +188,18 @@ def _final_wins() -> Sequence[Any]:
 def _final_by_all() -> Sequence[Any]:
     real = Finality.after
 
-    def after(self: Finality, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate) -> Finality:
+    def after(self: Finality, electors: tuple[PeerId, ...], quorum: int, certificate: Certificate, members: Any) -> Finality:
         """Votes for provisional records confirm, also those below."""
-        found = real(self, electors, quorum, certificate)
+        found = real(self, electors, quorum, certificate, members)
         signed = {**self.signed, **{PeerId(vote.peer): 1 << 20 for vote in certificate.votes}}
-        left = tuple(each for each in found.unconfirmed if not each.is_confirmed(signed))
+        left = tuple(each for each in found.unconfirmed if not replace(each, since=0).is_confirmed(signed))
         return Finality(found.rounds, left, MappingProxyType(signed if left else {}))
 
     return [patch.object(Finality, "after", after)]
+
+
+def _confirmable() -> Sequence[Any]:
+    return [patch.object(Unconfirmed, "is_confirmable", lambda self, newest: True)]
 
 
 def _stuck() -> Sequence[Any]:
@@ -234,6 +238,7 @@ MUTATIONS = (
 )
 
 TWO = Parting(2, (1, 1))
+LOSES_SEATS = Parting(2, (1, 1), loses_seats=True)
 THREE = Parting(3, (1, 1, 1), restarts=False, settles=False)
 PARTS = (
     Mutation("confirmation-kept", "what an elector confirmed is not on its disk", THREE, _confirmation_kept),
@@ -249,6 +254,7 @@ PARTS = (
         _final_wins,
     ),
     Mutation("final-by-all", "votes in ballots of a part confirm", THREE, _final_by_all),
+    Mutation("confirmable", "a part without a quorum confirms its records", LOSES_SEATS, _confirmable),
     Mutation("stuck", "electors without a quorum wait for one that is locked elsewhere", TWO, _stuck),
     Mutation("unheard", "electors that are not heard count towards that quorum", replace(THREE, settles=True), _unheard),
     Mutation("says-bound", "who is bound to a record counts as coming over from it", TWO, _says_bound),

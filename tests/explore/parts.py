@@ -109,6 +109,7 @@ class Parting:
 
     electors: how many of the peers vote, A first.  work: recent tokens of each peer.  depth: most records beyond the common
     tip.  attempts: most ballots of all electors at one tip.  liar: the seat of a liar.  is_open: keys are free.
+    loses_seats: electors that are not members of a record lose their seats until they are members again.
     branches: most records on one tip.  restarts: whether peers restart.  settles: whether parts can always go on is checked,
     not only what is final.  max_states: states after which the search stops.
     """
@@ -118,6 +119,7 @@ class Parting:
     depth: int = 2
     attempts: int = 1
     is_open: bool = False
+    loses_seats: bool = False
     liar: int | None = None
     branches: int = 2
     restarts: bool = True
@@ -127,7 +129,10 @@ class Parting:
     def __str__(self) -> str:
         kind = "open" if self.is_open else "admission"
         lies = f", {NAMES[self.liar]} lies" if self.liar is not None else ""
-        return f"{len(self.work)} peers, {self.electors} vote, work {self.work}, {kind}{lies}, {self.depth} records deep"
+        seats = ", seats are lost" if self.loses_seats else ""
+        return (
+            f"{len(self.work)} peers, {self.electors} vote, work {self.work}, {kind}{lies}{seats}, {self.depth} records deep"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,17 +164,24 @@ class _Chain:
         self._tips = [world.hash(ROOT), *(world.hash(link.record) for link in links)]
         self._commits = [world.commit(link) for link in links]
         finality, work = Finality(), world.work
-        electorate = SimpleNamespace(electors=world.electors, settings=SimpleNamespace(is_open=world.config.is_open))
-        self._rosters = [SimpleNamespace(electorate=electorate, work=work, finality=finality)]
+        settings, electors = SimpleNamespace(is_open=world.config.is_open), world.electors_after(())
+        self._rosters: list[Any] = []
+
+        def note_roster() -> None:
+            electorate = SimpleNamespace(electors=electors, settings=settings)
+            self._rosters.append(SimpleNamespace(electorate=electorate, work=work, finality=finality))
+
+        note_roster()
         self.marks: dict[int, ProvisionalMark] = {}
         for round, commit in enumerate(self._commits):
             if not is_full(commit.certificate):
                 absent = frozenset(PeerId(peer) for peer in commit.certificate.absent)
-                self.marks[round] = ProvisionalMark(world.electors, absent, work)
-            finality = finality.after(world.electors, quorum_size(len(world.electors)), commit.certificate)
-            members = tuple((PeerId(member.peer), 1) for member in commit.record.members)
-            work = RecentWork((*work.records[1:], members))
-            self._rosters.append(SimpleNamespace(electorate=electorate, work=work, finality=finality))
+                self.marks[round] = ProvisionalMark(electors, absent, work)
+            members = [PeerId(member.peer) for member in commit.record.members]
+            finality = finality.after(electors, quorum_size(len(electors)), commit.certificate, members)
+            work = RecentWork((*work.records[1:], tuple((peer, 1) for peer in members)))
+            electors = world.electors_after(links[: round + 1])
+            note_roster()
         self.roster, self.final, self.tip = self._rosters[-1], finality.final, self._tips[-1]
 
     @cached_property
@@ -268,10 +280,10 @@ class World:
         self.peers = tuple(sorted(members))[: len(config.work)]
         self._members = [members[peer] for peer in self.peers]
         self.electors = self.peers[: config.electors]
-        self.quorum = quorum_size(config.electors)
         self.work = RecentWork((tuple(zip(self.peers, config.work, strict=True)),) * 16)
         self._keys: dict[object, int] = {}
         self._records: list[tuple[Any, Hash, str]] = []
+        self._members_of: list[Seats] = []
         self._root = Hash(council.base.tip)
         self._chains: dict[Links, _Chain] = {}
         self._commits: dict[Link, Commit] = {}
@@ -296,6 +308,7 @@ class World:
                 }
             )
             self._records.append((record, record_hash(record), f"{'R' if is_whole else 'X'}{number}"))
+            self._members_of.append(members)
         return self._keys[key]
 
     def hash(self, record: int) -> Hash:
@@ -314,6 +327,18 @@ class World:
             record = self._records[link.record][0]
             self._commits[link] = Commit.model_construct(record=record, index=self._index, certificate=certificate)
         return self._commits[link]
+
+    def voting_after(self, links: Links) -> Seats:
+        """Return the electors at the tip after a chain."""
+        seats = range(self.config.electors)
+        for link in reversed(links if self.config.loses_seats else ()):
+            if members := tuple(seat for seat in self._members_of[link.record] if seat in seats):
+                return members
+        return tuple(seats)
+
+    def electors_after(self, links: Links) -> tuple[PeerId, ...]:
+        """Return the IDs of these electors."""
+        return tuple(self.peers[seat] for seat in self.voting_after(links))
 
     def voter_state(self, lock: WholeLock) -> VoterState:
         """Return what binds a peer at the tip of a lock."""
@@ -559,9 +584,9 @@ class Parts:
                 yield from self._ballot(state, group, at, tip, with_liar=with_liar, calm=calm)
 
     def _ballot(self, state: State, group: Seats, at: Seats, tip: int, *, with_liar: bool, calm: bool) -> Iterator[Step]:
-        electors = range(self.config.electors)
-        liars = (self.config.liar,) if with_liar and self.config.liar is not None else ()
-        absent = self._absent({*group, *liars})
+        electors = self.world.voting_after(state[self._places[at[0]]].chain)
+        liars = (self.config.liar,) if with_liar and self.config.liar in electors else ()
+        absent = self._absent(electors, {*group, *liars})
         if absent is None:
             return
         words = f"{_read_group(group)}{' and the liar' if liars else ''} on {self.world.name(tip)}"
@@ -626,12 +651,12 @@ class Parts:
             changed[place] = peer._replace(chain=(*peer.chain, link), was_away=False)
         return _with(state, changed)
 
-    def _absent(self, here: set[int]) -> Seats | None:
+    def _absent(self, electors: Seats, here: set[int]) -> Seats | None:
         """Return the electors left out by a part, as `policy.Closing.absent` chooses them; None if it must wait."""
-        gone = [seat for seat in range(self.config.electors) if seat not in here]
-        present = self.config.electors - len(gone)
+        gone = [seat for seat in electors if seat not in here]
+        present = len(electors) - len(gone)
         for count in range(len(gone) + 1):
-            if count == self.config.electors or present >= quorum_size(self.config.electors - count):
+            if count == len(electors) or present >= quorum_size(len(electors) - count):
                 return tuple(gone[:count])
         return None
 
@@ -736,13 +761,14 @@ class Parts:
         """Return True if all stand on one tip, and enough of them may vote there."""
         if len({state[self._places[seat]].tip for seat in group}) > 1:
             return False
-        absent = self._absent({*group})
+        electors = self.world.voting_after(state[self._places[group[0]]].chain)
+        absent = self._absent(electors, {*group})
         if absent is None:
             return True  # a liar or a peer that is not heard is needed
-        if len(absent) == self.config.electors:
+        if len(absent) == len(electors):
             return True
-        electors = [seat for seat in group if seat < self.config.electors and self._may_vote(state, seat)]
-        return len(electors) >= quorum_size(self.config.electors - len(absent))
+        voters = [seat for seat in group if seat in electors and self._may_vote(state, seat)]
+        return len(voters) >= quorum_size(len(electors) - len(absent))
 
     # -- words --------------------------------------------------------------------------------------------------------
 

@@ -25,8 +25,14 @@ def signed(*voters: PeerId, absent: tuple[PeerId, ...] = ()) -> Certificate:
 def after(*certificates: Certificate, electors: tuple[PeerId, ...] = (A, B)) -> Finality:
     finality = Finality()
     for each in certificates:
-        finality = finality.after(electors, quorum_size(len(electors)), each)
+        finality = extended(finality, electors, each)
     return finality
+
+
+def extended(finality: Finality, electors: tuple[PeerId, ...], certificate: Certificate) -> Finality:
+    """After one more record, whose members are its voters."""
+    members = [PeerId(vote.peer) for vote in certificate.votes]
+    return finality.after(electors, quorum_size(len(electors)), certificate, members)
 
 
 ALONE = signed(A, absent=(B,))
@@ -39,7 +45,7 @@ def test_full_records_are_final_at_once() -> None:
 def test_rounds_made_alone_are_final_once_the_other_has_voted_above_them() -> None:
     asleep = after(signed(A, B), *[ALONE] * 90)
     assert (asleep.final, asleep.missing, len(asleep.unconfirmed)) == (1, frozenset((A, B)), 1)
-    back = asleep.after((A, B), 2, signed(A, B))
+    back = extended(asleep, (A, B), signed(A, B))
     assert (back.final, back.missing, back.rounds) == (92, frozenset(), 92)
 
 
@@ -48,18 +54,45 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
     finality = after(signed(A, absent=(B, C, D, E)), electors=FIVE)
     newcomers = (A, *NEWCOMERS)
     for _ in range(10):
-        finality = finality.after(newcomers, 2, signed(*newcomers))
-    assert (finality.final, finality.rounds) == (0, 11) and finality.missing == {B, C, D, E}
-    for peer, final in ((B, 0), (C, 0), (D, finality.rounds + 3)):
-        finality = finality.after((*newcomers, peer), 3, signed(*newcomers, peer))
+        finality = extended(finality, newcomers, signed(*newcomers))
+        assert finality.confirmable(newcomers) == (), "two parts without a quorum must not bind themselves"
+    assert (finality.final, finality.rounds) == (0, 11) and finality.missing == frozenset(FIVE)
+    for peer in (B, C):
+        finality = extended(finality, (*newcomers, peer), signed(*newcomers, peer))
+        assert finality.final == 0 and finality.confirmable(newcomers) == ()
+    finality = extended(finality, (*newcomers, D), signed(*newcomers, D))
+    assert (finality.final, finality.missing) == (0, frozenset((B, C, E))), (
+        "four of five are here: their votes confirm from now on"
+    )
+    for peer, final in ((B, 0), (C, finality.rounds + 2)):
+        finality = extended(finality, (*newcomers, peer), signed(A, peer))
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
+
+
+def test_of_two_parts_at_most_one_binds_itself() -> None:
+    """Half of the electors take the other half's seats away, and make full records."""
+    for electors in (FIVE[:2], FIVE[:4], (*FIVE, *NEWCOMERS[:1])):
+        half = electors[: len(electors) // 2]
+        finality = after(signed(*half, absent=electors[len(half) :]), electors=electors)
+        for _ in range(3):
+            finality = extended(finality, half, signed(*half))
+        assert finality.confirmable(half) == () and finality.final == 0
 
 
 def test_votes_of_a_part_confirm_nothing() -> None:
     three = (A, B, C)
     finality = after(signed(A, absent=(B, C)), signed(A, B, absent=(C,)), signed(B, C, absent=(A,)), electors=three)
     assert finality.final == 0
-    assert finality.after(three, 2, signed(B, C)).final == 4
+    assert extended(finality, three, signed(B, C)).final == 4
+
+
+def test_later_records_are_confirmed_only_together_with_the_earlier_ones() -> None:
+    """A is on all records; B comes back, and with it the second provisional records are confirmable, the first are not."""
+    finality = after(signed(A, absent=(B, C, D, E)), electors=FIVE)
+    finality = extended(finality, (A, B), signed(A, absent=(B,)))
+    finality = extended(finality, (A, B), signed(A, B))
+    assert finality.confirmable((A, B)) == () and [each.since for each in finality.unconfirmed] == [None, None]
+    assert [each.first for each in finality.confirmable((A, B, C, D))] == [0, 1]
 
 
 CERTIFICATES = [
@@ -74,7 +107,7 @@ CERTIFICATES = [
 def test_final_records_stay_final_and_each_is_full_or_confirmed_by_a_quorum(chain: list[Certificate]) -> None:
     electors, finality = (A, B, C), Finality()
     for number, certificate in enumerate(chain, 1):
-        before, finality = finality.final, finality.after(electors, 2, certificate)
+        before, finality = finality.final, extended(finality, electors, certificate)
         assert before <= finality.final <= number == finality.rounds
         above = [
             {vote.peer for later in chain[round + 1 : number] if not later.absent for vote in later.votes}
