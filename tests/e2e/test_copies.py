@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from protocol.events import events as ev
 from protocol.events.status import WhyIdle
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
-from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 from tests.e2e.test_own_data import PREFERENCES, write_pairs_and_folder
 from tests.e2e.test_returning import asleep
+from tests.e2e.test_tasks import TASKS
 
 RUN = """
 name = "copies"
@@ -202,3 +204,38 @@ def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
         here = sum(path.stat().st_size for path in folder.glob("blocks/*/[0-9]*"))
         whole = sum(path.stat().st_size for path in (tmp_path / "corpus" / "shards").glob("*.shard"))
         assert here == whole, "the friend has everything now"
+
+
+@pytest.mark.slow
+def test_tasks_and_reference_weights_of_a_run_with_rollouts_outlive_the_founder(tmp_path: Path) -> None:
+    """A newcomer trains after the founder is gone: the others have the file of tasks and the weights of the KL term."""
+    (tmp_path / "letters.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
+    run = ROLLOUT_RUN.replace('"sort"', "'jsonl(path=\"letters.jsonl\")'") + "kl_weight = 0.5\ndrop_zero_advantage = false\n"
+    with Swarm(tmp_path, run) as swarm:
+        swarm.create_run()
+        organiser, friend = (swarm.peer(name).start("--role", "trainer") for name in ("organiser", "friend"))
+        writer, validator = (swarm.peer(role).start("--role", role) for role in ("rollout", "validator"))
+        swarm.until("versions of rollouts", lambda: all(peer.heard(ev.RolloutsUsed) for peer in (organiser, friend)))
+        swarm.until("copies", lambda: copies(friend, "short_bytes") == 0)
+        organiser.kill()
+        newcomer = swarm.peer("newcomer").start("--role", "trainer")
+        others = (friend, newcomer, writer, validator)
+        swarm.until("the newcomer to learn from rollouts", lambda: used(newcomer))
+        assert all(event.kl is not None for event in used(newcomer)), "it compares with the weights that the run began with"
+        assert files_of_tasks(newcomer) == files_of_tasks(friend) != {}
+        organiser.start("--role", "trainer")
+        count = len(used(organiser))
+        swarm.until("the founder to learn again", lambda: len(used(organiser)) > count)
+        swarm.equal(swarm.whole(organiser, friend, newcomer), organiser, *others)
+        assert not any(peer.heard(ev.RolledBack) for peer in (organiser, *others)), "nobody has lost a round"
+
+
+def used(peer: Peer) -> list[ev.RolloutsUsed]:
+    """The rounds of a peer that learned from rollouts and were committed."""
+    return [event for event in peer.heard(ev.RolloutsUsed) if event.round in peer.commits]
+
+
+def files_of_tasks(peer: Peer) -> dict[str, bytes]:
+    """The run's files on a peer's disk, by name."""
+    (folder,) = (peer.folder / "runs").iterdir()
+    return {path.name: path.read_bytes() for path in (folder / "files").rglob("*") if path.is_file()}
