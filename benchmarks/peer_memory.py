@@ -94,7 +94,7 @@ class PeerUnderTest:
             before = self.state.digest()
         self._fill_contribution()
         with self._phase("commit to the contribution"):
-            contribution_leaves(self.contribution.view, self.replica.layouts.contribution)
+            contribution_leaves(ORGANISER.peer_id, self.contribution.view, self.replica.layouts.contribution)
         with self._phase("average two members"):
             commit = self._commit(before)
         with self._phase("apply the result"):

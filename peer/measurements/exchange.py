@@ -61,7 +61,7 @@ class ExchangePeer:
         values = np.random.default_rng(self.identity.public_key[0]).standard_normal(chunk, dtype=np.float32)
         for span in layout:
             layout.format.encode(values[: span.count], self.contribution[span.encoded])
-        self.leaves = contribution_leaves(self.contribution, layout)
+        self.leaves = contribution_leaves(self.identity.peer_id, self.contribution, layout)
         self.exchange: ExchangeRunner | None = None
         self._begun = trio.Event()
         self._scope = trio.CancelScope()

@@ -76,7 +76,7 @@ class Ballot:
     @cached_property
     def proposer(self) -> PeerId:
         """The voter that may propose in this ballot."""
-        voters = self.base.ranked(self.voters)
+        voters = self.base.in_turn(self.voters)
         return voters[self.attempt % len(voters)]
 
     def may_propose(self, peer: PeerId) -> bool:

@@ -38,10 +38,10 @@ from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordPro
 
 
 def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
-    """Return the peers of `circle` that follow `peer` in the order of the tip, enough to include an honest one."""
-    ranked = base.ranked({*circle, peer})
-    place = ranked.index(peer)
-    return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
+    """Return the peers of `circle` that follow `peer` in proposing order, enough to include an honest one."""
+    order = base.in_turn({*circle, peer})
+    place = order.index(peer)
+    return [*order[place + 1 :], *order[:place]][: 1 + tolerated(len(order))]
 
 
 def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:

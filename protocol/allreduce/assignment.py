@@ -18,17 +18,35 @@ from math import inf
 
 from kernels.layout import Layout
 from protocol.disk import in_turn
-from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Plan
+from protocol.wire.messages import Member, Plan
 
 ALIKE = 1.25
 LARGEST = 4.0
 
 
-def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
-    """Return the hash of each chunk of a contribution; the root of the tree over these hashes is the commitment in READY."""
-    return [chunk_hash(part) for part in in_turn(data, (span.encoded for span in layout))]
+def contribution_leaves(author: PeerId, data: memoryview, layout: Layout) -> list[Hash]:
+    """Return the leaf of each chunk of a contribution; the root of the tree over these leaves is the commitment in READY."""
+    return [_part_leaf(author, chunk_hash(part)) for part in in_turn(data, (span.encoded for span in layout))]
+
+
+def is_committed(member: Member, chunks: int, chunk: int, hash: Hash, proof: Sequence[bytes]) -> bool:
+    """Return True if the READY of `member` commits to a part with this hash.
+
+    chunks: number of chunks of a contribution.  chunk: the part's chunk.  proof: the part's tree proof.
+    """
+    leaf = _part_leaf(PeerId(member.peer), hash)
+    return verify_proof(Hash(member.root), chunks, chunk, leaf, [Hash(node) for node in proof])
+
+
+def _part_leaf(author: PeerId, hash: Hash) -> Hash:
+    """Return the leaf of a part with this hash.
+
+    It names the author.  Otherwise a peer could repeat another member's root, which it need not understand, and show that
+    member's parts as its own once it has received them.
+    """
+    return hash_bytes("part", hash + author.encode())
 
 
 def assign_owners(

@@ -20,6 +20,7 @@ from pydantic import Field
 from kernels.aggregate import Rule, aggregate
 from kernels.codecs.format import Format
 from kernels.codecs.ladder import Codec
+from protocol.allreduce.assignment import is_committed
 from protocol.allreduce.buffers import AverageBuffer, ExchangeBuffers, OwnParts, share_of_buffers
 from protocol.allreduce.lateness import ExchangeLimits
 from protocol.allreduce.machine import (
@@ -59,7 +60,7 @@ from protocol.transport.interface import (
 )
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_CHUNKS, Body, Envelope, FragmentNumber, HashField, decode_body
-from protocol.wire.hashes import Hash, chunk_hash, verify_proof
+from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack
 
@@ -407,9 +408,8 @@ class Receiver:
     def _take_part(self, peer: PeerId, header: PushHeader, landing: Landing) -> PartArrived:
         chunk = header.chunk
         member = next(member for member in self._machine.plan.members if member.peer == peer)
-        leaf, sane = landing.found
-        proof = [Hash(node) for node in header.proof]
-        if not verify_proof(Hash(member.root), self._machine.chunks, chunk, leaf, proof):
+        hash, sane = landing.found
+        if not is_committed(member, self._machine.chunks, chunk, hash, header.proof):
             raise Malformed("a part that is not what its sender committed to")
         if not sane:
             raise Malformed("a part that no encoder makes")

@@ -26,7 +26,7 @@ import trio
 
 from kernels.layout import Layout
 from protocol.agreement.ballot import plan_of
-from protocol.allreduce.assignment import plan_hash, takeover_order
+from protocol.allreduce.assignment import is_committed, plan_hash, takeover_order
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash
 from protocol.chain.electorate import quorum_size
@@ -38,7 +38,7 @@ from protocol.offload import Offload
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, decode_body, is_authentic, rebuild
-from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, members_in
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
@@ -279,9 +279,8 @@ class Auditor:
                 proof = list(reply.proof)
         except (NetworkError, Malformed):
             return None
-        root, nodes = Hash(case.plan.members[member].root), [Hash(node) for node in proof]
-        leaf = await self._offload(chunk_hash, data)
-        if not verify_proof(root, len(case.index), chunk, leaf, nodes):
+        hash = await self._offload(chunk_hash, data)
+        if not is_committed(case.plan.members[member], len(case.index), chunk, hash, proof):
             return None
         return AveragedPart(member=member, proof=proof, data=bytes(data))
 

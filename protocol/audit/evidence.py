@@ -27,13 +27,13 @@ from kernels.aggregate import Rule, aggregate
 from kernels.layout import Layouts
 from protocol.agreement.ballot import Ballot
 from protocol.agreement.contradictions import Tip, contradict, lie_of, need_electors, tip_of, vote_in
-from protocol.allreduce.assignment import plan_hash
+from protocol.allreduce.assignment import is_committed, plan_hash
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import record_hash, verify_quorum
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, MAX_MEMBERS, Body, HashField, decode_body
-from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, ChunkResult, Plan, Proposal, RecordProposal, Step, members_in, unpack
 
@@ -206,9 +206,8 @@ def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
         raise Malformed("other parts than the mask names")
     span = layout[chunk]
     for part in case.parts:
-        proof = [Hash(node) for node in part.proof]
-        root = Hash(plan.members[part.member].root)
-        if len(part.data) != span.size or not verify_proof(root, len(layout), chunk, chunk_hash(part.data), proof):
+        member, hash = plan.members[part.member], chunk_hash(part.data)
+        if len(part.data) != span.size or not is_committed(member, len(layout), chunk, hash, part.proof):
             raise Malformed("a part that its member did not commit to")
     verdict = ProvenLie(
         signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),)

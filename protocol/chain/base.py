@@ -233,12 +233,22 @@ class Base:
 
     # -- order --------------------------------------------------------------------------------------------------------
 
+    def in_turn(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return `peers` in proposing order: by peer ID, and in each round one place further, so that all take turns.
+
+        The order is not drawn.  The owner of the last chunk of an exchange can vary the tip.  If the tip drew the order, it
+        could propose in every round, and leave out for ever the contributors whom no view change demands.
+        """
+        order = sorted(peers)
+        first = self.round % len(order) if order else 0
+        return [*order[first:], *order[:first]]
+
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Return `peers` in proposing order, which is drawn by the tip: no key can be chosen for it in advance."""
+        """Return `peers` in an order drawn by the tip: no key can be chosen for it in advance."""
         return sorted(peers, key=lambda peer: _lot(self.tip, peer))
 
 
 @lru_cache(maxsize=4096)
 def _lot(tip: Hash, peer: PeerId) -> Hash:
     """Return the draw of `peer` on this tip; cached, since each statement of a round needs it."""
-    return hash_bytes("proposer", tip + peer.encode())
+    return hash_bytes("rank", tip + peer.encode())

@@ -576,7 +576,8 @@ class Contributor:
 
     async def commit(self, base: Base, work: Work, contribution: Contribution, state: bytes) -> tuple[Ready, Envelope]:
         """Seal and return our READY; `work` then holds it and the contribution.  state: the name of the state on `base`."""
-        leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layouts.contribution)
+        layout = self._replica.layouts.contribution
+        leaves = await self._offload(contribution_leaves, self._session.me, contribution.data, layout)
         ready = Ready(
             round=base.round,
             fragment=base.fragment,

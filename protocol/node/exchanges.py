@@ -79,6 +79,10 @@ class Exchanges:
         """The exchange that began last; None before the first exchange."""
         return next(reversed(self._running.values()), None)
 
+    def names(self, peer: PeerId) -> bool:
+        """Return True if a plan that was accepted in this round names `peer` as a member."""
+        return any(peer in running.exchange.machine.members for running in self._running.values())
+
     def of(self, plan: Hash) -> ExchangeRunner | None:
         """Return the exchange of this plan; None if the plan was not accepted."""
         running = self._running.get(plan)

@@ -589,6 +589,15 @@ class RoundRunner:
         """True while we commit a certified record; catching up must wait until then."""
         return self.machine.decided is not None
 
+    def part(self, peer: PeerId, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """Return (tree proof, bytes) of a chunk of our contribution for an auditor; None if `peer` must not have it.
+
+        Nobody gets it before we have taken up a plan with it, and then only members and voters do.  A peer that read
+        contributions before it committed to its own could send a copy, or choose one that suits it.
+        """
+        may_read = self.exchanges.any and (peer in self.base.electors or self.exchanges.names(peer))
+        return self.work.part(root, chunk) if may_read else None
+
     def hand_over(self, nursery: trio.Nursery) -> None:
         """Start to deliver, in this nursery, the statements that would be lost when we leave."""
         for effect in self.machine.farewell():

@@ -231,9 +231,9 @@ class RoundHandlers:
 
     @answers("part", PartRequest)
     async def answer_part(self, peer: PeerId, question: PartRequest) -> bytes:
-        """Return a slice of our contribution to an auditing peer."""
-        work = self._round.work
-        part = work.part(Hash(question.root), question.chunk) if work is not None else None
+        """Return a slice of our contribution to a member or voter of a plan that we have taken up, for its audit."""
+        runner = self._round.runner
+        part = runner.part(peer, Hash(question.root), question.chunk) if runner is not None else None
         if part is None:
             raise Refused("that contribution is not here")
         proof, piece = part

@@ -11,6 +11,7 @@ from tests.attacks import (
     exchanges,
     histories,
     newcomers,
+    peeking,
     proposers,
     resources,
     standing,
@@ -30,6 +31,7 @@ MODULES = (
     cabals,
     standing,
     newcomers,
+    peeking,
 )
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 

@@ -20,8 +20,9 @@ FAST = [
     "refuses everything",
     "another genesis",
     "overtakes the owners",
+    "peeks",
 ]
-"""Of the fast tier: with certificates, by proposers and voters, with histories, on standing."""
+"""Of the fast tier: with certificates, by proposers and voters, with histories, on standing, on contributions."""
 BORNE = [burden for burden in BURDENS.values() if not burden.real]
 """The first takes as long as all others."""
 SHORT_S = 20.0

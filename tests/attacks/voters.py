@@ -245,7 +245,7 @@ async def ready_to_the_proposer(stage: Stage) -> None:
 
     def proposer(ready: Ready) -> Sequence[PeerId]:
         base = stage.node()._history.base
-        return base.ranked(base.electors)[:1]
+        return base.in_turn(base.electors)[:1]
 
     Whispers(stage, proposer)
     await trio.sleep_forever()
@@ -254,7 +254,7 @@ async def ready_to_the_proposer(stage: Stage) -> None:
 async def ready_to_all_but_the_proposer(stage: Stage) -> None:
     def others(ready: Ready) -> Sequence[PeerId]:
         base = stage.node()._history.base
-        return base.ranked(base.electors)[1:]
+        return base.in_turn(base.electors)[1:]
 
     Whispers(stage, others)
     await trio.sleep_forever()

@@ -108,7 +108,7 @@ class Council:
     def __init__(self) -> None:
         self.settings = replace(round_settings(RUN, SETTINGS.manifest), chunks=CHUNKS)
         self.base = base_of(peers(SEATS))
-        self.peers = tuple(self.base.ranked(self.base.electors))
+        self.peers = tuple(self.base.in_turn(self.base.electors))
         self._rolls: dict[tuple[int, RollKey], bytes] = {}
         self._votes: dict[tuple[int, VoteKey], bytes] = {}
 

@@ -58,12 +58,12 @@ def nobody(machine: RoundMachine, peers: Sequence[PeerId]) -> Sequence[PeerId]:
 
 def one(machine: RoundMachine, peers: Sequence[PeerId]) -> Sequence[PeerId]:
     """For `Withholding`: the first in the order of proposers."""
-    return machine.base.ranked(peers)[:1]
+    return machine.base.in_turn(peers)[:1]
 
 
 def half(machine: RoundMachine, peers: Sequence[PeerId]) -> Sequence[PeerId]:
     """For `Withholding`: the first half in the order of proposers."""
-    return machine.base.ranked(peers)[: len(peers) // 2]
+    return machine.base.in_turn(peers)[: len(peers) // 2]
 
 
 Change = Callable[[RoundMachine, Any], Body | None]

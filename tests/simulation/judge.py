@@ -89,9 +89,9 @@ class Judge:
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
         self.commits_checked = 0
 
-    def on_contribution(self, data: memoryview, rows: Ranges | None) -> None:
+    def on_contribution(self, author: PeerId, data: memoryview, rows: Ranges | None) -> None:
         """rows: that the trainer read; None if it does not tell."""
-        root = tree_root(contribution_leaves(data, self._layouts.contribution))
+        root = tree_root(contribution_leaves(author, data, self._layouts.contribution))
         self._contributions[root] = data
         self._read.setdefault(root, {})[rows] = None
 

@@ -21,7 +21,8 @@ def test_limited_data_is_read_to_its_last_row_and_ends_the_run(fragments: int, d
 
     async def scenario(world: World) -> None:
         """A peer whose lease is empty contributes nothing."""
-        world.judge.on_contribution(memoryview(signed.manifest.layouts.contribution.zeros()), None)
+        for seat in world.seats:
+            world.judge.on_contribution(seat.peer, memoryview(signed.manifest.layouts.contribution.zeros()), None)
         await begin(world, 4)
         if dies:
             world.faults.kill(world.seats[1])

@@ -255,7 +255,8 @@ def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatc
                 warned.add(seat.peer)
 
         world.listeners.append(note)
-        world.judge.on_contribution(NOTHING, ())
+        for seat in world.seats:
+            world.judge.on_contribution(seat.peer, NOTHING, ())
         publisher = seats[Role.ROLLOUT][0]
         for seat in world.seats:
             world.start(seat)
@@ -288,7 +289,8 @@ def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organis
     async def scenario(world: World) -> None:
         world.seats[0].identity = ORGANISER
         _, seats = cast(world, roles)
-        world.judge.on_contribution(NOTHING, ())
+        for seat in world.seats:
+            world.judge.on_contribution(seat.peer, NOTHING, ())
         organiser = seats[Role.SEED][0]
         for seat in world.seats:
             world.start(seat)

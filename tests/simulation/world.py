@@ -168,7 +168,9 @@ class World:
 
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self.faults.disk_fault(seat, what)))
-        seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
+        seat.trainer = seat.make_trainer(
+            self.signed.manifest, seat.number, seat.step_s, partial(self.judge.on_contribution, seat.peer)
+        )
         settings = NodeSettings(
             name=f"sim-{seat.number}",
             role=seat.role,

@@ -136,7 +136,7 @@ class Script:
         electors, joiners = int(words[0]), int(words[words.index("joiners") + 1]) if "joiners" in words else 0
         parliament = TalkingParliament(electors, joiners, self._note, versions="versions" in words)
         self._parliament, base = parliament, parliament.base
-        voters = base.ranked(base.electors)
+        voters = base.in_turn(base.electors)
         others = [peer for peer in parliament.seats if peer not in voters]
         self._peers = dict(zip(LETTERS, voters, strict=False)) | dict(zip(JOINERS, others, strict=False))
         self._names = {peer: name for name, peer in self._peers.items()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from protocol.agreement.ballot import Ballot
 from protocol.agreement.events import Reject, Tick
 from protocol.agreement.round_state import PATIENCE_S
 from protocol.chain.records import record_hash
-from protocol.wire.hashes import chunk_hash
+from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -31,7 +33,31 @@ from tests.protocol.agreement.parliament import (
     leader_and_voter,
     put_to_the_vote,
 )
-from tests.protocol.council import signed
+from tests.protocol.council import base_of, peers, signed
+
+# -- whose turn it is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("electors", [1, 4, 7])
+def test_each_elector_begins_one_round_of_as_many_as_there_are_whatever_the_tips(electors: int) -> None:
+    """A tip that somebody has chosen makes nobody the proposer."""
+    base = base_of(peers(electors))
+    for first in (0, 5):
+        rounds = [replace(base, round=first + later) for later in range(electors)]
+        assert sorted(Ballot(each, 0).proposer for each in rounds) == [*base.electors]
+    for attempt in range(2 * electors):
+        leaders = {Ballot(replace(base, tip=Hash(bytes([tip]) * 32)), attempt).proposer for tip in range(64)}
+        assert len(leaders) == 1
+    assert sorted(Ballot(base, attempt).proposer for attempt in range(electors)) == [*base.electors]
+
+
+def test_the_next_voter_leads_if_the_first_one_is_absent() -> None:
+    base = base_of(peers(4))
+    leaders = [Ballot(base, attempt).proposer for attempt in range(4)]
+    for absent in leaders:
+        others = [Ballot(base, attempt, (absent,)).proposer for attempt in range(3)]
+        assert sorted(others) == sorted({*leaders} - {absent})
+
 
 # -- proposers that die ---------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from tests.protocol.council import (
     signed,
 )
 
-PROPOSER, NEEDY = BASE.ranked(PEERS[:4])[0], BASE.ranked(PEERS[:4])[2]
-HELPER, OTHER = helpers(BASE, NEEDY, PEERS[:4])[0], BASE.ranked(PEERS[:4])[1]
+PROPOSER, NEEDY = BASE.in_turn(PEERS[:4])[0], BASE.in_turn(PEERS[:4])[2]
+HELPER, OTHER = helpers(BASE, NEEDY, PEERS[:4])[0], BASE.in_turn(PEERS[:4])[1]
 PROPOSAL = Proposal(attempt=1, absent=[], plan=a_plan(), rolls=[signed(PEERS[0], a_roll(1))])
 MOTION = a_motion(1)
 
@@ -96,7 +96,7 @@ def test_a_proposal_told_to_one_voter_reaches_all() -> None:
 
 def test_a_refusal_in_the_exchange_has_the_plan_passed_on() -> None:
     parliament = Parliament(4)
-    needy = parliament.base.ranked(parliament.seats)[1]
+    needy = parliament.base.in_turn(parliament.seats)[1]
     parliament.ready()
     parliament.pass_on(ViewChange)
     parliament.queue = [each for each in parliament.queue if each[1] != needy]

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
-from protocol.allreduce.assignment import ALIKE, LARGEST, assign_owners, contribution_leaves, share_out, takeover_order
-from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
+from protocol.allreduce.assignment import (
+    ALIKE,
+    LARGEST,
+    assign_owners,
+    contribution_leaves,
+    is_committed,
+    share_out,
+    takeover_order,
+)
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, tree_proof, tree_root
 from protocol.wire.identity import PeerId
+from tests.protocol.members import a_member
+from tests.protocol.peers import ANN, BOB
 
 TIP = hash_bytes("record", b"a tip")
 tips = st.binary(max_size=8).map(lambda data: hash_bytes("record", data))
@@ -115,10 +125,26 @@ def test_the_chunks_of_a_dead_owner_fall_to_several_members() -> None:
     assert set(successors) == set(known[1:]) and max(successors.values()) <= 40
 
 
-def test_the_leaves_of_a_contribution_are_the_hashes_of_its_chunks() -> None:
+def test_a_member_is_committed_to_its_parts_alone() -> None:
     layout = chunk_layouts(LADDER["int4"], 2500, 1024).contribution
     data = memoryview(bytearray(layout.payload_bytes))
     for span in layout:
         layout.format.encode(np.full(span.count, span.start, np.float32), data[span.encoded])
-    assert contribution_leaves(data, layout) == [chunk_hash(data[span.encoded]) for span in layout]
-    assert len(set(contribution_leaves(data, layout))) == len(layout) == 3
+    leaves = contribution_leaves(ANN.peer_id, data, layout)
+    assert len(set(leaves)) == len(layout) == 3 and not {*leaves} & {*contribution_leaves(BOB.peer_id, data, layout)}
+    member = a_member(ANN.peer_id, root=tree_root(leaves))
+    for chunk, span in enumerate(layout):
+        assert is_committed(member, 3, chunk, chunk_hash(data[span.encoded]), tree_proof(leaves, chunk))
+        assert not is_committed(member, 3, chunk, chunk_hash(b"another"), tree_proof(leaves, chunk))
+
+
+def test_a_root_is_of_no_use_to_another_member() -> None:
+    """Whoever repeats it, and shows the parts once it has received them, has committed to nothing."""
+    layout = chunk_layouts(LADDER["int4"], 2500, 1024).contribution
+    data = memoryview(layout.zeros())
+    leaves = contribution_leaves(ANN.peer_id, data, layout)
+    copy = a_member(BOB.peer_id, root=tree_root(leaves))
+    assert not any(
+        is_committed(copy, 3, chunk, chunk_hash(data[span.encoded]), tree_proof(leaves, chunk))
+        for chunk, span in enumerate(layout)
+    )

@@ -35,7 +35,7 @@ def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
     for span in LAYOUT:
         LAYOUT.format.encode(np.linspace(-1, 1, span.count, dtype=np.float32), own[span.encoded])
     machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
-    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUTS), result, machine.others)
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(ME, own, LAYOUT), LAYOUTS), result, machine.others)
     running, counts, averaged = 0, list[int](), list[Averaged]()
 
     async def offload(function: Callable[..., Any], *arguments: object) -> Any:

@@ -39,7 +39,7 @@ PLAN = Plan(
 def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
     machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
     own, result = (memoryview(bytearray(LAYOUT.payload_bytes)) for _ in range(2))
-    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUTS), result, machine.others)
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(ME, own, LAYOUT), LAYOUTS), result, machine.others)
     emit = (told if told is not None else []).append
     return Receiver(machine, Hash(ZERO_HASH), buffers, emit)
 

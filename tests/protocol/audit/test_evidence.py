@@ -78,7 +78,7 @@ def ready(serial: int, tokens: int) -> Ready:
 
 
 DATA = [contribution(number) for number in range(3)]
-LEAVES = [contribution_leaves(data, LAYOUT) for data in DATA]
+LEAVES = [contribution_leaves(peer.peer_id, data, LAYOUT) for peer, data in zip(PEERS, DATA, strict=True)]
 PLAN = Plan(
     round=3,
     fragment=0,
@@ -149,7 +149,7 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
     span = LAYOUT[CHUNK]
     bad = bytearray(DATA[2])
     bad[span.offset + HEADER_BYTES : span.offset + HEADER_BYTES + 2] = b"\xc0\x7f"
-    leaves = contribution_leaves(memoryview(bad), LAYOUT)
+    leaves = contribution_leaves(PEERS[2].peer_id, memoryview(bad), LAYOUT)
     liar = PLAN.members[2].model_copy(update={"root": tree_root(leaves)})
     plan = PLAN.model_copy(update={"members": [*PLAN.members[:2], liar]})
     entry = ChunkEntry(hash=chunk_hash(b"any"), mask=mask_of([2], 3))

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.allreduce.assignment import is_committed
 from protocol.chain.base import Base
 from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
 from protocol.chain.records import check_claims
@@ -28,9 +29,9 @@ from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, SourceFigures, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
-from protocol.wire.hashes import Hash, chunk_hash, verify_proof
+from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Learned, SourceMean, UsedBatch, learned_from, losses_in
+from protocol.wire.messages import Learned, SourceMean, UsedBatch, learned_from, losses_in, member_of
 from protocol.wire.presence import Phase, Role
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
@@ -404,10 +405,8 @@ def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> N
         for number, span in enumerate(table.replica.layouts.contribution):
             part = table.work.part(Hash(ready.root), number)
             assert part is not None and part[1] == table.trainer.data[span.encoded]
-            proof = [Hash(node) for node in part[0]]
-            assert verify_proof(
-                Hash(ready.root), len(table.replica.layouts.contribution), number, chunk_hash(part[1]), proof
-            )
+            chunks = len(table.replica.layouts.contribution)
+            assert is_committed(member_of(ME.peer_id, ready, bytes(64)), chunks, number, chunk_hash(part[1]), part[0])
 
     on_table(tmp_path, check)
 
