@@ -298,6 +298,16 @@ def read_guarded(disk: Disk, path: Path) -> bytes | None:
     return raw[HASH_BYTES:]
 
 
+def read_slice(path: Path, offset: int, length: int) -> bytes | None:
+    """Return bytes [offset, offset + length) of a guarded file's data, unchecked; None if the file is missing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(HASH_BYTES + offset)
+            return file.read(length)
+    except OSError:
+        return None
+
+
 def set_aside(disk: Disk, path: Path) -> None:
     """Move a damaged file out of the way without deleting it, so that its damage can be examined.  Raises `StoreFailed`."""
     try:

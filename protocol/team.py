@@ -6,9 +6,12 @@ The name is a claim.  Nobody owns a name, because keys and names are free.
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 
 MAX_TEAM = 24
 """Most characters of a team's name."""
+MAX_CACHED = 2048
+"""Most texts whose name is remembered: the status names the team of every peer, on the event loop."""
 MOST_MARKS = 3
 """Most combining marks on one letter; no language has more."""
 INVISIBLE = frozenset(
@@ -17,6 +20,7 @@ INVISIBLE = frozenset(
 """Letters and marks that leave no ink, with which two different names would look the same."""
 
 
+@lru_cache(maxsize=MAX_CACHED)
 def team_named(text: str) -> str:
     """Return the name of a team in its only form (NFC); empty if `text` is no such name.
 

@@ -333,10 +333,11 @@ class Ejections:
     @answers("evidence", EvidenceRequest)
     async def answer(self, peer: PeerId, question: EvidenceRequest) -> bytes:
         """Return a slice of a proof; raise `Refused` if we do not hold the proof."""
-        raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
-        if raw is None:
+        read = self._store.evidence.read
+        found: bytes | None = await self._offload(read, Hash(question.evidence), question.offset, question.length)
+        if found is None:
             raise Refused("that proof is not here")
-        return bytes(raw[question.offset : question.offset + question.length])
+        return found
 
     async def run(self) -> None:
         """Publish our accusations repeatedly, because newcomers have not heard them, until cancelled."""

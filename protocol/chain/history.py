@@ -14,7 +14,7 @@ from functools import partial
 from protocol.chain.base import Base, RoundSettings, fragment_of
 from protocol.chain.electorate import Roster, base_on
 from protocol.chain.finality import RecentWork
-from protocol.chain.records import genesis_tip, is_full, record_hash
+from protocol.chain.records import encoded_record_hash, genesis_tip, is_full, record_hash
 from protocol.chain.store import BranchFiles, Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -216,6 +216,14 @@ class History:
         of branches, records leave the disk before they leave the memory.
         """
         return self._store.records.at(round) if round < self.length else None
+
+    def encoded(self, round: int, tip: Hash) -> bytes | None:
+        """Return the encoded commit that leads to `tip` in `round`, as `kept` does; None if another or none is on disk.
+
+        The commit is not decoded, which takes milliseconds: only its record is hashed.
+        """
+        raw = self._store.records.encoded_at(round)
+        return raw if raw is not None and encoded_record_hash(raw) == tip else None
 
     def record_at(self, round: int) -> Record | None:
         """Return the record of `round`; None below genesis."""

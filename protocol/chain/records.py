@@ -70,6 +70,12 @@ def record_hash(record: Record) -> Hash:
     return hash_bytes("record", record.encode())
 
 
+def encoded_record_hash(commit: bytes) -> Hash | None:
+    """Return the tip after the record of an encoded `Commit`, without decoding it; None if the bytes have no record."""
+    place = canonical.place_of(commit, "record")
+    return hash_bytes("record", commit[place]) if place is not None else None
+
+
 def index_root(entries: Sequence[ChunkEntry]) -> Hash:
     """Return the name of a result: a hash of all its chunks' hashes and masks."""
     return hash_bytes("index", canonical.encode([[entry.hash, entry.mask] for entry in entries]))

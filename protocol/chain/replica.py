@@ -5,13 +5,15 @@ Other peers ask it for records, and fetch results and checkpoints from it as blo
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TypeVar
 
 from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
-from protocol.blobs.store import Held, Holding, StoredBlob
+from protocol.blobs.store import REMEMBERED, Held, Holding, StoredBlob
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
@@ -121,6 +123,9 @@ class ReplicaShelf:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._spans = [span.encoded for span in replica.layouts.result]
+        self._hashes: OrderedDict[Hash, list[Hash]] = OrderedDict()
+        """Hashes of the chunks of a few results, by their roots: a whole record is read for them."""
+        self._lock = Lock()
 
     def find(self, name: Hash) -> Held | None:
         """See `Shelf.find`."""
@@ -141,11 +146,24 @@ class ReplicaShelf:
         name = results.find(root)
         if name is None or results.sizes().get(name) != self._spans[-1].stop:
             return None
-        commit = history.kept(name.round)
-        if commit is None or commit.record.result_root != root:
-            return StoredBlob(results, name, self._spans, None, is_urgent=True)
-        is_newest = name.round == history.length - 1
-        return StoredBlob(results, name, self._spans, [Hash(entry.hash) for entry in commit.index], is_urgent=is_newest)
+        hashes = self._hashes_of(name)
+        return StoredBlob(results, name, self._spans, hashes, is_urgent=hashes is None or name.round == history.length - 1)
+
+    def _hashes_of(self, name: ResultName) -> list[Hash] | None:
+        """Return the hashes of a result's chunks; None if no record of our chain names the result."""
+        with self._lock:
+            known = self._hashes.get(name.root)
+        if known is not None:
+            return known
+        commit = self._replica.history.kept(name.round)
+        if commit is None or commit.record.result_root != name.root:
+            return None
+        hashes = [Hash(entry.hash) for entry in commit.index]
+        with self._lock:
+            self._hashes[name.root] = hashes
+            if len(self._hashes) > REMEMBERED:
+                self._hashes.popitem(last=False)
+        return hashes
 
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints
@@ -210,11 +228,10 @@ class Serving:
         history = self._replica.history
         commits: list[bytes] = []
         size = 0
-        for round, tip in enumerate(history.tips(question.start, question.count), question.start):
-            commit = history.kept(round)
-            if commit is None or commit.record.previous != tip:
-                break  # no record stands on the tip yet, or branches are being exchanged: never serve records of both
-            raw = commit.encode()
+        for round, tip in enumerate(history.tips(question.start + 1, question.count), question.start):
+            raw = history.encoded(round, tip)
+            if raw is None:
+                break  # branches are being exchanged: never serve records of both
             size += len(raw)
             if commits and size > COMMITS_BYTES:
                 break

@@ -32,7 +32,7 @@ from types import MappingProxyType
 from protocol.blobs.store import BlobStore
 from protocol.chain.records import Chain, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, Results
-from protocol.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
+from protocol.disk import Disk, corrupt_name, read_guarded, read_slice, set_aside, write_guarded
 from protocol.run.invitation import Anchor
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -60,6 +60,13 @@ class EvidenceFiles:
     def load(self, name: Hash) -> bytes | None:
         """Return a proof; None if it is not here."""
         return read_guarded(self._disk, self._folder / name.hex())
+
+    def read(self, name: Hash, offset: int, length: int) -> bytes | None:
+        """Return bytes [offset, offset + length) of a proof; None if it is not here.
+
+        The bytes are not checked: whoever asks for a proof compares the whole with its name.
+        """
+        return read_slice(self._folder / name.hex(), offset, length)
 
     def remove(self, name: Hash) -> None:
         """Forget a proof."""
@@ -229,7 +236,7 @@ class Records:
 
     def at(self, round: int) -> Commit | None:
         """Return the commit of a round; None if it is missing or unreadable."""
-        raw = read_guarded(self._disk, self._path(round))
+        raw = self.encoded_at(round)
         if raw is None:
             return None
         try:
@@ -237,6 +244,10 @@ class Records:
         except Malformed:
             set_aside(self._disk, self._path(round))
             return None
+
+    def encoded_at(self, round: int) -> bytes | None:
+        """Return the commit of a round as it was encoded; None if it is missing or damaged."""
+        return read_guarded(self._disk, self._path(round))
 
     def truncate(self, length: int) -> None:
         """Remove the records of rounds `length` and above, the newest first."""

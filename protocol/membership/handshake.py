@@ -236,6 +236,10 @@ class Handshake:
             return False
         return not has_expired(guest.admitted, self._settings.wall_clock() - COMING_IN_S)
 
+    def is_elector(self, peer: PeerId) -> bool:
+        """Return True if `peer` votes on the next record."""
+        return peer in self._history.roster.electorate.electors
+
     def _is_introduced(self, peer: PeerId) -> bool:
         """Return True if we have no records yet and our invitation names `peer`.
 

@@ -38,7 +38,7 @@ from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, 
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.run_corpora import RunCorpora
 from protocol.node.state import StateKeeper
-from protocol.offload import Offload
+from protocol.offload import Offload, charged
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
 from protocol.rollouts.trainer import SharedTrainer
 from protocol.run.sections import FILE_CHUNK_BYTES
@@ -76,6 +76,7 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
+        offload = charged(offload)
         self._counting = counting = RolloutCounter(session.me, RateLimitedEmitter(session.emit))
         session = replace(session, emit=counting)
         self._guard = guard = Guard(session)

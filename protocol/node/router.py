@@ -102,8 +102,8 @@ class MessageRouter:
         return self._guard.open()
 
     def has_member(self, peer: PeerId) -> bool:
-        """Return True if a record of our chain names `peer`."""
-        return self._members.has_member(peer)
+        """Return True if a record of our chain names `peer`, or if it is an elector, as founders are before any record."""
+        return self._members.has_member(peer) or self._handshake.is_elector(peer)
 
     # -- gossip -------------------------------------------------------------------------------------------------------
 

@@ -44,15 +44,33 @@ class TokenBucket:
 
         A message larger than the whole burst passes if the bucket is full.
         """
-        passed, self.at = now - self.at, now
-        self.messages_s = min(allowance.burst_s, self.messages_s + passed)
-        self.bytes_s = min(allowance.burst_s, self.bytes_s + passed)
+        self._refill(allowance, now)
         messages_s, bytes_s = messages / allowance.per_s, size / allowance.bytes_per_s
         if self.messages_s < messages_s or self.bytes_s < min(bytes_s, allowance.burst_s):
             return False
         self.messages_s -= messages_s
         self.bytes_s -= bytes_s
         return True
+
+    def charge(self, allowance: Allowance, now: float, messages: float, size: float) -> None:
+        """Use the allowance for what has already happened; the bucket may owe some seconds afterwards."""
+        self._refill(allowance, now)
+        self.messages_s -= messages / allowance.per_s
+        self.bytes_s -= size / allowance.bytes_per_s
+
+    def left_s(self, allowance: Allowance, now: float) -> float:
+        """Return the seconds' worth that is left of the scarcer of the two; less than 0 if the bucket owes some."""
+        self._refill(allowance, now)
+        return min(self.messages_s, self.bytes_s)
+
+    def debt_s(self, allowance: Allowance, now: float) -> float:
+        """Return the seconds until the bucket owes nothing."""
+        return max(0.0, -self.left_s(allowance, now))
+
+    def _refill(self, allowance: Allowance, now: float) -> None:
+        passed, self.at = now - self.at, now
+        self.messages_s = min(allowance.burst_s, self.messages_s + passed)
+        self.bytes_s = min(allowance.burst_s, self.bytes_s + passed)
 
     def holds(self, allowance: Allowance, now: float, messages: float) -> bool:
         """Return True if enough is left for `messages` messages.  Uses nothing."""

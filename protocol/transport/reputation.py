@@ -27,6 +27,8 @@ MAX_PEERS = 4096
 
 EXCESS = 0.2
 """Penalty for a message over the allowance."""
+ABANDONED = 1.0
+"""Penalty for a question whose asker did not wait for its turn; reading the question has cost us time all the same."""
 SLOWNESS = 10.0
 """Penalty for a question or a push that was not complete before its deadline; a slow line alone causes no ban at once."""
 VIOLATION = 10.0

@@ -1,7 +1,8 @@
 """Questions and answers, one at a time on a libp2p stream, which may be kept for later questions.
 
 This module decides size limits, deadlines, the number of one peer's questions that are answered at once, and the memory for
-the questions of all peers.  The handlers give the answers; an exception of a handler ends its stream and nothing else.
+the questions of all peers; `answer_budget` decides when a question is answered.  The handlers give the answers; an
+exception of a handler ends its stream and nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from dataclasses import dataclass
 import trio
 
 from protocol.events.events import Dropped, Event
+from protocol.offload import PAYER
 from protocol.short_id import short_id
+from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.dialer import OTHER_RUN
 from protocol.transport.host import RunHost
 from protocol.transport.interface import MAX_REQUEST_BYTES, Members, NetworkError, Offence, Refused, Unreachable
 from protocol.transport.library import Stream, peer_id_of
-from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel
+from protocol.transport.reputation import ABANDONED, EXCESS, SLOWNESS, VIOLATION, Channel
 from protocol.transport.streams import (
     BadFrame,
     EndedEarly,
@@ -222,6 +225,7 @@ class Requests:
         self._host, self._handlers, self._reputation = own.host, own.handlers, own.reputation
         self._up, self._down = own.line.up, own.line.down
         self._questions, self._answers = MemoryBudget(own.handlers, emit), MemoryBudget(own.handlers, emit)
+        self._budget = AnswerBudget(own.handlers)
         self._protocol = own.protocol("request")
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
@@ -251,8 +255,10 @@ class Requests:
         raise Unreachable(f"{short_id(peer)} did not answer '{kind}' within {timeout_s:g} s")
 
     async def run(self) -> None:
-        """Close streams that are no longer used, until cancelled."""
-        await self._kept.run()
+        """Close streams that are no longer used, and give strangers their turns, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._kept.run)
+            nursery.start_soon(self._budget.run)
 
     def disconnected(self, peer: PeerId) -> None:
         """Forget this peer's streams whose connection has closed."""
@@ -367,7 +373,8 @@ class Requests:
     async def _answer_it(self, peer: PeerId, stream: Stream, raw: bytes, held: ExitStack, may_stay: bool) -> bool:
         kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
-        with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
+        with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))) as deadline:
+            await self._admit(peer, deadline)
             try:
                 found = await self._find(peer, kind, data, held)
                 answer: dict[str, bytes | str | bool] = {"data": found}
@@ -381,6 +388,18 @@ class Requests:
                 stays_open = await self._write(peer, stream, answer, may_stay)
         self.up_bytes += len(found)
         return stays_open
+
+    async def _admit(self, peer: PeerId, deadline: trio.CancelScope) -> None:
+        """Wait until the question may be answered; penalise the asker if it does not wait so long.
+
+        Reading a question costs us processor time even if it is never answered.
+        """
+        try:
+            await self._budget.admit(peer)
+        except trio.Cancelled:
+            if deadline.cancel_called:
+                self._reputation.penalise(peer, ABANDONED, "questions whose answers it does not wait for")
+            raise
 
     async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool], may_stay: bool) -> bool:
         """Send an answer.  Return True if it promises that we wait for another question; `_next` then waits."""
@@ -400,14 +419,25 @@ class Requests:
         If the budget has no room for the answer, drop the answer, wait for room and compute the answer again.  So answers
         that wait for slow readers take no memory.
         """
-        found = await self._handlers.on_request(peer, kind, data)
+        found = await self._charged(peer, kind, data)
         if self._answers.has_room(peer, len(found)):
             held.enter_context(self._answers.hold(peer, len(found)))
             return found
         size = len(found)
         del found
         held.enter_context(await self._answers.room(peer, size))
-        return await self._handlers.on_request(peer, kind, data)
+        await self._budget.admit(peer)
+        return await self._charged(peer, kind, data)
+
+    async def _charged(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """Return the answer of our handlers, whose threads and bytes are charged to the asker."""
+        before = PAYER.set(self._budget.payer(peer))
+        try:
+            found = await self._handlers.on_request(peer, kind, data)
+        finally:
+            PAYER.reset(before)
+        self._budget.charge(peer, 0.0, len(found))
+        return found
 
     async def _read_question(self, peer: PeerId, stream: Stream, size: int, held: ExitStack) -> bytes:
         """Read a question; `held` keeps its part of the budget.

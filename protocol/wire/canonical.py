@@ -75,6 +75,24 @@ def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALU
         raise Malformed(f"not a message: {type(error).__name__}") from error
 
 
+def place_of(raw: bytes, key: str) -> slice | None:
+    """Return the place of the value of `key` in the bytes of a map; None if there is no such value.
+
+    Nothing else is decoded.  `raw` must be canonical bytes of our own.
+    """
+    reader = msgpack.Unpacker(max_buffer_size=len(raw))
+    reader.feed(raw)
+    try:
+        for _ in range(reader.read_map_header()):
+            found, start = reader.unpack(), reader.tell()
+            reader.skip()
+            if found == key:
+                return slice(start, reader.tell())
+    except (ValueError, TypeError, UnicodeError, msgpack.UnpackException):
+        return None
+    return None
+
+
 def _measure(raw: bytes, max_values: int) -> None:
     """Scan the heads of all values; raise ValueError if there are too many or too deep ones, before any is allocated."""
     sizes, end, room = _FIXED_SIZES, len(raw), max_values

@@ -21,6 +21,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Signature, ViewChange, pack
 from protocol.wire.presence import Heartbeat, Phase, Role
 from protocol.wire.questions import EvidenceRequest
+from tests.attacks.questions import dear_questions
 from tests.attacks.siege import Conduct, Siege, forward
 from tests.attacks.statements import large_motion, motion
 from tests.e2e.attacks import Cast
@@ -254,6 +255,32 @@ def _lock(cast: Cast, siege: Siege, attempt: int) -> Body:
     return Lock(record=said.record, index=said.index, provenance=said.provenance, proof=proof)
 
 
+async def every_question(siege: Siege) -> str:
+    """Every question that there is, of one kind after the other, 16 of each stranger at a time."""
+    kinds = list(dear_questions(siege.casts[0].identity, siege.run, ZERO_HASH, ZERO_HASH))
+
+    for form in kinds:  # false statements come last, because strangers are banned for them
+
+        async def ask(cast: Cast, form: str = form) -> None:
+            make, kind = dear_questions(cast.identity, siege.run, ZERO_HASH, ZERO_HASH)[form], form.partition(",")[0]
+
+            async def ask_on() -> None:
+                assert cast.network is not None
+                while not cast.out:
+                    cast.sent += 1
+                    try:
+                        await cast.network.request(cast.target, kind, make(cast.sent), timeout_s=10)
+                    except NetworkError:
+                        await trio.sleep(0.01)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(16):
+                    nursery.start_soon(ask_on)
+
+        await siege.all(ask, SECONDS / len(kinds))
+    return _sent(siege, f"questions of {len(kinds)} forms")
+
+
 SIEGES: dict[str, tuple[str, Conduct, int]] = {
     "siege: signatures": ("large statements, each signed for itself", signatures, 3),
     "siege: slow to decode": ("the largest, and bombs", decoding, 4),
@@ -261,6 +288,7 @@ SIEGES: dict[str, tuple[str, Conduct, int]] = {
     "siege: 1024 keys with addresses": ("eight each, at which nobody answers", addresses, 1),
     "siege: 256 links, 2048 heartbeats": ("of strangers", links, 32),
     "siege: huge questions": ("2 MiB each, without the last byte", questions, 12),
+    "siege: every question": ("of one kind after the other", every_question, 32),
     "siege: 300 proofs": ("against keys made to be sacrificed", evidence, 1),
     "siege: READYs, rolls, locks": ("as many as a peer may send", floods, 3),
 }

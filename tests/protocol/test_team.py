@@ -50,5 +50,13 @@ def test_any_other_text_names_no_team(text: str) -> None:
     assert team_named(text) == ""
 
 
+def test_the_status_of_many_peers_checks_each_name_once() -> None:
+    texts = ["\U00020000" * 20 + str(number) for number in range(600)]
+    team_named.cache_clear()
+    for _ in range(3):
+        assert all(map(team_named, texts))
+    assert team_named.cache_info().misses == len(texts)
+
+
 def test_a_name_has_one_form_however_its_letters_are_written() -> None:
     assert team_named("E\u0301quipe") == team_named("\u00c9quipe") == "\u00c9quipe"

@@ -9,10 +9,12 @@ import pytest
 import trio
 
 from protocol.blobs.store import Holding
+from protocol.chain.records import encoded_record_hash, record_hash
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.messages import Commit
 from protocol.wire.questions import CommitsReply, CommitsRequest
 from tests.protocol.answering import ask
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
@@ -104,6 +106,46 @@ def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what
         replica.state.close()
 
 
+def test_records_are_sent_as_they_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding and encoding a record takes milliseconds, and a question asks for 64."""
+    replica = a_replica(a_run(*FIVE), tmp_path)
+    try:
+        grow(replica, 4, FIVE)
+        commits = [replica.history.commit_at(round) for round in range(4)]
+        for commit in commits:
+            assert encoded_record_hash(commit.encode()) == record_hash(commit.record)
+        assert encoded_record_hash(b"odd") is None and encoded_record_hash(commits[0].encode()[:-40]) is None
+
+        def forbidden(*anything: object) -> object:
+            raise AssertionError("a record was decoded or encoded for an answer")
+
+        question = CommitsRequest(start=0, count=64)
+        monkeypatch.setattr("protocol.chain.store.decode_body", forbidden)
+        expected = CommitsReply(commits=[commit.encode() for commit in commits]).encode()
+        monkeypatch.setattr(Commit, "encode", forbidden)
+        assert trio.run(Serving(replica, inline).answer_commits, ANN.peer_id, question) == expected
+    finally:
+        replica.state.close()
+
+
+def test_a_record_is_read_once_for_many_questions_about_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = a_replica(a_run(*FIVE), tmp_path)
+    try:
+        grow(replica, 1, FIVE)
+        shelf, root = ReplicaShelf(replica), Hash(replica.history.commit_at(0).record.result_root)
+        read, kept = list[int](), replica.history.kept
+
+        def count(round: int) -> Commit | None:
+            read.append(round)
+            return kept(round)
+
+        monkeypatch.setattr(replica.history, "kept", count)
+        found = [shelf.find(root) for _ in range(5)]
+        assert read == [0] and all(held is not None and held.leaves() for held in found)
+    finally:
+        replica.state.close()
+
+
 def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:
     """Branches are exchanged in another thread, so that files of the other one are there before the chain is."""
     ours, others = (a_replica(a_run(*FIVE), tmp_path / name) for name in ("ours", "theirs"))
@@ -121,7 +163,7 @@ def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:
         ours.store.records.write(others.history.commit_at(3))
         assert trio.run(told, 0) == whole[:3] and not trio.run(told, 3)
         ours.store.records.write(others.history.commit_at(2))
-        assert trio.run(told, 0) == [*whole[:2], others.history.commit_at(2).encode()]
+        assert trio.run(told, 0) == whole[:2] and not trio.run(told, 2)
     finally:
         ours.state.close()
         others.state.close()

@@ -425,6 +425,22 @@ def test_evidence_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path)
     assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, [])
 
 
+def test_a_slice_of_a_proof_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, proof = Store(tmp_path), bytes(range(256)) * 1000
+    store.evidence.save(ROOTS[0], proof)
+    read = list[int]()
+    whole = Path.read_bytes
+
+    def count(path: Path) -> bytes:
+        read.append(path.stat().st_size)
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", count)
+    assert store.evidence.read(ROOTS[0], 255, 3) == b"\xff\x00\x01" and not read
+    assert store.evidence.read(ROOTS[0], len(proof) - 1, 5) == proof[-1:] and store.evidence.read(ROOTS[0], 10**9, 5) == b""
+    assert store.evidence.read(ROOTS[1], 0, 1) is None
+
+
 def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.votes.load(3, ROOTS[1]) is None and not store.votes.any()

@@ -68,6 +68,14 @@ def test_a_liar_gets_no_answer(tmp_path: Path, kind: str) -> None:
     on_stage(tmp_path, check)
 
 
+def test_founders_are_no_strangers_before_the_first_record(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        assert stage.router.has_member(ANN.peer_id) and not stage.router.has_member(BOB.peer_id)
+        assert not stage.membership.has_member(ANN.peer_id)
+
+    on_stage(tmp_path, check)
+
+
 def test_unknown_and_oversized_questions_are_refused(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         assert str(await refusal(stage, "gossip")) == "no such question"

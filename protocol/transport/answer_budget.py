@@ -1,0 +1,161 @@
+"""The budget for answers: processor time and bytes, charged to whoever asks.
+
+A question of some bytes may ask for megabytes, or for milliseconds of work.  So an answer is charged for what it took: the
+time of its worker thread as measured, `QUESTION_S` for the event loop and the transport, and its bytes.  Whoever has used up
+its allowance is answered later, not refused; a question is dropped only if its asker does not wait so long.
+
+Keys cost nothing, so strangers have one allowance together, and one worker thread: one piece of their work runs at a time.
+Turns are shared by start-time fair queueing, so a newcomer is answered before those that ask all the time.  A member has an
+allowance of its own and never waits for strangers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import trio
+
+from protocol.offload import Offload
+from protocol.transport.interface import Members
+from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.wire.identity import PeerId
+
+QUESTION_S = 0.001
+"""Seconds of processor time that the event loop takes for any question: reading it, and sending a small answer."""
+ONE_MEMBER = Allowance(0.25, 8e6, 8)
+"""Seconds of processor time, and bytes, that the answers to one member may take a second."""
+ALL_STRANGERS = Allowance(0.15, 4e6, 2)
+"""The same for the answers to all strangers together."""
+MAX_TABS = 4096
+"""Most members remembered, and most strangers; the one charged least recently is forgotten first."""
+
+
+@dataclass
+class _Turn:
+    """The turn of a stranger's work.  granted: set when it may begin.  over: set when it has ended."""
+
+    granted: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+
+
+class AnswerBudget:
+    """The budget of one peer's answers; `run` grants strangers their turns.  members: tells members from strangers."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._of_members: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._strangers = TokenBucket(ALL_STRANGERS.burst_s, ALL_STRANGERS.burst_s, trio.current_time())
+        self._tags: OrderedDict[PeerId, float] = OrderedDict()
+        """Tag of each stranger's next turn: the seconds of the allowance used before it, in fair shares."""
+        self._served = 0.0
+        """Tag of the newest turn."""
+        self._waiting: dict[PeerId, deque[_Turn]] = {}
+        self._arrived = trio.Event()
+
+    async def run(self) -> None:
+        """Grant strangers turns, one at a time and within their allowance, until cancelled."""
+        while True:
+            while not self._waiting:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+            await trio.sleep(self._strangers.debt_s(ALL_STRANGERS, trio.current_time()))
+            if not self._waiting:
+                continue  # whoever waited has given up
+            # of equal tags that of a newcomer comes first, whose own tag is the smallest
+            peer = min(self._waiting, key=lambda peer: (self._tag(peer), self._tags.get(peer, 0.0)))
+            self._served = self._tag(peer)
+            turn = self._waiting[peer].popleft()
+            if not self._waiting[peer]:
+                del self._waiting[peer]
+            turn.granted.set()
+            await turn.over.wait()
+
+    @asynccontextmanager
+    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
+        """Wait until the peer may take more of our time, and hold the strangers' only place if it is a stranger.
+
+        The caller sets a deadline.
+        """
+        if self._members.has_member(peer):
+            await trio.sleep(self._of_member(peer).debt_s(ONE_MEMBER, trio.current_time()))
+            yield
+            return
+        turn = _Turn()
+        self._waiting.setdefault(peer, deque()).append(turn)
+        self._arrived.set()
+        try:
+            await turn.granted.wait()
+            yield
+        finally:
+            turn.over.set()
+            if not turn.granted.is_set():
+                self._waiting[peer].remove(turn)
+                if not self._waiting[peer]:
+                    del self._waiting[peer]
+
+    async def admit(self, peer: PeerId) -> None:
+        """Wait until a question of the peer may be answered, and charge `QUESTION_S` for it."""
+        async with self.turn(peer):
+            self.charge(peer, QUESTION_S)
+
+    def charge(self, peer: PeerId, seconds: float, size: int = 0) -> None:
+        """Charge the peer for processor time and bytes that an answer took."""
+        now = trio.current_time()
+        if self._members.has_member(peer):
+            self._of_member(peer).charge(ONE_MEMBER, now, seconds, size)
+            return
+        self._strangers.charge(ALL_STRANGERS, now, seconds, size)
+        self._tags[peer] = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
+        _put_last(self._tags, peer)
+
+    def payer(self, peer: PeerId) -> Account:
+        """Return the account of a peer, for the worker threads of its answers."""
+        return Account(self, peer)
+
+    def _tag(self, stranger: PeerId) -> float:
+        """Return the tag of a stranger's next turn; strangers save up no turns while they ask nothing."""
+        return max(self._served, self._tags.get(stranger, 0.0))
+
+    def _of_member(self, peer: PeerId) -> TokenBucket:
+        if peer not in self._of_members:
+            self._of_members[peer] = TokenBucket(ONE_MEMBER.burst_s, ONE_MEMBER.burst_s, trio.current_time())
+        _put_last(self._of_members, peer)
+        return self._of_members[peer]
+
+
+def _put_last(known: OrderedDict[PeerId, Any], peer: PeerId) -> None:
+    known.move_to_end(peer)
+    if len(known) > MAX_TABS:
+        known.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Implementation of `protocol.offload.Payer` for one peer."""
+
+    budget: AnswerBudget
+    peer: PeerId
+
+    async def run(self, offload: Offload, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function as `Payer.run` describes."""
+        spent: list[float] = []
+        async with self.budget.turn(self.peer):
+            try:
+                return await offload(partial(_measured, spent, function, *arguments))
+            finally:
+                self.budget.charge(self.peer, sum(spent))
+
+
+def _measured(spent: list[float], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function, and append the processor time of this thread that it took (s)."""
+    began = time.thread_time()
+    try:
+        return function(*arguments)
+    finally:
+        spent.append(time.thread_time() - began)
