@@ -128,6 +128,17 @@ def little(scene: Scene) -> F32:
     return away
 
 
+def concentrated(scene: Scene, count: int) -> F32:
+    """Against the mean, far beyond any honest norm, but in each chunk only in the `count` values that move most."""
+    mean = scene.mean
+    away = np.zeros_like(mean)
+    for start in range(0, mean.size, CHUNK):
+        part = mean[start : start + CHUNK]
+        most = np.argsort(np.abs(part))[-count:]
+        away[start + most] = np.float32(-1e6) * part[most]
+    return away
+
+
 ATTACKS: dict[str, Callable[[Scene], F32]] = {
     "sign flip x -1000": lambda scene: np.float32(-1000) * scene.mean,
     "constant": lambda scene: np.full_like(scene.mean, 1.0),
@@ -138,6 +149,8 @@ ATTACKS: dict[str, Callable[[Scene], F32]] = {
     "zeros": lambda scene: np.zeros_like(scene.mean),
     "inner product, honest norm": lambda scene: -scene.mean,
     "a little is enough": little,
+    "one parameter a chunk": lambda scene: concentrated(scene, 1),
+    "as many as a row": lambda scene: concentrated(scene, MODEL.dim),
 }
 """What one hostile member contributes; "constant" has no scale of its own, 1 is some hundred times an honest value."""
 

@@ -15,7 +15,7 @@ One thread and fixed seeds: the same table again on the same machine.  `--save` 
 interrupted table goes on where it was.
 
     python -m benchmarks.diloco [--save FILE] [--json] [--quick] [--outer auto] [--codec int4] [--seeds 0,1,2]
-        [--inner-steps 10,30,100,300,500] [--rates 1e-3]
+        [--inner-steps 10,30,100,300,500] [--rates 1e-3] [--aggregation mean]
 
 "bytes" is how many times more data-parallel training in fp32 sends: twice the parameters in every step, while members send
 a contribution and a result in H steps, both times (N - 1) / N.
@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -52,6 +52,7 @@ from benchmarks.diloco_bench import (
     row_name,
     rule_named,
 )
+from kernels.aggregate import Rule
 
 Losses = Mapping[Case, list[float]]
 TUNED_MEMBERS = 4
@@ -140,6 +141,7 @@ class Plan:
     exchange: str = CODEC
     members: Sequence[int] = (*MEMBERS, WAVE)
     rates: Sequence[float] = (RATE,)
+    aggregation: Rule = "mean"
 
     def tuning(self, inner_steps: int, *, apart: bool) -> list[Case]:
         """The runs from which a side's inner rate is chosen."""
@@ -183,7 +185,7 @@ class Plan:
 
     def _apart(self, seed: int, members: int, inner_steps: int, rate: float) -> Case:
         steps = (self.settings.steps_of(inner_steps),)
-        return Case(seed, members, steps, inner_steps, self.outer, self.exchange, rate)
+        return Case(seed, members, steps, inner_steps, self.outer, self.exchange, rate, self.aggregation)
 
     def _together(self, seed: int, members: int, inner_steps: int, rate: float) -> Case:
         """Who comes and goes does so between rounds; others share one run for all H."""
@@ -233,6 +235,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=numbers, default=[*MEMBERS, WAVE], help=f"{WAVE}: 1 to {MOST} and back")
     parser.add_argument("--outer", default="auto", help='"auto", or RATE/MOMENTUM for all members and H')
     parser.add_argument("--codec", default=CODEC, help="codec of the exchange, or fp32")
+    parser.add_argument("--aggregation", default="mean", choices=get_args(Rule), help="aggregation rule of the exchange")
     parser.add_argument("--rates", type=rates, default=[RATE], help="inner rates, of which each side has the best")
     parser.add_argument("--save", type=Path, help="file of finished runs; they are not run again")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
@@ -256,13 +259,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings, seeds, lengths = Settings(steps=options.steps), options.seeds, options.inner_steps
     if options.quick:
         settings, seeds, lengths = QUICK, seeds[:1], [3, 8]
-    plan = Plan(settings, seeds, lengths, options.outer, options.codec, options.members, options.rates)
+    plan = Plan(settings, seeds, lengths, options.outer, options.codec, options.members, options.rates, options.aggregation)
     progress, bench = Progress(settings, options.save), Bench(settings)
     complete(plan.all_tuning(), progress, bench)
     complete(plan.cases(progress.losses), progress, bench)
     rows = [plan.row(progress.losses, members, length) for members in plan.members for length in plan.lengths]
     print(
-        f"outer {plan.outer}, {plan.exchange}, {MODEL.parameters} parameters, "
+        f"outer {plan.outer}, {plan.exchange}, {plan.aggregation}, {MODEL.parameters} parameters, "
         f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n"
     )
     print_table(rows)
@@ -274,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "settings": asdict(plan.settings),
                     "outer": plan.outer,
                     "codec": plan.exchange,
+                    "aggregation": plan.aggregation,
                     "seeds": plan.seeds,
                     "holds": holds,
                     "rows": [row.as_json() for row in rows],

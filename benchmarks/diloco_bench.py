@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.text import text_data, text_places
 from kernels import outer_step
-from kernels.aggregate import aggregate, agreement_of, weighted_median
+from kernels.aggregate import Rule, aggregate, agreement_of, weighted_median
 from kernels.codecs.format import Format, Squares
 from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256, Codec
 from kernels.layout import Layouts, chunk_layouts
@@ -104,7 +104,7 @@ QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_token
 class Case:
     """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
     difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: as in `codec_of`, or fp32.  rate: of the
-    inner optimiser."""
+    inner optimiser.  aggregation: the rule, unless the exchange is in fp32."""
 
     seed: int
     members: int
@@ -113,9 +113,10 @@ class Case:
     outer: str = ""
     exchange: str = CODEC
     rate: float = RATE
+    aggregation: Rule = "mean"
 
     def __str__(self) -> str:
-        kind = f"diloco {self.outer} {self.exchange}" if self.outer else "data-parallel"
+        kind = f"diloco {self.outer} {self.exchange} {self.aggregation}" if self.outer else "data-parallel"
         return f"seed {self.seed}, {row_name(self.members)}, H {self.inner_steps}, {kind}, rate {self.rate:g}"
 
 
@@ -230,7 +231,8 @@ class Bench:
                 differences.append(theta - member.model.flat.numpy())
             if layouts is not None:
                 encoded = [encoded_with(layouts, *each) for each in zip(differences, residuals, strict=True)]
-                apply_mean(layouts, theta, momentum, encoded, tokens, partial(rule, tokens, case.inner_steps))
+                step = partial(rule, tokens, case.inner_steps)
+                apply_mean(layouts, theta, momentum, encoded, tokens, step, case.aggregation)
             else:
                 apply_mean_in_fp32(theta, momentum, differences, partial(rule, tokens, case.inner_steps))
             yield theta
@@ -275,12 +277,13 @@ def apply_mean(
     encoded: Sequence[bytearray],
     tokens: Sequence[int],
     rule: Callable[[Fraction], OuterStep],
+    aggregation: Rule = "mean",
 ) -> None:
     """One round's exchange and outer step, with the real codec."""
     whole = memoryview(bytearray(layouts.result.payload_bytes))
     for span, averaged in zip(layouts.contribution, layouts.result, strict=True):
         parts = [memoryview(data)[span.encoded] for data in encoded]
-        aggregate("mean", layouts.codec, parts, tokens, span.count, whole[averaged.encoded])
+        aggregate(aggregation, layouts.codec, parts, tokens, span.count, whole[averaged.encoded])
     step, format = rule(agreement_of(whole, layouts.result)), layouts.result.format
     for span in layouts.result:
         result = whole[span.encoded]

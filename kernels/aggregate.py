@@ -1,15 +1,19 @@
 """Aggregation rules, which compute one result from the contributions to a chunk, bit for bit the same on every computer.
 
     mean           weighted by tokens; one hostile member can move it any distance
-    clip           mean of contributions whose norm is at most `CLIP` times the median norm
+    clip           mean of contributions whose norm is at most `CLIP` times the median norm, with limited values
     trimmed        coordinate by coordinate, the mean without the smallest and the largest quarter of the values
-    centered_clip  mean of differences from a robust centre, each at most as long as the median difference
+    centered_clip  mean of differences from a robust centre, each at most as long as the median one, with limited values
 
 Every rule sees only one chunk: any peer that holds the contributions to a chunk can compute its result and check another
 peer's result. A rule uses one number that a member claims about itself, its tokens. Except in `mean`, a member weighs at
 most `WEIGHT_CAP` times the median of the members' tokens. Each median counts members, whatever tokens they claim. Fewer than
 three contributions have no majority: `trimmed` and `centered_clip` then compute the mean with the capped weights. A single
 contribution keeps its values under every rule.
+
+A bound on a chunk's norm alone would let a member spend all of it on one parameter, and move that one hundreds of times as
+far as honest members do. So `clip` and `centered_clip` also limit each value, to `CLIP` times the median of the members'
+largest values.
 
 The rules see decoded values, so they work with any formats of contributions and results. A result is a pure function of its
 contributions and their members' tokens.
@@ -76,13 +80,15 @@ def aggregate(rule: Rule, codec: Codec, contributions: Sequence[Any], tokens: Se
     overlap any contribution.
     """
     assert len(contributions) == len(tokens) > 0 and all(each > 0 for each in tokens)
-    weights, parts = weights_of(rule, tokens), ChunkContributions(codec, contributions, count)
-    equal = [1.0] * len(weights)
-    result = _encode(_RULES[rule](parts, weights, equal), codec.result, out, count)
+    weights = weights_of(rule, tokens)
+    parts = ChunkContributions(codec, contributions, count, limits_values=rule in ("clip", "centered_clip"))
+    result = _encode(_RULES[rule](parts, weights), codec.result, out, count)
     squares = parts.sums_of_squares()
-    factors = equal if rule == "mean" else clip_factors(squares)
-    if rule == "clip" and factors != equal:  # rare, and cheaper than squaring all beforehand
-        result = _encode(weighted_mean(parts, weights, factors), codec.result, out, count)
+    factors = [1.0] * len(weights) if rule == "mean" else clip_factors(squares)
+    if rule == "clip":
+        limits = parts.value_limits(factors)
+        if min(factors) < 1 or any(limit is not None for limit in limits):  # rare, and cheaper than squaring all beforehand
+            result = _encode(clipped_mean(parts, weights, factors, limits), codec.result, out, count)
     clipped = (weight * square * factor * factor for weight, square, factor in zip(weights, squares, factors, strict=True))
     write_squares(out, Squares(result, math.fsum(clipped) / sum(weights)))
 
@@ -143,21 +149,44 @@ def clip_factors(squares: Sequence[float]) -> list[float]:
 class ChunkContributions:
     """Contributions to one chunk of `count` values, encoded."""
 
-    def __init__(self, codec: Codec, contributions: Sequence[Any], count: int) -> None:
+    def __init__(self, codec: Codec, contributions: Sequence[Any], count: int, *, limits_values: bool = False) -> None:
         self.codec, self.contributions, self.count = codec, contributions, count
         self._squares: list[list[Doubles]] = [[] for _ in contributions]
+        self._largest = [0.0] * len(contributions) if limits_values else []
 
     def __len__(self) -> int:
         return len(self.contributions)
 
-    def decode(self, member: int, start: int, out: Floats, factor: np.float32 = ONE) -> None:
-        """Decode a member's values from `start` on, a multiple of the block, multiplied by `factor`."""
+    def decode(
+        self, member: int, start: int, out: Floats, factor: np.float32 = ONE, limit: np.float32 | None = None
+    ) -> None:
+        """Decode a member's values from `start` on, a multiple of the block, multiplied by `factor`.
+
+        limit: largest magnitude of these products, to which larger ones are reduced; None for no limit.
+        """
         self.codec.contribution.decode(self.contributions[member], self.count, out, start, factor)
+        if limit is not None:
+            np.clip(out, -limit, limit, out=out)
 
     def decode_first(self, member: int, start: int, out: Floats, factor: np.float32 = ONE) -> None:
         """Decode as `decode` does, the pieces of a member in turn, and square them for `sums_of_squares`."""
         part = self.contributions[member]
         self._squares[member].append(self.codec.contribution.decode_and_square(part, self.count, out, start, factor))
+        if self._largest and factor:
+            magnitude = float(max(out.max(), -out.min())) / float(factor)
+            self._largest[member] = max(self._largest[member], magnitude)
+
+    def value_limits(self, factors: Sequence[float]) -> list[np.float32 | None]:
+        """Return the limit on each member's values, multiplied by its factor; None if they are within it.
+
+        The limit is `CLIP` times the median of the members' largest magnitudes, which are known once all values were
+        decoded. There is none if the rule limits no values.
+        """
+        if not self._largest:
+            return [None] * len(self)
+        limit = CLIP * median(self._largest)
+        reaches = [largest * factor for largest, factor in zip(self._largest, factors, strict=True)]
+        return [np.float32(limit) if reach > limit else None for reach in reaches]
 
     def sums_of_squares(self) -> list[float]:
         """Return each member's sum of squares, as `Format.sum_of_squares` does, after all pieces were decoded."""
@@ -179,27 +208,39 @@ class ChunkContributions:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The rules: from the contributions, the weights and the members' clip factors to the pieces of the result.
+# The rules: from the contributions and the weights to the pieces of the result.
 
 
-def weighted_mean(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
-    """Average the contributions: the sum over members, in order, of the decoded values times share times factor, in fp32."""
-    scales = [
-        share if factor == 1 else share * np.float32(factor)
-        for share, factor in zip(shares_of(weights), factors, strict=True)
-    ]
+def weighted_mean(parts: ChunkContributions, weights: Sequence[int]) -> Iterator[Piece]:
+    """Average the contributions: the sum over members, in order, of the decoded values times share, in fp32."""
+    shares = shares_of(weights)
+    yield from _sum(parts, lambda member, start, out: parts.decode_first(member, start, out, shares[member]))
+
+
+def clipped_mean(
+    parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float], limits: Sequence[np.float32 | None]
+) -> Iterator[Piece]:
+    """Average the contributions, each scaled by its factor and then with its values within its limit."""
+    shares = shares_of(weights)
+    scales = [share if factor == 1 else share * np.float32(factor) for share, factor in zip(shares, factors, strict=True)]
+    bounds = [None if limit is None else share * limit for share, limit in zip(shares, limits, strict=True)]
+    yield from _sum(parts, lambda member, start, out: parts.decode(member, start, out, scales[member], bounds[member]))
+
+
+def _sum(parts: ChunkContributions, decode: Callable[[int, int, Floats], None]) -> Iterator[Piece]:
+    """Add what `decode` writes for each member, in order; its arguments are the member, the start and the output."""
     longest = min(PIECE, parts.count)
     mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
     for start in range(0, parts.count, PIECE):
         total, value = (array[: min(PIECE, parts.count - start)] for array in (mean, term))
-        parts.decode_first(0, start, total, scales[0])
+        decode(0, start, total)
         for member in range(1, len(parts)):
-            parts.decode_first(member, start, value, scales[member])
+            decode(member, start, value)
             np.add(total, value, out=total)
         yield start, total
 
 
-def trimmed_mean(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
+def trimmed_mean(parts: ChunkContributions, weights: Sequence[int]) -> Iterator[Piece]:
     """Aggregate by a weighted coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning").
 
     Of the n values of a parameter, drop the values below rank k and above rank n - 1 - k, where k = `trim`(n). Ranks count
@@ -207,7 +248,7 @@ def trimmed_mean(parts: ChunkContributions, weights: Sequence[int], factors: Seq
     """
     k = trim(len(parts))
     if k == 0:
-        yield from weighted_mean(parts, weights, [1.0] * len(parts))
+        yield from weighted_mean(parts, weights)
         return
     shares, ranks = shares_of(weights), (k, len(parts) - 1 - k)
     for start, rows, spare in parts.pieces():
@@ -233,16 +274,17 @@ def _mean_between(low: Floats, high: Floats, parts: ChunkContributions, shares: 
     return total
 
 
-def centered_clip(parts: ChunkContributions, weights: Sequence[int], factors: Sequence[float]) -> Iterator[Piece]:
+def centered_clip(parts: ChunkContributions, weights: Sequence[int]) -> Iterator[Piece]:
     """Aggregate by centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
 
     The rule repeats `centre += sum of share * (value - centre) * min(1, radius / distance)` `ITERATIONS` times. The paper
     starts from the last round's result, with the radius as a parameter. This function starts from the coordinate-wise median
-    and uses the median distance as the radius, so a chunk's result depends only on its contributions.
+    and uses the median distance as the radius, so a chunk's result depends only on its contributions. Values beyond the
+    members' limit (`ChunkContributions.value_limits`) count as the limit.
     """
     members = len(parts)
     if members < 3:
-        yield from weighted_mean(parts, weights, [1.0] * members)
+        yield from weighted_mean(parts, weights)
         return
     shares = shares_of(weights)
     centre = np.empty(parts.count, np.float32)
@@ -251,8 +293,9 @@ def centered_clip(parts: ChunkContributions, weights: Sequence[int], factors: Se
     for start, rows, spare in parts.pieces():
         low, high = _select(rows, spare, middle)
         np.add(low * half, high * half, out=centre[start : start + low.size])
+    limits = parts.value_limits([1.0] * members)
     for _ in range(ITERATIONS):
-        distances = [math.sqrt(_squared_distance(parts, member, centre)) for member in range(members)]
+        distances = [math.sqrt(_squared_distance(parts, member, centre, limits[member])) for member in range(members)]
         radius = median(distances)
         _move(
             centre,
@@ -261,11 +304,12 @@ def centered_clip(parts: ChunkContributions, weights: Sequence[int], factors: Se
                 share * np.float32(1.0 if distance <= radius else radius / distance)
                 for share, distance in zip(shares, distances, strict=True)
             ],
+            limits,
         )
     yield 0, centre
 
 
-_RULES: dict[Rule, Callable[[ChunkContributions, Sequence[int], Sequence[float]], Iterator[Piece]]] = {
+_RULES: dict[Rule, Callable[[ChunkContributions, Sequence[int]], Iterator[Piece]]] = {
     "mean": weighted_mean,
     "clip": weighted_mean,
     "trimmed": trimmed_mean,
@@ -327,13 +371,13 @@ def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, in
 # -- distances ---------------------------------------------------------------------------------------------------------
 
 
-def _squared_distance(parts: ChunkContributions, member: int, centre: Floats) -> float:
+def _squared_distance(parts: ChunkContributions, member: int, centre: Floats, limit: np.float32 | None) -> float:
     longest = min(PIECE, centre.size)
     value, wide = np.empty(longest, np.float32), np.empty(longest, np.float64)
     totals = []
     for start in range(0, centre.size, PIECE):
         size = min(PIECE, centre.size - start)
-        parts.decode(member, start, value[:size])
+        parts.decode(member, start, value[:size], limit=limit)
         np.subtract(value[:size], centre[start : start + size], out=value[:size])
         np.copyto(wide[:size], value[:size])
         np.multiply(wide[:size], wide[:size], out=wide[:size])
@@ -341,15 +385,17 @@ def _squared_distance(parts: ChunkContributions, member: int, centre: Floats) ->
     return math.fsum(totals)
 
 
-def _move(centre: Floats, parts: ChunkContributions, factors: Sequence[np.float32]) -> None:
+def _move(
+    centre: Floats, parts: ChunkContributions, factors: Sequence[np.float32], limits: Sequence[np.float32 | None]
+) -> None:
     longest = min(PIECE, centre.size)
     value, total = np.empty(longest, np.float32), np.empty(longest, np.float32)
     for start in range(0, centre.size, PIECE):
         here = centre[start : start + PIECE]
         difference, step = value[: here.size], total[: here.size]
         step[:] = 0
-        for member, factor in enumerate(factors):
-            parts.decode(member, start, difference)
+        for member, (factor, limit) in enumerate(zip(factors, limits, strict=True)):
+            parts.decode(member, start, difference, limit=limit)
             np.subtract(difference, here, out=difference)
             np.multiply(difference, factor, out=difference)
             np.add(step, difference, out=step)

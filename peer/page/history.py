@@ -21,7 +21,9 @@ from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
 from peer.files import read_json, remove_left_overs, write_atomically
 from peer.formatting import plain
+from protocol.chain.base import round_settings
 from protocol.chain.credit import Ledger, reward_of
+from protocol.chain.electorate import Electorate
 from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
@@ -37,8 +39,8 @@ from protocol.wire.messages import Commit
 class Round:
     """One committed round.
 
-    rounds, tokens: done by all members up to the end of this round.  loss, losses: of its members, as they claim, the latter
-    by source.  reward: of its rollouts, as its members claim; None without rollouts.
+    rounds, tokens: counted towards a total, up to the end of this round.  loss, losses: of its members, as they claim, the
+    latter by source.  reward: of its rollouts, as its members claim; None without rollouts.
     """
 
     rounds: int
@@ -58,7 +60,7 @@ class HeldOut:
 
 
 TALLY_NAME = "tally.json"
-TALLY_FORM = 1
+TALLY_FORM = 2
 """Number of the file's form; a file of another form is not read."""
 MAX_TALLY_BYTES = 256 << 20
 SAVE_EVERY = 100
@@ -77,7 +79,7 @@ class RunHistory:
     """
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
-        self._signed = signed
+        self._signed, self._settings = signed, round_settings(signed.run, signed.manifest)
         self._chain = CountedChain(Records(ReadOnlyDisk(), folder / "records"), signed.run)
         self._folder, self._path = folder, folder / TALLY_NAME
         kept = kept_names(folder)
@@ -92,6 +94,7 @@ class RunHistory:
     def _begin(self) -> None:
         self.rounds: list[Round] = []
         self.progress = RunProgress(self._signed.manifest.goal)
+        self._electorate = Electorate.start(self._settings)
         self._saved = 0
 
     @property
@@ -111,7 +114,8 @@ class RunHistory:
 
     def _note(self, commit: Commit) -> None:
         record, sources = commit.record, self._signed.manifest.data.sources
-        self.progress = self.progress.after(commit, extension_of(record))
+        self.progress = self.progress.after(self._electorate.counted_tokens(commit), extension_of(record))
+        self._electorate = self._electorate.after_commit(commit)
         losses = {sources[source].name: loss for source, loss in record.losses.items() if source < len(sources)}
         self.rounds.append(
             Round(len(self.rounds) + 1, self.progress.tokens, len(record.members), record.loss, losses, reward_of(record))
@@ -169,6 +173,7 @@ class RunHistory:
             "tip": self._chain.tip.hex(),
             "total": progress.goal.total,
             "progress": [progress.added, progress.begun, progress.first],
+            "electorate": self._electorate.to_fields(),
             "rounds": [[each.tokens, each.members, each.loss, each.losses, each.reward] for each in self.rounds],
             "ledger": self.ledger.to_fields(),
             "held_out": [[rounds, each.loss, each.losses] for rounds, each in self.held_out.items()],
@@ -199,6 +204,7 @@ class RunHistory:
             added, begun, first = map(_count, fields["progress"])
             goal = replace(self._signed.manifest.goal, total=_count(fields["total"]))
             progress = RunProgress(goal, len(rounds), rounds[-1].tokens, added, begun, first)
+            electorate = Electorate.from_fields(self._settings, fields["electorate"])
             held_out = {_count(at): HeldOut(_number(loss), _losses(losses)) for at, loss, losses in fields["held_out"]}
             samples = SampleHistory.from_lists(fields.get("samples", ()))
             steps_back = StepBack.from_lists(fields.get("steps_back", ()))
@@ -209,6 +215,7 @@ class RunHistory:
             return
         self._chain.resume(len(rounds), tip, ledger)
         self.rounds, self.progress, self._saved = rounds, progress, len(rounds)
+        self._electorate = electorate
         self.held_out, self.samples, self.steps_back = held_out, samples, steps_back
 
 

@@ -29,19 +29,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
 from protocol.chain.base import Base, RoundSettings, fragment_of
 from protocol.chain.finality import Finality, RecentWork
 from protocol.chain.leases import Leases, lease_terms
-from protocol.chain.progress import RunProgress, TasksInForce, extension_of
+from protocol.chain.progress import RunProgress, TasksInForce, counted_tokens, extension_of
 from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import MAX_ELECTORS, RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Member, Record
+from protocol.wire.messages import MAX_TOTAL, Commit, Member, Record
 
 FEWEST_SEATED = 4
 """Fewest electors that tolerate a liar.  Where keys are free, seasoned peers vote once this many have seats."""
@@ -136,6 +137,39 @@ class Electorate:
             electors = self.settings.founders or _earliest(members, standings)
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
+    def to_fields(self) -> dict[str, Any]:
+        """Return the electorate as values that JSON can hold, without the settings."""
+        return {
+            "height": self.height,
+            "electors": [*self.electors],
+            "is_founding": self.is_founding,
+            "standings": [[*astuple(each)] for each in self.standings],
+            "former": [[*astuple(each)] for each in self.former],
+        }
+
+    @classmethod
+    def from_fields(cls, settings: RoundSettings, fields: Any) -> Self:
+        """Return the electorate in such values.  Raises ValueError, TypeError or KeyError if it is damaged."""
+        standings = (
+            ElectorStanding(PeerId(peer), _height(first), _flag(seasoned), _height(missed), _height(since, is_optional=True))
+            for peer, first, seasoned, missed, since in fields["standings"]
+        )
+        former = (Former(PeerId(peer), _height(age), _height(left)) for peer, age, left in fields["former"])
+        electors = tuple(map(PeerId, fields["electors"]))
+        founding = _flag(fields["is_founding"])
+        return cls(settings, _height(fields["height"]), electors, founding, tuple(standings), tuple(former))
+
+    def after_commit(self, commit: Commit) -> Electorate:
+        """Return the electorate after one more record, which has been verified."""
+        return self.after([PeerId(member.peer) for member in commit.record.members], [entry.mask for entry in commit.index])
+
+    def counted_tokens(self, commit: Commit) -> int:
+        """Return the tokens of the next record that count towards the run's total (`protocol.chain.progress`)."""
+        if not self.settings.is_open:
+            return counted_tokens(commit)
+        voters = self.electors or tuple(PeerId(member.peer) for member in commit.record.members)
+        return counted_tokens(commit, voters, tolerated(len(voters)))
+
     def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[ElectorStanding]:
         """Return the standings after record `height`, before any seats are lost or given; sorted by peer."""
         new = contributing.difference(standing.peer for standing in self.standings)
@@ -224,6 +258,21 @@ class Electorate:
         return height - standing.since < self.settings.tenure_rounds
 
 
+def _height(value: Any, *, is_optional: bool = False) -> Any:
+    """Return a number of records that was read from a file; seats may date from before the first record."""
+    if value is None and is_optional:
+        return None
+    if type(value) is not int or abs(value) > MAX_TOTAL:
+        raise ValueError(f"{value} is no number of records")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value} is neither true nor false")
+    return value
+
+
 def _by_seniority(standings: Iterable[ElectorStanding]) -> list[ElectorStanding]:
     """Return the standings with a seat, oldest first: by age, then by the first record of their series, then by peer ID."""
     seats = [
@@ -292,7 +341,7 @@ class Roster:
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
         tasks = self.tasks.after(commit.record, self.electorate.electors)
         leases = self._leases_after(commit.record, contributing)
-        progress = self.progress.after(commit, extension_of(commit.record))
+        progress = self.progress.after(self.electorate.counted_tokens(commit), extension_of(commit.record))
         if self._is_out_of_rows(leases, commit.record.round + 1):
             progress = replace(progress, is_out_of_rows=True)
         finality = self.finality.after(self.electorate.electors, self.electorate.quorum, commit.certificate, named)

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import dropwhile, takewhile
 from types import MappingProxyType
 
-from protocol.chain.progress import counted_by_member
+from protocol.chain.progress import MOST_OF_OTHERS, counted_by_member
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit
 
@@ -131,7 +131,11 @@ class Finality:
 
 @dataclass(frozen=True)
 class RecentWork:
-    """Tokens of the members of the newest `RECENT_RECORDS` records, as `counted_by_member` counts them.  Immutable."""
+    """Tokens of the members of the newest `RECENT_RECORDS` records, as `counted_by_member` counts them.  Immutable.
+
+    Where keys are free, strangers can be most of the members, so their work is compared with that of others only after
+    `bounded_by`.
+    """
 
     records: tuple[tuple[tuple[PeerId, int], ...], ...] = ()
 
@@ -148,6 +152,18 @@ class RecentWork:
             for peer, tokens in record:
                 total[peer] += tokens
         return total
+
+    def bounded_by(self, electors: Collection[PeerId]) -> RecentWork:
+        """Return the work with the tokens of all other peers together at most half of the electors'.
+
+        The work of others is scaled down in proportion.  If no elector has done any work, nothing is bounded.
+        """
+        own = self.of(electors)
+        others, most = sum(self.tokens.values()) - own, int(MOST_OF_OTHERS * own)
+        if not own or others <= most:
+            return self
+        bounded = ((peer, tokens if peer in electors else tokens * most // others) for peer, tokens in self.tokens.items())
+        return RecentWork((tuple(bounded),))
 
     def of(self, peers: Collection[PeerId]) -> int:
         """Return the tokens of these peers."""

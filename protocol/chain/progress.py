@@ -3,8 +3,9 @@
 All three are functions of the chain, and so the same for all peers.
 
 The total is a number of rounds or of tokens.  Rounds are counted.  The tokens of each member of a record are weighted by the
-share of its chunks that were averaged.  A member's tokens count at most with the member's bounded weight in the average
-(`kernels.aggregate.weights_of`), so no member can end a run much earlier by claiming more tokens than it trained.
+share of its chunks that were averaged, and bounded (`counted_tokens`), because nobody can check a member's claim.  In an
+open run, where keys are free, the electors' claims are the bound, for each member and for all other members together.  So
+no crowd of keys ends a run in one record, and it adds at most half of what the electors do.
 
 The first record that reaches the total is the last one: the only record that may follow it carries the organiser's
 `Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that is made
@@ -16,8 +17,9 @@ share of the added rounds or tokens.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 from kernels.aggregate import weights_of
@@ -206,10 +208,12 @@ class RunProgress:
             return replace(self, goal=goal)
         return replace(self, goal=goal, begun=self.done, first=self.rounds)
 
-    def after(self, commit: Commit, extension: Extension | None) -> RunProgress:
-        """Return the progress after one more record, which has been verified.  extension: the extension in that record."""
+    def after(self, added: int, extension: Extension | None) -> RunProgress:
+        """Return the progress after one more record, which has been verified.
+
+        added: tokens of the record that count (`counted_tokens`).  extension: the extension in the record.
+        """
         before = self if extension is None else self.extended(extension)
-        added = counted_tokens(commit)
         return replace(before, rounds=self.rounds + 1, tokens=self.tokens + added, added=added)
 
 
@@ -239,7 +243,7 @@ class RunPace:
     def note(self, commit: Commit, now: float) -> None:
         """Note a new record."""
         if self._at is not None:
-            self._seconds, self._tokens = now - self._at, counted_tokens(commit)
+            self._seconds, self._tokens = now - self._at, sum(counted_by_member(commit))
             self._rounds.append((self._seconds, {peer: each.tokens for peer, each in trained(commit)}))
         self._at = now
 
@@ -264,19 +268,50 @@ class RunPace:
 
     def left_s(self, progress: RunProgress) -> float | None:
         """Return the seconds until the total is reached, at the speed of the last round; None if that is unknown."""
-        added = self._tokens if progress.goal.unit is Unit.TOKENS else 1
+        added = progress.added if progress.goal.unit is Unit.TOKENS else 1
         if self._seconds <= 0 or not added:
             return None
         return max(0, progress.goal.total - progress.done) / added * self._seconds
 
 
-def counted_tokens(commit: Commit) -> int:
-    """Return the tokens of a record that count towards the run's total."""
-    return sum(counted_by_member(commit))
+# ------------------------------------------------------------------------------------------------------------------------
+# Tokens of a record that count.
+
+
+MOST_OF_OTHERS = Fraction(1, 2)
+"""Most tokens of all other members together, as a multiple of the electors' tokens, where keys are free."""
+
+
+def counted_tokens(commit: Commit, electors: Collection[PeerId] | None = None, liars: int = 0) -> int:
+    """Return the tokens of a record that count towards the run's total.
+
+    electors: of the tip that the record stands on, if unknown keys are admitted; None if the organiser admits members.
+    liars: number of liars that the electors tolerate.
+
+    With `electors`, a member counts for as many tokens as it claims, and at most as many as more electors claim than can be
+    liars; so no crowd of keys moves the limit.  All members that are no electors count for at most half as much as the
+    electors.  If too few electors are members, the record adds nothing.
+    """
+    if electors is None:
+        return sum(counted_by_member(commit))
+    members = commit.record.members
+    claims = sorted((member.tokens for member in members if member.peer in electors), reverse=True)
+    limit = claims[liars] if liars < len(claims) else 0
+    own = others = 0
+    for member, share in zip(members, commit.averaged(), strict=True):
+        tokens = min(member.tokens, limit) * share // len(commit.index)
+        if member.peer in electors:
+            own += tokens
+        else:
+            others += tokens
+    return own + min(others, int(MOST_OF_OTHERS * own))
 
 
 def counted_by_member(commit: Commit) -> list[int]:
-    """Return the tokens of each member of a record that count: bounded like a member's weight, times its averaged share."""
+    """Return the tokens of each member of a record, limited like its weight in an average, times its averaged share.
+
+    The limit (`kernels.aggregate.weights_of`) follows from the median member, so it is a bound only if keys are not free.
+    """
     members, chunks = commit.record.members, len(commit.index)
     bounded = weights_of("clip", [member.tokens for member in members])
     return [tokens * share // chunks for tokens, share in zip(bounded, commit.averaged(), strict=True)]

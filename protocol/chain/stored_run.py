@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from kernels.outer_step import OuterStep, apply_result
 from protocol.blobs.store import leaves_of
+from protocol.chain.base import round_settings
+from protocol.chain.electorate import Roster
 from protocol.chain.outer_state import certified_digest
-from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records
@@ -107,7 +108,7 @@ class StoredRun:
     """The records in a run's folder as a `protocol.chain.records.Chain`, and the states that they lead to.  Blocking."""
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
-        self._manifest = signed.manifest
+        self._run, self._manifest = signed.run, signed.manifest
         self._payload = self._manifest.layouts.result.payload_bytes
         disk = ReadOnlyDisk()
         self._records = Records(disk, folder / "records")
@@ -127,13 +128,13 @@ class StoredRun:
         """Return True if, according to the records on this disk, the run ended after `rounds` rounds."""
         if rounds != self.length:
             return False
-        progress = RunProgress(self._manifest.goal)
+        roster = Roster.start(round_settings(self._run, self._manifest))
         for round in range(rounds):
             commit = self._records.at(round)
             if commit is None:
                 return False
-            progress = progress.after(commit, extension_of(commit.record))
-        return progress.is_over
+            roster = roster.after(commit)
+        return roster.progress.is_over
 
     @property
     def length(self) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import trio
 
@@ -78,9 +79,14 @@ class Constituency:
     def weights(self, absent: Collection[str]) -> Mapping[PeerId, int]:
         """Return the weights of the peers that decide if a provisional record holds.  absent: the electors left out.
 
-        Electors have a weight of 1 each.  If all of them were left out, members count with their recent work.
+        Electors have a weight of 1 each.  If all of them were left out, members count with their recent work; in an open
+        run, strangers together with at most half of the electors' work.
         """
-        return self.work.tokens if set(self.electors) <= set(absent) else dict.fromkeys(self.electors, 1)
+        return self._bounded.tokens if set(self.electors) <= set(absent) else dict.fromkeys(self.electors, 1)
+
+    @cached_property
+    def _bounded(self) -> RecentWork:
+        return self.work.bounded_by(self.electors) if self.is_open else self.work
 
     def least(self, weights: Mapping[PeerId, int], me: PeerId) -> int:
         """Return the smallest weight on a record of others with which `me` follows it.
@@ -88,7 +94,7 @@ class Constituency:
         An elector of an open run, where keys are free, follows a record without any elector's vote only if members with more
         than half of the others' recent work are on it.  At genesis nobody has a weight yet.
         """
-        if me in self.electors and self.is_open and weights is self.work.tokens:
+        if me in self.electors and self.is_open and weights is self._bounded.tokens:
             return sum(weight for peer, weight in weights.items() if peer != me) // 2 + 1
         return 1 if weights else 0
 
@@ -318,7 +324,7 @@ class PeerTips:
             weights = who.weights(certificate.absent)
             branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
             counted = count(weights, self._heard(weights), branch)
-            stuck = weights is not who.work.tokens and is_stuck(who.electors, counted)
+            stuck = not set(who.electors) <= set(certificate.absent) and is_stuck(who.electors, counted)
             for reason, gives_up in ((False, returns(counted)), (True, stuck)):
                 if gives_up:
                     leaving[fork, reason] = self._leaving.get((fork, reason), now)

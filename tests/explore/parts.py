@@ -710,7 +710,8 @@ class Parts:
             return None
         if self.world.chain(chain).final > len(peer.chain):
             return None
-        work: RecentWork = self.world.chain(peer.chain).roster.work
+        roster = self.world.chain(peer.chain).roster
+        work = roster.work.bounded_by(roster.electorate.electors)
         on = [other for other, each in others if len(each.chain) > common_of(each.chain, peer.chain)]  # or coming over
         part = took_part(cast("Any", self.world.chain(chain)), len(peer.chain))
         backing = part | {self.world.peers[other] for other in on}

@@ -23,9 +23,9 @@ from kernels.aggregate import aggregate
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.allreduce.lateness import MAX_ROUNDS
 from protocol.chain.base import Base, round_settings
-from protocol.chain.electorate import Roster
+from protocol.chain.electorate import Electorate, Roster
 from protocol.chain.leases import Ranges, RowRange, stretches_in
-from protocol.chain.progress import counted_tokens, extension_of
+from protocol.chain.progress import extension_of
 from protocol.chain.records import is_full
 from protocol.events.events import (
     Event,
@@ -42,7 +42,7 @@ from protocol.events.events import (
     StateLoaded,
 )
 from protocol.node.node import Node
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import RunManifest, run_id
 from protocol.run.sections import Unit
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
@@ -65,6 +65,7 @@ class Judge:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest, self._rule = manifest, manifest.aggregation
+        self._settings = round_settings(run_id(manifest), manifest)
         self._layouts = manifest.layouts
         self._records: dict[bytes, dict[str, bool]] = {}
         """What was committed after each tip, and whether anybody had a full certificate for it."""
@@ -82,8 +83,8 @@ class Judge:
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
         self._unit, self._total = manifest.goal.unit, manifest.goal.total
-        self._done: dict[str, tuple[int, int]] = {}
-        """After each tip, how much of the run's total is done, and the total."""
+        self._done: dict[str, tuple[int, int, Electorate]] = {}
+        """After each tip, how much of the run's total is done, the total, and the electors."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
@@ -147,13 +148,14 @@ class Judge:
 
     def _end(self, peer: PeerId, round: int, tip: str, commit: Commit) -> None:
         """Count anew what is done, and what the total is, after each tip."""
-        before = self._done.get(commit.record.previous.hex(), (round if self._unit is Unit.ROUNDS else 0, self._total))
-        done, total = before
+        start = (round if self._unit is Unit.ROUNDS else 0, self._total, Electorate.start(self._settings))
+        done, total, electorate = self._done.get(commit.record.previous.hex(), start)
         extension = extension_of(commit.record)
         if done >= total and extension is None:
             raise Violation(f"end: {peer} committed round {round} after the final record")
-        added = 1 if self._unit is Unit.ROUNDS else counted_tokens(commit)
-        self._done[tip] = done + added, extension.total if extension is not None else total
+        added = 1 if self._unit is Unit.ROUNDS else electorate.counted_tokens(commit)
+        total = extension.total if extension is not None else total
+        self._done[tip] = done + added, total, electorate.after_commit(commit)
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
         if accused not in self.liars:

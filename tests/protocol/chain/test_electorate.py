@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -277,6 +278,13 @@ def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings,
     assert electorates == fold(settings, chain, rng.shuffle), "whatever the order of the bits"
     cut = len(chain) // 2
     assert electorates[: cut + 1] == fold(settings, chain[:cut], list.sort), "a longer chain does not change the past"
+
+
+@given(histories())
+def test_an_electorate_comes_back_from_json_as_it_was(history: tuple[RoundSettings, list[Record]]) -> None:
+    settings, chain = history
+    for electorate in fold(settings, chain, lambda peers: None):
+        assert Electorate.from_fields(settings, json.loads(json.dumps(electorate.to_fields()))) == electorate
 
 
 @given(histories())

@@ -127,3 +127,15 @@ def test_recent_work_is_of_the_newest_records() -> None:
 @pytest.mark.parametrize(("part", "is_most"), [((A, B), False), ((A, B, C), True), ((A, B, D), True), ((D,), False)])
 def test_half_of_the_work_is_not_most_of_it(part: tuple[PeerId, ...], is_most: bool) -> None:
     assert RecentWork((((A, 1), (B, 1), (C, 1), (D, 1)),)).is_most(part) is is_most
+
+
+def test_strangers_have_at_most_half_of_the_electors_work() -> None:
+    strangers = [PeerId(f"stranger {number}") for number in range(50)]
+    record = ((A, 100), (B, 100), *((peer, 10**6) for peer in strangers))
+    work = RecentWork((record,) * RECENT_RECORDS)
+    assert work.is_most(strangers), "they claim most of it"
+    bounded = work.bounded_by([A, B])
+    assert (bounded.of([A]), bounded.of([B])) == (1600, 1600) and bounded.of(strangers) == 1600
+    assert not bounded.is_most(strangers) and not bounded.is_most(strangers, without=[A])
+    assert work.bounded_by([C]) is work, "no elector has worked"
+    assert RecentWork((((A, 100), (C, 50)),)).bounded_by([A]).tokens == {A: 100, C: 50}

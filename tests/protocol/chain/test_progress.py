@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
+from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens
+from protocol.run.manifest import Admission
 from protocol.run.sections import Goal, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
@@ -33,7 +35,7 @@ def a_commit(*tokens: int, missing: int | None = None) -> Commit:
 
 def after(progress: RunProgress, *commits: Commit) -> RunProgress:
     for commit in commits:
-        progress = progress.after(commit, None)
+        progress = progress.after(counted_tokens(commit), None)
     return progress
 
 
@@ -70,6 +72,70 @@ def test_a_member_that_inflates_its_claim_gains_at_most_half_of_a_member(honest:
     inflated = [*honest, max(honest) + more]
     gained = counted_tokens(a_commit(*inflated)) - counted_tokens(a_commit(*claims))
     assert gained <= max(honest) // 2 + 1
+
+
+FOUNDERS = PEERS[:4]
+
+
+def an_open_commit(electors: list[int], strangers: list[int], missing: int | None = None) -> Commit:
+    """A record whose electors and strangers claim so many tokens; the members are in this order."""
+    commit = a_commit(*electors, *strangers, missing=missing)
+    peers = [*FOUNDERS[: len(electors)], *(f"stranger {number}" for number in range(len(strangers)))]
+    members = [each.model_copy(update={"peer": peer}) for each, peer in zip(commit.record.members, peers, strict=True)]
+    return commit.model_copy(update={"record": commit.record.model_copy(update={"members": members})})
+
+
+@pytest.mark.parametrize(
+    ("electors", "strangers", "counted"),
+    [
+        ([100, 100, 100, 100], [], 400),
+        ([100, 100, 100, 100], [100], 500),
+        ([100, 100, 100, 100], [100] * 20, 600),
+        ([100, 100, 100, 100], [10**9] * 200, 600),
+        ([100, 100, 100, 10**9], [10**9] * 200, 600),
+        ([100, 100, 100, 100], [1] * 200, 600),
+        ([100, 100, 100, 1], [1, 1], 303),
+        ([90, 100, 110, 400], [400], 90 + 100 + 110 + 110 + 110),
+        ([100, 100], [100], 300),
+        ([10**9], [10**9] * 200, 0),
+        ([], [10**9] * 200, 0),
+    ],
+)
+def test_where_keys_are_free_the_electors_claims_bound_what_counts(
+    electors: list[int], strangers: list[int], counted: int
+) -> None:
+    commit = an_open_commit(electors, strangers)
+    assert counted_tokens(commit, FOUNDERS, 1) == counted
+
+
+def test_where_keys_are_free_shares_of_chunks_count_too() -> None:
+    assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=0), FOUNDERS, 1) == 450
+    assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=4), FOUNDERS, 1) == 450
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=3, max_size=3),
+    st.integers(1, 2**53),
+    st.lists(st.sampled_from([1, 500, 1000, 2**30, 2**53]), max_size=60),
+)
+def test_free_keys_and_a_lying_elector_add_a_bounded_number_of_tokens(honest: list[int], lie: int, crowd: list[int]) -> None:
+    counted = counted_tokens(an_open_commit([*honest, lie], crowd), FOUNDERS, 1)
+    alone = counted_tokens(an_open_commit(honest, []), FOUNDERS, 1)
+    assert alone <= counted <= 1.5 * 4 * max(honest), "nothing that others claim takes tokens away, or adds many"
+
+
+def test_the_electors_at_the_tip_are_the_ones_that_count() -> None:
+    manifest = SETTINGS.manifest.model_copy(update={"admission": Admission.OPEN})
+    commit = an_open_commit([100, 100, 100, 100], [10**9] * 40)
+    for settings, counted in ((SETTINGS, 1.5 * 44 * 10**9), (replace(SETTINGS, is_open=True, manifest=manifest), 600)):
+        electorate = replace(Electorate.start(settings), electors=tuple(FOUNDERS))
+        assert electorate.counted_tokens(commit) <= counted
+        assert (electorate.counted_tokens(commit) == 600) is settings.is_open
+
+
+def test_before_there_are_electors_the_members_are_the_voters() -> None:
+    electorate = replace(Electorate.start(replace(SETTINGS, is_open=True)), electors=())
+    assert electorate.counted_tokens(an_open_commit([100, 100, 100, 10**9], [])) == 400
 
 
 def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_did() -> None:

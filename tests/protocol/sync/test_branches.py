@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.chain.finality import RecentWork
 from protocol.chain.records import Rank
-from protocol.sync.fork_choice import Candidate, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
+from protocol.sync.fork_choice import Candidate, Constituency, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 
 ELECTORS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 10))
 FORK, ABOVE, ELSEWHERE, UNKNOWN = (Hash(bytes([number]) * 32) for number in range(4))
@@ -107,3 +108,15 @@ def test_who_is_no_quorum_waits_for_a_locked_elector_at_its_tip(electors: int, o
     assert is_stuck(ELECTORS[:electors], PeerCount(on, off)) is stuck
     assert is_stuck(ELECTORS[:electors], PeerCount(on, 0, bound=off)) is stuck
     assert not off or is_stuck(ELECTORS[:electors], PeerCount(on, off, unheard=on)), "who sleeps makes no quorum"
+
+
+def test_no_number_of_free_keys_moves_an_elector_to_a_record_without_electors() -> None:
+    """Three electors and a crowd of strangers are the members of the recent records; only the strangers are on this one."""
+    electors, strangers = ELECTORS[:3], [PeerId(f"stranger {number}") for number in range(250)]
+    tokens = [*((peer, 100) for peer in electors), *((peer, 10**6) for peer in strangers)]
+    heard = {electors[0]: Standpoint(FORK, False), **dict.fromkeys(strangers, Standpoint(ABOVE, False))}
+    for is_open in (False, True):
+        who = Constituency(electors, RecentWork((tuple(tokens),)), is_open)
+        weights = who.weights(electors)
+        follows_them = follows(count(weights, heard, BRANCH), who.least(weights, electors[0]))
+        assert follows_them is not is_open, "an admitted member's work counts in full"
