@@ -38,10 +38,26 @@ class ExitCode(IntEnum):
     """Interrupted from the keyboard before the command had finished."""
 
 
+MAX_SENTENCE_CHARACTERS, MAX_SENTENCES = 1000, 100
+
+
+def bounded(text: str) -> str:
+    """Return sentences, one a line, with the middle left out of long ones, so that the remedy at the end stays.
+
+    A sentence may repeat a name of any length from a file of somebody else.
+    """
+    half = MAX_SENTENCE_CHARACTERS // 2
+    lines = text.split("\n", MAX_SENTENCES)[:MAX_SENTENCES]
+    return "\n".join(
+        line if len(line) <= MAX_SENTENCE_CHARACTERS else f"{line[: half - 2]} … {line[1 - half :]}" for line in lines
+    )
+
+
 class PeerError(Exception):
-    """Error that ends the command: `text` is one sentence for a person, with the remedy."""
+    """Error that ends the command: `text` is one sentence for a person, with the remedy, of limited length."""
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        text = bounded(text)
         super().__init__(text)
         self.text = text
         self.exit_code = exit_code

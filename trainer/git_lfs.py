@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.outside_files import open_outside
+
 POINTER_FLAW = (
     "is a pointer of Git LFS, not the file; fetch the file with `git lfs pull` in its folder, or download the model again "
     "with `hf download`"
@@ -22,9 +24,7 @@ def is_pointer(data: bytes) -> bool:
 def is_pointer_file(path: Path) -> bool:
     """Return True for a file that is a pointer; False for any other file, and for an unreadable one."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
+        with open_outside(path) as file:
             return is_pointer(file.read(_MOST_BYTES))
     except OSError:
         return False

@@ -16,15 +16,15 @@ from peer.formatting import size
 from peer.paths import runtime_dir
 from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
 from peer.resources.core_share import CoreShare, chosen_threads, share_of
-from peer.weights.brought import template_of, text_ends
-from peer.weights.tokenizer_files import check_readable
+from peer.weights.tokenizer_files import folder_tokenizer, tokenizer_file
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile, special_in
+from trainer.data.tokens import ByteTokenizer, Tokenizer
 from trainer.device import default_dtype, is_gpu, pick_device
 from trainer.generate.engine import Engine, Request
 from trainer.generate.generator import MOST_END_TOKENS, Completion, Slots
 from trainer.memory import generator_memory
+from trainer.outside_files import read_outside
 from trainer.weights.folder import WeightsFolder, json_in
 from trainer.weights.safetensors_file import FolderError
 
@@ -59,29 +59,16 @@ def form_of_run(manifest: RunManifest, folder: Path) -> ChatForm:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise PeerError("the run's tokenizer is not on this computer; fetch it with `peer join`", ExitCode.INPUT)
-    tokenizer = TemplatedTokenizer(_file(path, said.ends, manifest.model.vocab), said.template)
+    tokenizer = TemplatedTokenizer(tokenizer_file(path, said.ends, manifest.model.vocab), said.template)
     return ChatForm(tokenizer, said.template in TALKS or (said.template == "plain" and learns))
 
 
 def form_of_folder(weights: WeightsFolder) -> ChatForm:
     """Return the form of the conversations of a folder's model.  Raises `PeerError`."""
-    path = weights.folder / "tokenizer.json"
-    if not path.is_file():
-        check_readable(weights.folder)
+    found = folder_tokenizer(weights.folder, weights.config.vocab)
+    if found is None:
         return ChatForm(TemplatedTokenizer(_bytes(weights.config.vocab), "raw"), False)
-    try:
-        special = special_in(path)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
-    template, asked = template_of(special), _own_template(weights.folder)
-    ends = text_ends(path.parent, template, special)
-    if not ends:
-        raise PeerError(
-            f'nothing in {weights.folder} says which token ends a text; add "eos_token_id": NUMBER to its '
-            "generation_config.json",
-            ExitCode.INPUT,
-        )
-    file = _file(path, ends, weights.config.vocab)
+    file, template, asked = found.file, found.template, _own_template(weights.folder)
     mark = {"chatml": "<|im_start|>", "llama3": "<|start_header_id|>"}.get(template, "")
     if asked and (not mark or mark not in asked):
         remark = "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts"
@@ -93,10 +80,14 @@ def _own_template(folder: Path) -> str:
     """Return the text of the folder's chat template, which is never executed; empty if it has none."""
     config, own = (folder / name for name in TEMPLATE_FILES)
     found = str(_settings(config).get("chat_template") or "")
-    if own.is_file():
-        with own.open("rb") as file:
-            found += file.read(MAX_TEMPLATE_BYTES).decode(errors="replace")
-    return found
+    try:
+        return found + read_outside(own, MAX_TEMPLATE_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        raise PeerError(
+            f"{own}: {error.strerror}; put the file itself into its folder, or remove it", ExitCode.INPUT
+        ) from error
 
 
 def _settings(path: Path) -> dict[str, object]:
@@ -113,18 +104,6 @@ def _bytes(vocab: int) -> Tokenizer:
             ExitCode.INPUT,
         )
     return ByteTokenizer()
-
-
-def _file(path: Path, ends: list[int], vocab: int) -> Tokenizer:
-    try:
-        tokenizer = TokenizerFile(path, ends)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
-    if tokenizer.vocab > vocab:
-        raise PeerError(
-            f"{path} has {tokenizer.vocab} tokens, more than the model ({vocab}); copy both from one place", ExitCode.INPUT
-        )
-    return tokenizer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -178,11 +157,6 @@ class ChatModel:
         self.config = weights.config
         self.length = min(self.config.context or USUAL_CONTEXT, MOST_CONTEXT)
         self._cores = cores
-        try:
-            values = weights.values()  # compares all sizes first
-        except FolderError as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
-        del values
         if self.length < LEAST_CONTEXT:
             raise PeerError(
                 f"the model reads {self.length} tokens at a time, too few to answer; take another", ExitCode.INPUT

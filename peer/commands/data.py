@@ -221,8 +221,7 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
         return TokenFormat(
             CorpusKind(kind), template=template or ("raw" if kind == "text" else "plain"), row_tokens=row_tokens
         )
-    from peer.weights.brought import tokenizer_facts
-    from peer.weights.tokenizer_files import check_readable
+    from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 
     path = Path(args.tokenizer)
     if path.is_dir():

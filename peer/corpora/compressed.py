@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import BinaryIO
 
 import zstandard
 
@@ -27,14 +27,15 @@ Note = Callable[[int], None]
 """Function called with the number of bytes of a file that were read."""
 
 
-def lines_of(path: Path, limit: int, note: Note = lambda read: None) -> Iterator[bytes | None]:
-    """Yield the lines of a file without their ends; None for a line longer than `limit`.
+def lines_of(name: str, file: BinaryIO, limit: int, note: Note = lambda read: None) -> Iterator[bytes | None]:
+    """Yield the lines of an open file without their ends; None for a line longer than `limit`.
 
-    The endings .gz and .zst name the compression.  note: called as the file is read.  Raises `BrokenFile`, OSError.
+    The endings .gz and .zst of its name tell the compression.  note: called as the file is read.  Raises `BrokenFile`,
+    OSError.
     """
     parts: list[bytes] = []
     size = 0
-    for chunk in _chunks(path, note):
+    for chunk in _chunks(name, file, note):
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             yield None if size + end - start > limit else b"".join([*parts, chunk[start:end]])
@@ -49,21 +50,20 @@ def lines_of(path: Path, limit: int, note: Note = lambda read: None) -> Iterator
         yield None if size > limit else b"".join(parts)
 
 
-def _chunks(path: Path, note: Note) -> Iterator[bytes]:
-    if path.name.endswith(".zst"):
-        yield from _zstd(path, note)
-    elif path.name.endswith(".gz"):
-        yield from _gzip(path, note)
+def _chunks(name: str, file: BinaryIO, note: Note) -> Iterator[bytes]:
+    if name.endswith(".zst"):
+        yield from _zstd(file, note)
+    elif name.endswith(".gz"):
+        yield from _gzip(file, note)
     else:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                note(file.tell())
-                yield chunk
+        while chunk := file.read(CHUNK_BYTES):
+            note(file.tell())
+            yield chunk
 
 
-def _gzip(path: Path, note: Note) -> Iterator[bytes]:
+def _gzip(compressed: BinaryIO, note: Note) -> Iterator[bytes]:
     try:
-        with path.open("rb") as compressed, gzip.open(compressed) as file:
+        with gzip.open(compressed) as file:
             while chunk := file.read(CHUNK_BYTES):
                 note(compressed.tell())
                 yield chunk
@@ -73,22 +73,21 @@ def _gzip(path: Path, note: Note) -> Iterator[bytes]:
         raise BrokenFile(f"the .gz file is damaged ({error}); copy it again") from error
 
 
-def _zstd(path: Path, note: Note) -> Iterator[bytes]:
+def _zstd(file: BinaryIO, note: Note) -> Iterator[bytes]:
     """Expand frame after frame.  The library's stream reader would not notice a file that is cut short."""
     library = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame = library.decompressobj()
     is_inside = False
     try:
-        with path.open("rb") as file:
-            while piece := file.read(ZSTD_CHUNK_BYTES):
-                note(file.tell())
-                while piece:
-                    if chunk := frame.decompress(piece):
-                        yield chunk
-                    is_inside = not frame.eof
-                    piece = frame.unused_data if frame.eof else b""
-                    if frame.eof:
-                        frame = library.decompressobj()
+        while piece := file.read(ZSTD_CHUNK_BYTES):
+            note(file.tell())
+            while piece:
+                if chunk := frame.decompress(piece):
+                    yield chunk
+                is_inside = not frame.eof
+                piece = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    frame = library.decompressobj()
     except zstandard.ZstdError as error:
         raise BrokenFile(f"the .zst file is damaged ({error}); copy it again") from error
     if is_inside:

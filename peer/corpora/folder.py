@@ -27,6 +27,8 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, tree_root
 from trainer.data.rows import Mask, Tokens
 from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import MAX_TOKENIZER_BYTES
+from trainer.outside_files import open_outside, read_outside
 
 REMEDY = "copy the corpus again, or build it again"
 
@@ -45,8 +47,7 @@ class FinishedCorpus:
         """Read the manifest.  Raises `PeerError` if the folder has none that can be read."""
         self.path = path
         try:
-            with (path / MANIFEST).open("rb") as file:
-                data = file.read(MAX_MANIFEST_BYTES + 1)
+            data = read_outside(path / MANIFEST, MAX_MANIFEST_BYTES)
         except OSError as error:
             raise PeerError(
                 f"{path} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that `peer data build` made",
@@ -83,7 +84,7 @@ class FinishedCorpus:
                 raise self._damage(leaves_path(self.path, root), "its hashes are not those of the shard")
             path = shard_path(self.path, root)
             try:
-                with path.open("rb") as file:
+                with open_outside(path) as file:
                     for place, leaf in enumerate(leaves):
                         block = file.read(self.manifest.block(split, number).size)
                         if chunk_hash(block) != leaf:
@@ -125,8 +126,7 @@ class FinishedCorpus:
     def _leaves(self, root: Hash) -> list[Hash]:
         path = leaves_path(self.path, root)
         try:
-            with path.open("rb") as file:
-                data = file.read(HASH_BYTES * self.manifest.shard_blocks + 1)
+            data = read_outside(path, HASH_BYTES * self.manifest.shard_blocks)
         except OSError as error:
             raise self._damage(path, error.strerror or str(error)) from error
         if not data or len(data) % HASH_BYTES:
@@ -136,7 +136,7 @@ class FinishedCorpus:
     def _check_tokenizer(self) -> None:
         path = self.path / TOKENIZER
         try:
-            data = path.read_bytes()
+            data = read_outside(path, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise self._damage(path, error.strerror or str(error)) from error
         if chunk_hash(data) != self.manifest.tokenizer:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from blake3 import blake3
 
@@ -25,6 +25,7 @@ from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.chat import parsed
 from trainer.data.rows import Mask, Tokens
+from trainer.outside_files import UnusableFile, named_file, open_outside
 
 BATCH_BYTES = 512 << 10
 BATCH_ROWS = 4096
@@ -144,7 +145,7 @@ def files_of(inputs: Iterable[BuildInput]) -> Iterator[InputFile]:
             continue
         if not each.origin.is_dir():
             check_file(each.origin)
-            yield InputFile(number, each, each.origin, each.origin.name)
+            yield InputFile(number, each, named_file(each.origin), each.origin.name)
             number += 1
             continue
         for path in _walk(each.origin):
@@ -166,7 +167,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         entry = left.pop()
         if entry.is_dir(follow_symlinks=False):
             left += _entries(Path(entry.path))
-        elif Path(entry.path).is_file():  # unlike that of the entry, it is False for a link to itself
+        elif Path(entry.path).is_file():  # a link out of the folder is left out when it is opened, with its name
             yield Path(entry.path)
 
 
@@ -266,6 +267,9 @@ def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind, note: Note)
             yield RawRow(file.number, number, form, content, size)
     except BrokenFile as error:
         yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), 0)
+    except UnusableFile as error:
+        flaw = f"{error.strerror}; put the file itself into the folder"
+        yield RawRow(file.number, number + 1, RowForm.BROKEN, flaw, 0)
     except OSError as error:
         raise _unreadable(file.path, error) from error
 
@@ -281,14 +285,21 @@ def _contents(file: InputFile, fields: FieldSelection, kind: CorpusKind, note: N
             return _from_hub(origin)
         assert not isinstance(origin, Path)
         return _from_memory(origin)
-    name = path.name.lower()
-    if name.endswith(".parquet"):
-        return _from_parquet(path, fields, kind, note)
-    if kind is CorpusKind.TEXT:
-        return _from_lines(path, note) if name.endswith(LINES) else _whole(path)
-    if path != file.input.origin and not name.endswith((*LINES, ".json")):
-        return iter(())  # a folder of chats may hold other files
-    return _from_array(path) if _is_array(path) else _from_lines(path, note)
+    return _from_file(file, path, fields, kind, note)
+
+
+def _from_file(file: InputFile, path: Path, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[Content]:
+    name, origin = file.name.lower(), file.input.origin
+    folder = origin if isinstance(origin, Path) and origin.is_dir() else None
+    if kind is not CorpusKind.TEXT and folder is not None and not name.endswith((*LINES, ".json", ".parquet")):
+        return  # a folder of chats may hold other files
+    with open_outside(path, folder) as opened:
+        if name.endswith(".parquet"):
+            yield from _from_parquet(opened, path, fields, kind, note)
+        elif kind is CorpusKind.TEXT:
+            yield from _from_lines(name, opened, note) if name.endswith(LINES) else _whole(opened)
+        else:
+            yield from _from_array(opened) if _is_array(opened) else _from_lines(name, opened, note)
 
 
 def _from_memory(documents: Iterable[Document]) -> Iterator[Content]:
@@ -296,32 +307,31 @@ def _from_memory(documents: Iterable[Document]) -> Iterator[Content]:
         yield RowForm.DOCUMENT, each, len(each.text) if each.tokens is None else each.tokens.nbytes
 
 
-def _whole(path: Path) -> Iterator[Content]:
-    with path.open("rb") as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
+def _whole(file: BinaryIO) -> Iterator[Content]:
+    data = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         yield RowForm.LONG, f"it has more than {MAX_DOCUMENT_BYTES >> 20} MiB, the limit on a document; split it", 0
     else:
         yield RowForm.FILE, data, len(data)
 
 
-def _from_lines(path: Path, note: Note) -> Iterator[Content]:
-    for line in lines_of(path, MAX_LINE_BYTES, note):
+def _from_lines(name: str, file: BinaryIO, note: Note) -> Iterator[Content]:
+    for line in lines_of(name, file, MAX_LINE_BYTES, note):
         if line is None:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
         else:
             yield RowForm.JSON, line, len(line)
 
 
-def _is_array(path: Path) -> bool:
-    """Return True if a file is one JSON array of records."""
-    with path.open("rb") as file:
-        return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+def _is_array(file: BinaryIO) -> bool:
+    """Return True if a file, read from its beginning, is one JSON array of records."""
+    head = file.read(64)
+    file.seek(0)
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _from_array(path: Path) -> Iterator[Content]:
-    with path.open("rb") as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
+def _from_array(file: BinaryIO) -> Iterator[Content]:
+    data = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         limit = f"{MAX_DOCUMENT_BYTES >> 20} MiB"
         raise BrokenFile(f"a file that is one JSON array has at most {limit}; write each record on a line of its own")
@@ -333,7 +343,7 @@ def _from_array(path: Path) -> Iterator[Content]:
         yield RowForm.RECORD, record, _size(record)
 
 
-def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[Content]:
+def _from_parquet(opened: BinaryIO, path: Path, fields: FieldSelection, kind: CorpusKind, note: Note) -> Iterator[Content]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
         arrow: Any = importlib.import_module("pyarrow")
@@ -341,7 +351,7 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind, note: No
         raise PeerError(f"{path} needs pyarrow to be read; {PARQUET_REMEDY}", ExitCode.INPUT) from error
     broken = (arrow.ArrowException, OSError, ValueError)
     try:
-        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
+        file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
     except broken as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -359,7 +369,7 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind, note: No
                 options = {"columns": columns, "row_groups": [group], "use_threads": False}
                 for some in file.iter_batches(batch_size=PARQUET_ROWS, **options):
                     yield from _records(some)
-                note(path.stat().st_size * (group + 1) // file.num_row_groups)
+                note(os.fstat(opened.fileno()).st_size * (group + 1) // file.num_row_groups)
         except broken as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the drive failed, not the file

@@ -27,7 +27,7 @@ from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.fitting import corpora_flaw
-from protocol.corpora.manifest import CorpusKind, CorpusManifest, read_manifest
+from protocol.corpora.manifest import MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
 from protocol.run.builtin import EXAMPLES
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
@@ -36,6 +36,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.environment import Environment, example_tokens
+from trainer.outside_files import read_outside
 
 MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""
@@ -103,7 +104,7 @@ class RunData:
     @property
     def files(self) -> dict[str, bytes]:
         """Manifests of the corpora, by their names among the files of the run."""
-        return {f"{CORPORA}{number}": (folder / MANIFEST).read_bytes() for number, folder in enumerate(self.folders)}
+        return {f"{CORPORA}{number}": _manifest_bytes(folder) for number, folder in enumerate(self.folders)}
 
     @property
     def places(self) -> TrainerPlaces:
@@ -215,7 +216,7 @@ def run_data(
             said = {} if given.weight is None else {"weight": given.weight}
             sources[number, name] = {"name": name, "corpus": number, "rows": rows, **said}
     fields = {
-        "corpora": [file_section((folder / MANIFEST).read_bytes()).model_dump() for folder in folders],
+        "corpora": [file_section(_manifest_bytes(folder)).model_dump() for folder in folders],
         "sources": _weighted([*sources.values()]),
         "phases": _phases(section.get("phases", []), [name for _, name in sources]),
     }
@@ -353,9 +354,18 @@ def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
 
 def _manifest(folder: Path) -> CorpusManifest:
     try:
-        return read_manifest((folder / MANIFEST).read_bytes())
-    except (OSError, Malformed) as error:
+        return read_manifest(_manifest_bytes(folder))
+    except Malformed as error:
         raise PeerError(f"{folder} is no corpus that can be read ({error}); build it again", ExitCode.INPUT) from error
+
+
+def _manifest_bytes(folder: Path) -> bytes:
+    try:
+        return read_outside(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    except OSError as error:
+        raise PeerError(
+            f"{folder} is no corpus that can be read ({error.strerror}); build it again", ExitCode.INPUT
+        ) from error
 
 
 def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:

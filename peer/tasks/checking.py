@@ -19,7 +19,8 @@ from protocol.wire.rollouts import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.records import SolveRates, TaskRecord, told
-from trainer.environments.task_file import read_task_set
+from trainer.environments.task_file import MAX_COMPRESSED_BYTES, read_task_set
+from trainer.outside_files import named_file, read_outside
 from trainer.reading import tokenizer_of
 from trainer.rl.groups import most_prompt_bytes, prompt_flaw
 
@@ -43,8 +44,9 @@ def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
 
     data: the data directory, which contains the run's files.
     """
-    plain, checked = _read(signed, source, data)
-    if plain != source.read_bytes():
+    given = _given(source)
+    plain, checked = _read(signed, source, given, data)
+    if plain != given:
         raise PeerError(
             f"{source} is compressed, and trainers read plain lines; ask its publisher to use `peer tasks publish`, which "
             "unpacks it",
@@ -59,7 +61,7 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
 
     A compressed file is unpacked, so that a set has one name.  Raises `PeerError`.
     """
-    plain, checked = _read(signed, source, data)
+    plain, checked = _read(signed, source, _given(source), data)
     folder = make_private(make_private(run_dir(data, signed.run)) / "tasks")
     target = folder / f".given-{os.getpid()}.new"
     try:
@@ -69,14 +71,18 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
         target.unlink(missing_ok=True)
 
 
-def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Checked]:
+def _given(source: Path) -> bytes:
+    """Return the content of the file that a person named."""
+    try:
+        return read_outside(named_file(source), max(MAX_SET_BYTES, MAX_COMPRESSED_BYTES))
+    except OSError as error:
+        raise PeerError(f"cannot read {source}: {error.strerror}; name a file of JSON lines", ExitCode.INPUT) from error
+
+
+def _read(signed: SignedManifest, source: Path, given: bytes, data: Path) -> tuple[bytes, Checked]:
     rl = signed.manifest.rl
     if rl is None:
         raise PeerError("this run learns from text, not from rollouts, so nobody solves tasks in it", ExitCode.INPUT)
-    try:
-        given = source.read_bytes()
-    except OSError as error:
-        raise PeerError(f"cannot read {source}: {error.strerror}; name a file of JSON lines", ExitCode.INPUT) from error
     rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
     try:
         read = read_task_set(given)

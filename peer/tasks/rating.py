@@ -16,16 +16,17 @@ import torch
 
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.weights.brought import tokenizer_facts
-from peer.weights.tokenizer_files import check_readable
+from peer.weights.folders import check_memory
+from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, TokenizerFile
+from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile
 from trainer.device import pick_device
 from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, SolveRates, read_tasks, told
 from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, read_file
+from trainer.outside_files import named_file, read_outside
 from trainer.rl import rating
 from trainer.rl.config import RlConfig
 from trainer.rl.rating import Rater, Sampling
@@ -37,6 +38,7 @@ from trainer.weights.safetensors_file import FolderError
 
 
 SUFFIX = ".part"
+BF16_BYTES = 2
 HEAD_BYTES, LINE_BYTES = 4096, 64
 """Limits of the line that identifies the measurement, and of each rate's line; a longer file is refused."""
 
@@ -184,7 +186,7 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
     """
     _check_target(source, target)
     with _naming_errors():
-        data = read_file(str(source))
+        data = read_file(str(named_file(source)))
         environment, records = _tasks(source, data)
         _rated(records, [LONGEST] * len(records), how.sampling.samples)  # fails before hours of measuring
         rater, of = _rater(how)
@@ -251,6 +253,7 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
         raise PeerError("there is no GPU that torch can use here; leave --device out", ExitCode.RESOURCES)
     folder = WeightsFolder(how.model)
     tokenizer, read = _tokenizer(how, folder)
+    check_memory(BF16_BYTES * folder.config.parameters, "cpu")
     weights = rating.weights_in(folder)
     of = {"model": rating.digest_of(weights), **read, **asdict(sampling)}
     del of["slots"]  # changes only the speed
@@ -260,10 +263,14 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
 def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, dict[str, Any]]:
     """Return the tokenizer of a run that begins with the folder, and the tokenizer's facts on which rates depend."""
     path = folder.folder / TOKENIZER
-    if path.is_file():
+    if os.path.lexists(path):
         said = {"template": how.template, "ends": [*how.ends]}
         facts = tokenizer_facts(path, {name: value for name, value in said.items() if value})
-        read = {"tokenizer": digest_of(path.read_bytes()), "template": facts["template"], "ends": [*facts["ends"]]}
+        read = {
+            "tokenizer": digest_of(read_outside(path, MAX_TOKENIZER_BYTES)),
+            "template": facts["template"],
+            "ends": [*facts["ends"]],
+        }
         return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), read
     check_readable(folder.folder)
     if folder.config.vocab != ByteTokenizer.vocab:

@@ -30,7 +30,7 @@ from peer.corpora.run_data import (
 )
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
-from peer.weights.tokenizer_files import check_readable, keep_tokenizer
+from peer.weights.tokenizer_files import check_files, check_readable, keep_tokenizer, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
@@ -43,19 +43,18 @@ from protocol.run.sections import MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection,
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
-from trainer.data.templates import TEMPLATES, TemplatedTokenizer
-from trainer.data.tokenizer_json import MESSAGE_END, TURN_END, Mark
-from trainer.data.tokens import ByteTokenizer, special_in
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import SolveRates, TaskRecord, read_tasks, told
 from trainer.environments.registry import check_named, files_of, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
-from trainer.models.llama.huggingface import ends_in
+from trainer.outside_files import read_outside
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import prompt_flaw
-from trainer.weights.folder import WeightsFolder, json_in
+from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -71,6 +70,7 @@ class FolderStart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
+        check_files(folder)
         with _refusals():
             self._weights = WeightsFolder(folder)
 
@@ -139,72 +139,6 @@ def _refusals() -> Iterator[None]:
         yield
     except FolderError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# A manifest's facts about a tokenizer, read from the files beside it in a model's folder.
-
-
-TURN_ENDS = {"chatml": TURN_END, "llama3": MESSAGE_END}
-MOST_ENDS = 8
-
-
-def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template and the end tokens for the tokenizer in `path`.  said: the run file's values, used unchanged.
-
-    The template is the first one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and the
-    end tokens that the folder names.  Raises `PeerError`.
-    """
-    try:
-        special = special_in(path)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
-    facts = {name: value for name, value in said.items() if name != "from"}
-    template = facts.setdefault("template", template_of(special))
-    if "ends" not in facts:
-        facts["ends"] = text_ends(path.parent, template, special)
-    if facts["ends"] == []:
-        raise PeerError(
-            f"nothing beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
-            ExitCode.INPUT,
-        )
-    return facts
-
-
-def text_ends(folder: Path, template: str, special: Mapping[str, int]) -> list[int]:
-    """Return the template's end of a turn, then the end tokens that a folder names; none if there are none."""
-    named = [TURN_ENDS[template]] if template in TURN_ENDS else []
-    ends = [special[name] for name in named if name in special]
-    ends += [end for end in _ends(folder, special) if end in special.values()]
-    return list(dict.fromkeys(ends))[:MOST_ENDS]
-
-
-def template_of(special: Mapping[str, int]) -> str:
-    """Return the first template with marks whose marks are all in `special`; "plain" if there is none."""
-    for name, template in TEMPLATES.items():
-        marks = {piece for piece in (*template.begin, *template.heading, *template.close) if isinstance(piece, Mark)}
-        if marks and marks <= special.keys():
-            return name
-    return "plain"
-
-
-def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
-    """Yield the end tokens that the folder names, the most specific file first."""
-    for name in ("generation_config.json", "config.json"):
-        yield from ends_in(_json(folder / name))
-    text = _json(folder / "tokenizer_config.json").get("eos_token")
-    text = text.get("content") if isinstance(text, dict) else text
-    if isinstance(text, str) and text in special:
-        yield special[text]
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a file; empty if the file is missing or has none.  Raises `PeerError` for a Git LFS pointer."""
-    if is_pointer_file(path):
-        raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
-    with suppress(FolderError):
-        return json_in(path, "copy it again")
-    return {}
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -344,7 +278,7 @@ def brought_by(path: Path, built: Path) -> Brought | None:
     if tokenizer is not None and tokenizer.is_dir():
         check_readable(tokenizer)
         tokenizer = tokenizer / TOKENIZER
-    if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
+    if tokenizer is None and model is not None and "file" not in said and os.path.lexists(model / TOKENIZER):
         tokenizer = model / TOKENIZER
     if tokenizer is None and model is not None and "file" not in said:
         check_readable(model)
@@ -477,9 +411,7 @@ def _named(path: Path, section: Any) -> Path | None:
 
 def _content(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PeerError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; give a smaller file", ExitCode.INPUT)
-        data = path.read_bytes()
+        data = read_outside(path, MAX_FILE_BYTES)
     except OSError as error:
         raise PeerError(f"{path}: {error.strerror}; give the path of a file", ExitCode.INPUT) from error
     if is_pointer(data):

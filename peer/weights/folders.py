@@ -21,7 +21,8 @@ import numpy as np
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.paths import run_dir
-from peer.weights.tokenizer_files import copy_tokenizer, generation_in, take_tokenizer
+from peer.resources.computer import available_memory, free_gpu_memory
+from peer.weights.tokenizer_files import check_files, copy_tokenizer, folder_tokenizer, generation_in, take_tokenizer
 from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
@@ -59,6 +60,17 @@ def check_room(folder: Path, wanted: int) -> None:
         raise PeerError(
             f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, or name a folder on "
             "another disk",
+            ExitCode.RESOURCES,
+        )
+
+
+def check_memory(wanted: int, device: str) -> None:
+    """Raise `PeerError` unless the memory of a device has room for `wanted` bytes of numbers.  device: torch's type."""
+    free = free_gpu_memory() if device == "cuda" else available_memory()
+    if free is not None and free < wanted:
+        raise PeerError(
+            f"the model takes about {size(wanted)} of memory and {size(free)} are free; close other programs, or take a "
+            "smaller model",
             ExitCode.RESOURCES,
         )
 
@@ -148,9 +160,11 @@ def merge(
     try:
         folders = [WeightsFolder(source) for source in sources]
         first = folders[0]
+        check_files(first.folder)
+        folder_tokenizer(first.folder, first.config.vocab)
         with published_as(target) as unfinished:
-            check_room(unfinished, form.width * first.config.parameters)
             has_tokenizer = take_tokenizer(first.folder, unfinished)
+            check_room(unfinished, form.width * first.config.parameters)
             write_folder(
                 unfinished,
                 first.config,
@@ -240,8 +254,6 @@ class ExportedState:
     @classmethod
     def of_folder(cls, folder: Path) -> Self | None:
         """Return the state that a folder names, which may be a stranger's word; None if it names none."""
-        if not (folder / ORIGIN).exists():
-            return None
         with suppress(FolderError):
             match json_in(folder / ORIGIN, "copy it again"):
                 case {"run": str(run), "name": str(name), "rounds": int(rounds), "is_final": bool(is_final)} if (

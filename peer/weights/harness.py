@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
+from peer.weights.tokenizer_files import folder_tokenizer, take_config, take_tokenizer
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
@@ -170,17 +170,20 @@ def _run(words: Sequence[str], place: Path, show: Callable[[str], None]) -> tupl
 
 
 def _tokenizer_for(model: Path, place: Path) -> Path:
-    """Return the folder of the model's tokenizer; one that is made in `place` for a folder that lacks some of it."""
+    """Return `place` with copies of the tokenizer's files, completed for a folder that lacks some of them."""
     try:
         weights = WeightsFolder(model)
     except FolderError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
-    if (model / "tokenizer_config.json").exists():
-        return model
+    found = folder_tokenizer(model, weights.config.vocab)
     place.mkdir()
-    if (model / "tokenizer.json").exists():
-        shutil.copyfile(model / "tokenizer.json", place / "tokenizer.json")
-        end = _token(place / "tokenizer.json", weights.ends)
+    take_tokenizer(model, place)
+    if found is not None and (place / "tokenizer_config.json").exists():
+        take_config(model, place)
+        return place
+    if found is not None:
+        names = {number: name for name, number in found.special.items()}
+        end = next((names[end] for end in weights.ends if end in names), None)
     elif weights.config.vocab == BYTES_VOCABULARY:
         _write_bytes_tokenizer(place / "tokenizer.json")
         end = TEXT_END
@@ -191,16 +194,6 @@ def _tokenizer_for(model: Path, place: Path) -> Path:
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **({"eos_token": end} if end is not None else {})}
     (place / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
     return place
-
-
-def _token(path: Path, ends: Sequence[int]) -> str | None:
-    from tokenizers import Tokenizer
-
-    try:
-        known = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise PeerError(f"{path.name} is no tokenizer: {clean(str(error), 200)}; copy it again", ExitCode.INPUT) from error
-    return known.id_to_token(ends[0]) if ends else None
 
 
 def _write_bytes_tokenizer(path: Path) -> None:

@@ -16,6 +16,8 @@ import torch
 
 from kernels.mixture import MixturePhase, RowMixture
 from peer.errors import ExitCode, PeerError
+from peer.weights.folders import check_memory
+from peer.weights.tokenizer_files import folder_tokenizer
 from protocol.corpora.manifest import MAX_MANIFEST_BYTES, read_manifest
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, chunk_hash
@@ -29,9 +31,11 @@ from trainer.data.corpus import (
     RowKind,
     StoredCorpus,
 )
+from trainer.data.tokens import MAX_TOKENIZER_BYTES
 from trainer.device import pick_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, SourceTotals
+from trainer.outside_files import read_outside
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
@@ -39,6 +43,7 @@ MANIFEST, SHARDS, TOKENIZER = "corpus.msgpack", "shards", "tokenizer.json"
 ROW_TOKENS = 1024
 """Tokens that are predicted in a row of text, unless the model reads fewer."""
 BATCH_TOKENS = 1 << 12
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ def measure(
         weights = WeightsFolder(model)
         stored = _stored(corpus)
         reading = _reading(stored, corpus, weights, options)
+        folder_tokenizer(model, weights.config.vocab)
         _compare_tokenizers(model, corpus)
         decoder = _decoder(weights, options.device)
         return _measured(decoder, stored, reading, options.tokens, on_progress)
@@ -98,8 +104,7 @@ def measure(
 def _stored(corpus: Path) -> StoredCorpus:
     path = corpus / MANIFEST
     try:
-        with path.open("rb") as file:
-            read_manifest(file.read(MAX_MANIFEST_BYTES + 1))
+        read_manifest(read_outside(path, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise ValueError(
             f"{corpus} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that `peer data build` made"
@@ -138,9 +143,8 @@ def _reading(stored: StoredCorpus, corpus: Path, weights: WeightsFolder, options
 def _compare_tokenizers(model: Path, corpus: Path) -> None:
     """Warn if the model's tokenizer is not the one with which the corpus was built."""
     path = model / TOKENIZER
-    with (corpus / MANIFEST).open("rb") as file:
-        wanted = read_manifest(file.read(MAX_MANIFEST_BYTES + 1)).tokenizer
-    found = chunk_hash(path.read_bytes()) if path.is_file() else bytes(HASH_BYTES)
+    wanted = read_manifest(read_outside(corpus / MANIFEST, MAX_MANIFEST_BYTES)).tokenizer
+    found = chunk_hash(read_outside(path, MAX_TOKENIZER_BYTES)) if path.exists() else bytes(HASH_BYTES)
     if found != wanted:
         print(
             f"the corpus {corpus} was built with another tokenizer than {model} has; if they differ in more than their "
@@ -152,7 +156,9 @@ def _compare_tokenizers(model: Path, corpus: Path) -> None:
 def _decoder(weights: WeightsFolder, device: str) -> Decoder:
     """Return the model on its device, in fp32."""
     try:
-        flat, at = torch.empty(weights.config.parameters, device=pick_device(device)), 0
+        place = pick_device(device)
+        check_memory(FP32_BYTES * weights.config.parameters, place.type)
+        flat, at = torch.empty(weights.config.parameters, device=place), 0
     except RuntimeError as error:  # an unknown device, or one without the memory
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"the model cannot be put on the device {device!r}: {reason}; name another --device") from error

@@ -16,8 +16,9 @@ from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ParameterPlace, parameter_layout
+from trainer.outside_files import named_file
 from trainer.weights.folder import check_repeated
-from trainer.weights.safetensors_file import READ_BYTES, ExportFormat, FolderError, StoredTensor, header_of, tensors_in
+from trainer.weights.safetensors_file import ExportFormat, FolderError, StoredTensor, header_of, tensors_in
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[str]:
         with target.open("xb") as file:
             file.write(header_of(layout, ExportFormat.BF16))
             for place in layout:
-                for block in _raw(tensors[place.name]):
+                for block in tensors[place.name].raw():
                     file.write(block)
         yield target.name
     except FolderError as error:
@@ -49,7 +50,7 @@ def _layout(signed: SignedManifest) -> list[ParameterPlace]:
 
 def _tensors(source: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a file, or of a folder's files."""
-    paths = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    paths = sorted(source.glob("*.safetensors")) if source.is_dir() else [named_file(source)]
     if not paths:
         raise PeerError(
             f"{source} has no safetensors files; give a file, or a folder as `peer export` writes it", ExitCode.INPUT
@@ -82,13 +83,3 @@ def _check(source: Path, tensors: dict[str, StoredTensor], layout: list[Paramete
     strange = sorted(set(tensors).difference(place.name for place in layout))
     if strange:
         raise PeerError(f"{source} has a tensor {strange[0][:80]}, which the run's model lacks", ExitCode.INPUT)
-
-
-def _raw(tensor: StoredTensor) -> Iterator[bytes]:
-    with tensor.path.open("rb") as file:
-        file.seek(tensor.start)
-        for at in range(tensor.start, tensor.stop, READ_BYTES):
-            block = file.read(min(READ_BYTES, tensor.stop - at))
-            if len(block) != min(READ_BYTES, tensor.stop - at):
-                raise FolderError(f"{tensor.path} became shorter while it was read; copy it again")
-            yield block

@@ -62,6 +62,8 @@ PREFIX = "mh1"
 AROUND = "\"'`<>()[]*_“”‘’„«»,;.:!?…"
 """Characters that mail and chats put around an invitation."""
 MAX_ADDRESSES = 16
+BASE, ZERO = 58, "1"
+"""Base of the digits of base58, and the one that stands for a zero byte at the beginning."""
 MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
 CHECKSUM_BYTES = 4
@@ -155,11 +157,16 @@ def _body_at(text: str, start: int) -> bytes | None:
     Runs of permitted characters are joined one by one, for a line may be broken anywhere, until the checksum fits.
     """
     joined = ""
+    value: int = 0
     for number, run in enumerate(RUN.finditer(text, start)):
-        joined += run[0]
-        if number >= MAX_RUNS or len(joined) > MAX_INVITATION_CHARACTERS:
+        piece = run[0] if number else run[0][len(PREFIX) :]
+        joined += piece
+        if number >= MAX_RUNS or len(PREFIX + joined) > MAX_INVITATION_CHARACTERS:
             return None
-        raw = base58.b58decode(joined[len(PREFIX) :].encode("ascii"))
+        # each character is decoded once: decoding takes time that grows with the square of the length
+        value = value * BASE ** len(piece) + base58.b58decode_int(piece)
+        zeros = len(joined) - len(joined.lstrip(ZERO))
+        raw = bytes(zeros) + value.to_bytes((value.bit_length() + 7) // 8, "big")
         if len(raw) > CHECKSUM_BYTES and raw[:CHECKSUM_BYTES] == _checksum(raw[CHECKSUM_BYTES:]):
             return raw[CHECKSUM_BYTES:]
     return None

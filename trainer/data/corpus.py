@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from kernels.mixture import RowMixture
 from trainer.data.rows import Documents, Mask, Rows, Tokens
+from trainer.outside_files import open_outside, read_outside
 
 MAX_MANIFEST_BYTES = 4 << 20
 COUNTS, BEGINS = 1, 2
@@ -97,13 +98,10 @@ class StoredCorpus:
         import msgpack  # imported here, because models and kernels are tested on GPU images without it
 
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_MANIFEST_BYTES + 1)
+            data = read_outside(path, MAX_MANIFEST_BYTES)
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from error
         try:
-            if len(data) > MAX_MANIFEST_BYTES:
-                raise ValueError("too many bytes")
             return cls._of(msgpack.unpackb(data, raw=False), hashlib.blake2b(data, digest_size=16).hexdigest())
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
             raise ValueError(
@@ -214,7 +212,8 @@ class BlockFolders:
         name = f"{shard}.shard" if number is None else f"{shard}/{number}"
         for folder in self._folders:
             try:
-                descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+                with open_outside(folder / name, folder) as file:
+                    descriptor = os.dup(file.fileno())
             except OSError:
                 continue
             if os.fstat(descriptor).st_size >= least:

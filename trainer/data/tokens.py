@@ -20,6 +20,7 @@ import numpy as np
 from trainer.data.rows import Tokens
 from trainer.data.tokenizer_json import MARKS, LibraryError, LibraryTokenizer, TokenizerRefused, load, read_in_child
 from trainer.git_lfs import POINTER_FLAW, is_pointer
+from trainer.outside_files import read_outside
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json` that is read; the files of common models have up to 20 MiB."""
@@ -232,11 +233,9 @@ def checked_file(path: Path, reserved: Sequence[int] = ()) -> bytes:
     reserved: numbers of tokens that no text may become, besides the marks.
     """
     try:
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise ValueError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, so it is no tokenizer.json")
-        data = path.read_bytes()
+        data = read_outside(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        raise ValueError(f"cannot read {path}: {error.strerror}; give the file of a tokenizer") from error
     if is_pointer(data):
         raise ValueError(f"{path} {POINTER_FLAW}")
     try:

@@ -22,6 +22,7 @@ from trainer.environments.records import (
 )
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.verification import Verifier
+from trainer.outside_files import read_outside
 
 MAX_FILE_BYTES = 512 << 20
 
@@ -90,14 +91,11 @@ def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTask
 def read_file(path: str, digest: str | None = None) -> bytes:
     """Return the bytes of a file of tasks. Raises ValueError with one sentence if it is missing or has another digest."""
     try:
-        if not Path(path).is_file():
-            raise ValueError(f"there is no file {path}; put the tasks there")
-        size = Path(path).stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read at most; split it")
-        data = Path(path).read_bytes()
+        data = read_outside(Path(path), MAX_FILE_BYTES)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}; put the tasks there") from error
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        raise ValueError(f"cannot read {path}: {error.strerror}; put a file of tasks there") from error
     found = digest_of(data)
     if digest not in (None, found):
         raise ValueError(f"{path} has other tasks than this run's: its digest is {found}, not {digest}")

@@ -53,9 +53,8 @@ class Answer:
 
 def weights_in(folder: WeightsFolder) -> Tensor:
     """Return the folder's weights, bf16 (n), as in rollouts.  Raises `FolderError`."""
-    blocks = folder.values()  # checks the number of weights before we allocate memory for them
     weights, at = torch.empty(folder.config.parameters, dtype=torch.bfloat16), 0
-    for block in blocks:
+    for block in folder.values():
         weights[at : at + len(block)] = torch.from_numpy(block)
         at += len(block)
     return weights

@@ -13,6 +13,7 @@ import numpy as np
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
 from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, ends_in, facts_of, generation_json
+from trainer.outside_files import read_outside
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, StoredTensor, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -124,7 +125,8 @@ class WeightsFolder:
 
     facts: the model section of a run that begins with the folder. generation: the contents of generation_config.json, empty
     if it is missing. ends: the tokens that end a text, first from generation_config.json, then from config.json. Raises
-    `FolderError` for a model that no run supports.
+    `FolderError` for a model that no run supports, and unless the folder has its tensors in the sizes that config.json says:
+    nobody takes memory for more.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,25 +135,27 @@ class WeightsFolder:
         try:
             self.facts: dict[str, Any] = facts_of(described)
             self.config = ModelConfig.from_mapping(self.facts)
-        except (UnknownModel, ValueError) as error:
+        except UnknownModel as error:
             raise FolderError(f"{folder / 'config.json'}: {error}") from error
+        except ValueError as error:
+            raise FolderError(f"{folder / 'config.json'}: {error}; copy it again") from error
         generation = folder / "generation_config.json"
-        self.generation = json_in(generation, "copy it again, or remove it") if generation.exists() else {}
+        self.generation = json_in(generation, "copy it again, or remove it") if os.path.lexists(generation) else {}
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
+        self._stored = self._tensors()
 
     def values(self) -> Iterator[F32]:
-        """Return the flat vector in order, in blocks. Raises `FolderError` at once or between two blocks."""
-        tensors = self._tensors()
-        return (block for place in parameter_layout(self.config) for block in self._blocks(place.name, tensors[place.name]))
+        """Yield the flat vector in order, in blocks. Raises `FolderError` between two blocks."""
+        for place in parameter_layout(self.config):
+            yield from self._blocks(place.name)
 
     def tensors(self) -> Iterator[F32]:
-        """Yield the flat vector in order, one flat tensor at a time. Raises `FolderError` at once or between two tensors."""
-        tensors = self._tensors()
+        """Yield the flat vector in order, one flat tensor at a time. Raises `FolderError` between two tensors."""
         for place in parameter_layout(self.config):
-            yield np.concatenate(list(self._blocks(place.name, tensors[place.name])))
+            yield np.concatenate(list(self._blocks(place.name)))
 
-    def _blocks(self, name: str, tensor: StoredTensor) -> Iterator[F32]:
-        for block in tensor.values():
+    def _blocks(self, name: str) -> Iterator[F32]:
+        for block in self._stored[name].values():
             if not np.isfinite(block).all():
                 raise FolderError(f"{self.folder}: {name} has values that are no finite numbers; take another model")
             yield block
@@ -191,10 +195,10 @@ class WeightsFolder:
         """Return all tensors of the folder's single file, or of its shards, which must match the index."""
         single = self.folder / SINGLE
         try:
-            if single.exists():
+            if os.path.lexists(single):
                 return tensors_in(single)
             names = self._index()
-            missing = [name for name in sorted(set(names.values())) if not (self.folder / name).is_file()]
+            missing = [name for name in sorted(set(names.values())) if not os.path.lexists(self.folder / name)]
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise FolderError(
@@ -216,7 +220,7 @@ class WeightsFolder:
 
     def _index(self) -> dict[str, str]:
         """Return the file name of each tensor in the index. Raises `FolderError`, also for a folder without an index."""
-        if not (self.folder / INDEX).exists() and (flaw := self._other_weights()):
+        if not os.path.lexists(self.folder / INDEX) and (flaw := self._other_weights()):
             raise FolderError(f"{self.folder} {flaw}")
         names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
         if not isinstance(names, dict) or not all(_is_file_name(name) for name in names.values()):
@@ -263,16 +267,13 @@ def _is_file_name(name: Any) -> bool:
 def json_in(path: Path, remedy: str) -> dict[str, Any]:
     """Return the JSON object in a file.  remedy: phrase that ends the error's sentence.  Raises `FolderError`."""
     try:
-        if path.exists() and not path.is_file():
-            raise FolderError(f"{path} is no file; {remedy}")  # opening a pipe would block for ever
-        with path.open("rb") as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
+        raw = read_outside(path, MAX_JSON_BYTES)
     except OSError as error:
         raise FolderError(f"{path}: {error.strerror}; {remedy}") from error
     if is_pointer(raw):
         raise FolderError(f"{path} {POINTER_FLAW}")
     try:
-        value = json.loads(raw) if len(raw) <= MAX_JSON_BYTES else None
+        value = json.loads(raw)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

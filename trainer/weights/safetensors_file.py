@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 from trainer.models.llama.config import ParameterPlace
+from trainer.outside_files import open_outside
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Number formats of safetensors files, and their conversion from and to the fp32 of the flat vector.
@@ -116,13 +118,20 @@ class StoredTensor:
         begin = self.start + first * WIDTHS[self.form]
         stop = self.stop if count is None else begin + count * WIDTHS[self.form]
         assert self.start <= begin <= stop <= self.stop
-        with self.path.open("rb") as file:
+        return (read(raw, self.form) for raw in self._raw(begin, stop))
+
+    def raw(self) -> Iterator[bytes]:
+        """Yield the tensor's bytes in the file, in blocks of at most `READ_BYTES`."""
+        return self._raw(self.start, self.stop)
+
+    def _raw(self, begin: int, stop: int) -> Iterator[bytes]:
+        with open_outside(self.path) as file:
             file.seek(begin)
             for at in range(begin, stop, READ_BYTES):
                 raw = file.read(min(READ_BYTES, stop - at))
                 if len(raw) != min(READ_BYTES, stop - at):
                     raise FolderError(f"{self.path} became shorter while it was read; copy it again")
-                yield read(raw, self.form)
+                yield raw
 
 
 def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
@@ -145,10 +154,8 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
     """
     if is_pointer_file(path):
         raise FolderError(f"{path} {POINTER_FLAW}")
-    size = path.stat().st_size
-    if size <= LENGTH_BYTES:  # also refuses a pipe, because opening it would block for ever
-        raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
-    with path.open("rb") as file:
+    with open_outside(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if not 2 <= length <= size - LENGTH_BYTES:
             raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")

@@ -149,6 +149,11 @@ def test_row_over_the_limit_is_left_out_of_a_parquet_and_a_data_set(tmp_path: Pa
         assert "row 3: it has more than 0 MiB; split it" in str(result.tally.first(True))
 
 
+def rows_of(path: Path, kind: CorpusKind) -> list[tuple[Any, Any, int]]:
+    file = readings.InputFile(0, BuildInput("s", path), path, path.name)
+    return [*readings._contents(file, TEXT, kind, lambda read: None)]
+
+
 def test_row_of_a_parquet_that_grows_as_a_record_is_left_out(tmp_path: Path) -> None:
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     text = arrow.DictionaryArray.from_arrays(arrow.array([0] * 3000, arrow.int32()), arrow.array(["x" * 10**6]))
@@ -158,11 +163,11 @@ def test_row_of_a_parquet_that_grows_as_a_record_is_left_out(tmp_path: Path) -> 
         path = tmp_path / f"{name}.parquet"
         parquet.write_table(arrow.table({"text": rows}), path, compression="zstd")
         assert path.stat().st_size < 4096
-        ((_, flaw, _),) = readings._from_parquet(path, TEXT, CorpusKind.TEXT, lambda read: None)
+        ((_, flaw, _),) = rows_of(path, CorpusKind.TEXT)
         assert flaw == "it has more than 128 MiB; split it"
     table = arrow.table({"text": ["a"], "chat": [[{"role": "user", "tags": ["b", None]}]], "map": [{"a": 1}]})
     parquet.write_table(table, tmp_path / "plain.parquet")
-    ((_, record, _),) = readings._from_parquet(tmp_path / "plain.parquet", TEXT, CorpusKind.CHAT, lambda read: None)
+    ((_, record, _),) = rows_of(tmp_path / "plain.parquet", CorpusKind.CHAT)
     assert record["text"] == "a" and record["chat"] == [{"role": "user", "tags": ["b", None]}]
 
 
@@ -259,6 +264,46 @@ def test_deeply_nested_folders_are_read_and_links_in_circles_are_not(tmp_path: P
     os.removedirs(inner)  # a folder nested so deeply is more than other tools can remove
 
 
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("notes.txt", "../secret"),
+        ("notes.jsonl", "../secret"),
+        ("notes.jsonl.gz", "../secret"),
+        ("notes.parquet", "../secret"),
+        ("notes.md", "/proc/self/status"),
+        ("id_rsa", ".ssh/id_rsa"),
+        ("inner/notes.txt", "../../secret"),
+        ("inner/notes.txt", "../.ssh/id_rsa"),
+        ("again.txt", "inner/up/secret"),
+        ("snapshots/main/notes.txt", "../../../secret"),
+    ],
+)
+def test_links_out_of_an_input_folder_are_left_out_by_name(name: str, target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / ".ssh").mkdir(parents=True)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / "inner").mkdir(exist_ok=True)
+    (folder / "inner" / "up").symlink_to("../..")
+    for secret in (tmp_path / "secret", folder / ".ssh" / "id_rsa"):
+        secret.write_text("THE-SECRET")
+    (folder / "a.txt").write_text("some text")
+    (folder / "b.txt").symlink_to("a.txt")
+    (folder / name).symlink_to(target)
+    tally = build([BuildInput("s", folder)], ALL, tmp_path / "out").tally
+    assert tally.left_out == {LeftOut.BROKEN: 1, LeftOut.SAME_TEXT: 1}
+    said = str(tally.first(True))
+    assert name in said and "it is a link that leads out of the folder; put the file itself into the folder" in said
+    assert texts_of(tmp_path / "out")["s", "train"] == ["some text"]
+
+
+def test_a_named_file_may_be_a_link(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", GOOD)
+    (tmp_path / "link.jsonl").symlink_to("rows.jsonl")
+    build([BuildInput("s", tmp_path / "link.jsonl")], ALL, tmp_path / "out")
+    assert len(texts_of(tmp_path / "out")["s", "train"]) == len(GOOD)
+
+
 @pytest.mark.parametrize("out", ["in/out", "in/below/out", "link/out"])
 def test_build_into_an_input_folder_is_refused(out: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "in" / "a.jsonl", GOOD)
@@ -321,8 +366,8 @@ def test_lost_connection_to_a_data_set_keeps_what_is_done(tmp_path: Path, monkey
 def test_read_error_of_an_input_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, lines = write_rows(tmp_path / "a.jsonl", GOOD), compressed.lines_of
 
-    def failing(path: Path, limit: int, note: compressed.Note) -> Iterator[bytes | None]:
-        yield from lines(path, limit, note)
+    def failing(*words: Any) -> Iterator[bytes | None]:
+        yield from lines(*words)
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:

@@ -211,7 +211,7 @@ def test_a_model_that_says_it_is_huge_costs_nothing(place: Place, layers: int) -
 def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(place: Place, name: str) -> None:
     (place.how.model / name).unlink()
     os.mkfifo(place.how.model / name)
-    with pytest.raises(PeerError, match="is no file|is no safetensors file"):
+    with pytest.raises(PeerError, match="it is no regular file"):
         place.measure()
 
 

@@ -189,7 +189,8 @@ def test_a_tokenizer_without_settings_gets_the_models_end_of_text(tmp_path: Path
     assert known.eos_token == TEXT_END and known.eos_token_id == text_end
     assert known(f"ab{TURN_END}")["input_ids"][-1] == turn_end
     (model / "tokenizer_config.json").write_text("{}")
-    assert _tokenizer_for(model, tmp_path / "none") == model
+    names = sorted(path.name for path in _tokenizer_for(model, tmp_path / "copied").iterdir())
+    assert names == ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -197,5 +198,5 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
         _tokenizer_for(model_of(tmp_path / "model", 300), tmp_path / "tokenizer")
     broken = model_of(tmp_path / "broken", 300)
     (broken / "tokenizer.json").write_text("{}")
-    with pytest.raises(PeerError, match="is no tokenizer"):
+    with pytest.raises(PeerError, match="is no tokenizer.json that a run can use"):
         _tokenizer_for(broken, tmp_path / "other")

@@ -20,6 +20,7 @@ from peer.weights.held_out import HeldOutOptions, measure
 from protocol.corpora.manifest import CorpusKind
 from protocol.run.manifest import demo_manifest
 from tests.trainer.data.corpora import Shape, Stream, preferences, texts, write_corpus
+from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import CONFIGS, in_blocks, random_parameters
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -121,7 +122,8 @@ def test_it_prints_a_table_and_warns_of_another_tokenizer(tmp_path: Path, capsys
     assert main(words) == ExitCode.OK
     out, warned = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["SOURCE", "web", "code"] and not warned
-    (model / "tokenizer.json").write_text("{}")
+    make_tokenizer(model / "tokenizer.json")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS[0]}))
     assert main(words) == ExitCode.OK
     assert "built with another tokenizer" in capsys.readouterr().err
 

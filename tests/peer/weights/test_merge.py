@@ -14,6 +14,7 @@ from peer.cli import main
 from peer.errors import ExitCode
 from peer.weights import folders
 from tests.test_imports import loaded_after
+from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
@@ -60,12 +61,12 @@ def test_models_are_merged_by_the_rule(
 
 def test_the_tokenizer_is_the_first_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
-    (tmp_path / "a" / "tokenizer.json").write_text("{}")
-    (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    given = make_tokenizer(tmp_path / "a" / "tokenizer.json").read_bytes()
+    (tmp_path / "a" / "generation_config.json").write_text(json.dumps({"eos_token_id": [*ENDS]}))
     assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.OK
     assert "no tokenizer" not in capsys.readouterr().out
-    assert (tmp_path / "merged" / "tokenizer.json").read_text() == "{}"
-    assert json.loads((tmp_path / "merged" / "generation_config.json").read_text()) == {"eos_token_id": [7, 8]}
+    assert (tmp_path / "merged" / "tokenizer.json").read_bytes() == given
+    assert json.loads((tmp_path / "merged" / "generation_config.json").read_text()) == {"eos_token_id": [*ENDS, 7]}
 
 
 def test_transformers_loads_a_merge_with_the_same_logits(tmp_path: Path) -> None:

@@ -152,9 +152,10 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
 ) -> None:
     a_folder(tmp_path / "base")
     config = tmp_path / "base" / "config.json"
-    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 300000000'))
+    described = json.loads(config.read_text()) | {"max_position_embeddings": 300_000_000_000}
+    config.write_text(json.dumps(described))
     assert main(["run", "show", str(a_run_file(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
-    assert "model.layers is 300000000; it must be less than or equal to 256" in capsys.readouterr().err
+    assert "model.context is 300000000000; it must be less than or equal to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

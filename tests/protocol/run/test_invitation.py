@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import base58
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.run import invitation
 from protocol.run.admission import bearer_token, bound_token, verify_admission
-from protocol.run.invitation import Anchor, looks_like_invitation, make_invitation, read_invitation
+from protocol.run.invitation import (
+    MAX_BEGINNINGS,
+    MAX_INVITATION_CHARACTERS,
+    PREFIX,
+    Anchor,
+    looks_like_invitation,
+    make_invitation,
+    read_invitation,
+)
 from protocol.run.manifest import RunManifest, run_id
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_TOKEN_BYTES
@@ -159,3 +169,27 @@ def test_a_half_that_a_shell_cut_off_is_told_to_be_quoted() -> None:
 def test_a_text_of_many_beginnings_is_refused_soon() -> None:
     with pytest.raises(Malformed):
         read_invitation("mh1 " * 3000)
+
+
+@pytest.mark.parametrize("piece", ["z" * 29, "1" * 29, "z", "mh1", "zz\n", "z" * 59, "1z", "“z”"])
+def test_each_character_of_a_text_is_decoded_once_for_each_beginning(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = base58.b58decode_int
+
+    def counted(text: str) -> int:
+        decoded.append(len(text))
+        return decode(text)
+
+    monkeypatch.setattr(base58, "b58decode_int", counted)
+    text = (f"{PREFIX}{piece} " * MAX_INVITATION_CHARACTERS)[: 2 * MAX_INVITATION_CHARACTERS]
+    with pytest.raises(Malformed):
+        read_invitation(text)
+    assert sum(decoded) <= MAX_BEGINNINGS * MAX_INVITATION_CHARACTERS
+
+
+@pytest.mark.parametrize("zeros", range(4))
+def test_bodies_are_found_whatever_their_checksum_begins_with(zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invitation, "_checksum", lambda body: bytes(zeros) + b"abcd"[zeros:])
+    text = PREFIX + base58.b58encode(bytes(zeros) + b"abcd"[zeros:] + b"body").decode()
+    for cut in range(len(PREFIX) + 1, len(text)):
+        assert invitation._body_at(f"{text[:cut]}\n{text[cut:]}", 0) == b"body"

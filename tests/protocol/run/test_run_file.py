@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.layout import chunk_count
+from protocol.run import run_file
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     LEAST_CHECKPOINT_CHUNK_BYTES,
@@ -504,3 +505,56 @@ def test_words_about_a_run_come_back_and_are_not_in_other_manifests() -> None:
     assert run.about == AboutSection.model_validate(said)
     assert parse_run_file(dump(run), ME) == run
     assert "about" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"[s{number}]\n" for number in range(5000)),
+        "".join(f"f{number} = 1\n" for number in range(5000)),
+        "[model]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
+        "".join(f"[[data.sources]]\nf{number} = 1\n" for number in range(5000)),
+        "".join(f"[[s]]\nf{number} = 1\n" for number in range(5000)),
+        "s = [" + ",".join(f"{{f{number}=1}}" for number in range(5000)) + "]",
+        "s = {" + ",".join(f"f{number}=1" for number in range(5000)) + "}",
+        "".join(f"[a.b.c.d{number}]\n" for number in range(5000)),
+        "[data.where]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
+        "[[data.phases]]\n[data.phases.weights]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
+    ],
+    ids=range(10),
+)
+def test_files_of_very_many_fields_are_refused_before_they_are_checked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "_mistakes", None)
+    with pytest.raises(RunFileError, match=r"^run file has \d+ fields and sections, .*; give a run file$"):
+        parse_run_file(text, ME)
+
+
+LONG = "a" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{LONG}]",
+        f"{LONG} = 1",
+        f'name = "{LONG}"',
+        f'organiser = "{LONG}"',
+        f'codec = "{LONG}"',
+        f'founders = ["{LONG}"]',
+        f'[model]\ndim = "{LONG}"',
+        f"[model]\n{LONG} = 1",
+        f'[[data.sources]]\nname = "{LONG}"',
+        f'[data]\nsource = "local"\nfrom = "{LONG}"',
+        f"total_rounds = {'1' * 4000}",
+        f"[model]\ndim = [{'[' * 60}{']' * 60}]",
+        f"= {LONG}",
+        f'[rl]\nenvironment = "{LONG}"',
+        "".join(f"f{number} = 1\n" for number in range(4000)),
+    ],
+    ids=range(15),
+)
+def test_sentences_about_long_texts_are_short(text: str) -> None:
+    with pytest.raises(RunFileError) as refused:
+        parse_run_file(text, ME)
+    lines = str(refused.value).splitlines()
+    assert len(lines) <= 22 and max(map(len, lines)) < 600

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from trainer.models.llama.config import ModelConfig
 
 Ends = Sequence[int] | int | None
 """End tokens of a text: one, several, or none."""
+
+
+MOST_ENDS = 64
+"""End tokens that are read of a file; models have up to five."""
 
 
 class UnknownModel(ValueError):
@@ -139,9 +144,10 @@ def generation_json(eos: Ends, known: Mapping[str, Any] | None = None) -> dict[s
 
 
 def ends_in(described: Mapping[str, Any]) -> list[int]:
-    """Return the end tokens that a config.json or a generation_config.json names: none, one or several."""
+    """Return the end tokens that a config.json or a generation_config.json names, at most `MOST_ENDS`."""
     ends = described.get("eos_token_id")
-    return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end >= 0]
+    found = (end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end >= 0)
+    return [*islice(found, MOST_ENDS)]
 
 
 def _as_said(eos: Ends) -> int | list[int] | None:
