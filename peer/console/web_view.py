@@ -18,8 +18,8 @@ from hmac import compare_digest
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-from peer.installation import child_environment
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -63,7 +63,7 @@ async def application(folder: str, port: int, token: str, tell: Callable[[str], 
     from textual_serve.server import Server
 
     own, cookie = f"{HOST}:{port}", cookie_name(port)
-    environment = child_environment(os.environ)
+    environment = child_environment(ChildKind.INTERFACE)
     variables = [f"{name}={environment[name]}" for name in ("PYTHONPATH", "PYTHONSAFEPATH")]
     program = [sys.executable, "-m", "tui", "--child-of", str(os.getpid()), folder]
     command = shlex.join(["exec", "env", *variables, *program])
