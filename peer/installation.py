@@ -54,7 +54,7 @@ def _place(name: str) -> Path | None:
     return Path(spec.origin).resolve() if spec is not None and spec.origin is not None and spec.has_location else None
 
 
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for our Python processes, which find our packages, but none in their working directory."""
+def python_path(environment: Mapping[str, str]) -> str:
+    """Return the value of PYTHONPATH with which a process finds our packages first."""
     others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(ROOT)]
-    return {**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *others]), "PYTHONSAFEPATH": "1"}
+    return os.pathsep.join([str(ROOT), *others])

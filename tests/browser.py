@@ -2,13 +2,14 @@
 
 At widths of 390, 820 and 1440 pixels, light and dark, it asserts that the page loads nothing else, that the console stays
 empty, that nothing is wider than the window, and that whoever hears the page hears every chart and table;
-and the same of pages with hostile texts on a phone.  FOLDER keeps the
+and the same of pages with hostile texts on a phone.  It also opens the interface of `peer watch --web`.  FOLDER keeps the
 screenshots, and the two pictures of docs/guides/organiser.md, which are kept in docs/pictures.  Without Chromium it says so
 and fails; the tests of `make test` need no browser.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -20,7 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from aiohttp import web
+from aiohttp.test_utils import unused_port
+
+from peer.console import web_view
+from peer.console.web_view import HOST, application
 from peer.page.document import document
 from peer.page.facts import gather
 from tests.hostile_texts import HOSTILE
@@ -134,6 +141,55 @@ def shot(browser: Browser, part: dict[str, float]) -> bytes:
     return base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=part)["data"])
 
 
+DRAWN = "document.body.classList.contains('-first-byte')"
+"""True once the page of a view has drawn what its program wrote."""
+STAND_IN = """
+import sys
+text = b"this is the interface"
+sys.stdout.buffer.write(b"__GANGLION__\\nD" + len(text).to_bytes(4, "big") + text)
+sys.stdout.buffer.flush()
+sys.stdin.read()
+"""
+"""Program in the place of the interface."""
+
+
+async def watch(browser: Browser, folder: Path) -> None:
+    """Open a view by its address and reload it; assert that it stays closed in a tab without the secret."""
+    (folder / "tui").mkdir()
+    (folder / "tui" / "__main__.py").write_text(STAND_IN)
+    port, told = unused_port(), list[str]()
+    runner = web.AppRunner(await application("folder", port, "5rhZ0kq", told.append))
+    await runner.setup()
+    await web.TCPSite(runner, HOST, port).start()
+    variables = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+    async def until(expression: str) -> None:
+        while not await asyncio.to_thread(value, browser, expression):
+            await asyncio.sleep(0.05)
+
+    with patch.object(web_view, "child_environment", return_value=variables):
+        await asyncio.to_thread(browser.ask, "Page.navigate", url=told[0])
+        await until(DRAWN)
+        assert value(browser, "location.href + document.cookie") == f"http://{HOST}:{port}/"
+        await asyncio.to_thread(browser.ask, "Runtime.evaluate", expression="window.isOld = true")
+        await asyncio.to_thread(browser.ask, "Page.reload")
+        await until(f"!window.isOld && {DRAWN}")
+        await asyncio.to_thread(browser.ask, "Page.navigate", url="about:blank")
+        await asyncio.to_thread(browser.ask, "Page.navigate", url=f"http://{HOST}:{port}/")
+        await until(DRAWN)  # the same tab
+        target = (await asyncio.to_thread(browser.ask, "Target.createTarget", url=f"http://{HOST}:{port}/"))["targetId"]
+        own, browser.session = browser.session, ""
+        browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        await until("document.getElementById('unknown')?.hidden === false && !document.getElementById('terminal')")
+        browser.session = own
+    await runner.cleanup()
+
+
+def value(browser: Browser, expression: str) -> Any:
+    """Return the value of an expression in the open page; None if it has none yet."""
+    return browser.ask("Runtime.evaluate", expression=expression)["result"].get("value")
+
+
 def heard(browser: Browser) -> list[tuple[str, str]]:
     """Return the role and name of everything that a screen reader tells of the open page."""
     nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]
@@ -172,6 +228,8 @@ def main() -> None:
             strange.write_text(document(gather(*hostile(Path(folder), text), NOW), "run.json"))
             look(browser, strange, WIDTHS[0], SCHEMES[0])
             print(f"with a hostile text ({name}) the same")
+        asyncio.run(watch(browser, Path(folder)))
+        print("a view opens by its address and after a reload, and not without the secret")
         for name, (width, scheme) in PICTURES.items():
             if kept is not None:
                 show(browser, page, width, scheme)

@@ -299,12 +299,10 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
 
 def _joined(order: RankOrder, connection: Connection) -> RankWork:
     """Meet the other ranks, and make this rank's work."""
-    from torch._C._distributed_c10d import TCPStore
-
     from trainer.sharding import join_group, sharded_parameters
 
     device, count = torch.device(order.devices[order.number]), len(order.devices)
-    join_group(order.number, count, TCPStore("127.0.0.1", order.port, count, False), device)
+    join_group(order.number, count, order.store, order.secret, device)
     parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)

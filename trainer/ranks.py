@@ -5,6 +5,9 @@ before it begins the same operation itself, and collects their results. Operatio
 decided within one. The messages go through a socket for each rank; gloo and NCCL carry only parameters and gradients
 (`trainer.sharding`).
 
+They find each other in a file that only this user can open. Their connections go over 127.0.0.1, which every user of the
+computer reaches, so each rank proves over each connection that it knows a secret of this trainer.
+
 The ranks end together. A rank ends when its socket closes, whatever it is doing, and rank 0 ends when another rank ends: its
 own part of the model is worth nothing then, and some libraries wait for ever for a rank that is gone. The peer then starts
 the trainer again.
@@ -13,15 +16,17 @@ the trainer again.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +37,7 @@ from trainer.config import TrainingConfig
 
 Result = TypeVar("Result")
 
+SECRET_BYTES = 32
 SETTLE_S = 2.0
 """Seconds in which a rank with an error waits for the end, or the report, of the rank that has met it first."""
 
@@ -89,7 +95,7 @@ class RankOrder:
     """First message to a rank.
 
     devices: names of all ranks' devices.  dtype: precision of products.  folder: of the optimisers' moments; None to keep
-    none.  port: of the store on 127.0.0.1 at which the ranks meet.
+    none.  store: path of the file in which the ranks find each other.  secret: random bytes, by which each knows the others.
     """
 
     number: int
@@ -97,7 +103,8 @@ class RankOrder:
     devices: tuple[str, ...]
     dtype: torch.dtype
     folder: Path | None
-    port: int
+    store: str = ""
+    secret: bytes = field(default=b"", repr=False)
 
 
 class FollowingRank(Ranks):
@@ -125,23 +132,20 @@ class SharedFiles:
 
 
 class LeadingRank(Ranks):
-    """Rank 0, with the processes of the others."""
+    """Rank 0, with the processes of the others.  store: path of the file in which they find each other."""
 
     def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str, int], None]) -> None:
         """Start the other ranks, and meet them.  Call it in the main thread: Linux ends the ranks with the thread.
 
-        order: for rank 0; its port is chosen here.  on_end: called in a thread, with a sentence and the exit status,
-        when another rank ends.
+        order: for rank 0; its store and secret are chosen here.  on_end: called in a thread, with a sentence and the exit
+        status, when another rank ends.
         """
-        from torch._C._distributed_c10d import TCPStore
-
         from trainer.sharding import join_group
 
         self.count = len(order.devices)
         self._on_end, self._closing = on_end, False
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        store = TCPStore("127.0.0.1", port, self.count, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self.store = _store_path()
+        order = replace(order, store=self.store, secret=secrets.token_bytes(SECRET_BYTES))
         self._connections: list[Connection] = []
         self._watchers: list[threading.Thread] = []
         for number in range(1, self.count):
@@ -149,8 +153,8 @@ class LeadingRank(Ranks):
             self._connections.append(connection)
             self._watchers.append(threading.Thread(target=self._watch, args=(number, process), daemon=True))
             self._watchers[-1].start()
-            connection.send(RankOrder(number, order.config, order.devices, order.dtype, order.folder, port))
-        join_group(0, self.count, store, torch.device(order.devices[0]))
+            connection.send(replace(order, number=number))
+        join_group(0, self.count, order.store, order.secret, torch.device(order.devices[0]))
 
     def tell(self, operation: str, *arguments: Any) -> None:
         """Tell the other ranks to begin an operation, with as many threads as this rank."""
@@ -184,6 +188,19 @@ class LeadingRank(Ranks):
             self._on_end(f"rank {number} of the trainer {ended}", status)
 
 
+def _store_path() -> str:
+    """Return the path of a new file for the ranks' store, which only this user can open, unlike a port of 127.0.0.1.
+
+    On Linux it has no name in any folder, and ends with this process.  It stays open until then: torch's store writes to its
+    path even at its own end, when another file could have the number.
+    """
+    fd, path = tempfile.mkstemp(prefix="manyhands-ranks-")
+    if sys.platform != "linux":
+        return path
+    os.unlink(path)
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
 def _started(files: SharedFiles) -> tuple[Connection, subprocess.Popen[bytes]]:
     """Start a rank; return the connection to it, and its process."""
     ours, theirs = socket.socketpair()
@@ -191,7 +208,8 @@ def _started(files: SharedFiles) -> tuple[Connection, subprocess.Popen[bytes]]:
         fds = (theirs.fileno(), files.theta, files.contribution)
         options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
         command = [sys.executable, "-m", "trainer", "--rank", *options]
-        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        variables = dict(os.environ)  # the same program: its environment was chosen when the peer started rank 0
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=variables)
     return Connection(ours.detach()), process
 
 

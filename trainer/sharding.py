@@ -17,13 +17,15 @@ import os
 import socket
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -45,16 +47,45 @@ from trainer.parameters import (
 )
 from trainer.reference import ReferenceWeights
 
+PROOF_BYTES = 32
 
-def join_group(number: int, count: int, store: Store, device: torch.device) -> None:
-    """Join the trainer's ranks, all on this computer: gloo for CPUs, NCCL for GPUs.  Waits until all have joined."""
+
+def join_group(number: int, count: int, path: str, secret: bytes, device: torch.device) -> None:
+    """Join the trainer's ranks, all on this computer: gloo for CPUs, NCCL for GPUs.  Waits until all have joined.
+
+    path: of the store's file, which nobody but the ranks can open.  secret: the same for all ranks.  Raises
+    `StrangerAmongRanks`.
+    """
     names = {name for _, name in socket.if_nameindex()}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if "lo" in names else "lo0"  # else it listens at the address of the host's name
     gpu = is_gpu(device)
     if gpu:
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    backend, store = "cpu:gloo,cuda:nccl" if gpu else "gloo", FileStore(path, count)
     dist.init_process_group(backend, store=store, rank=number, world_size=count, device_id=device if gpu else None)
+    _check_ranks(number, count, secret)
+
+
+class StrangerAmongRanks(Exception):
+    """Another process of this computer has connected in the place of a rank."""
+
+
+def _check_ranks(number: int, count: int, secret: bytes) -> None:
+    """Raise `StrangerAmongRanks` unless each of gloo's connections leads to the rank that it stands for.
+
+    gloo takes whoever connects first for the rank that it expects (it counts connections, and names nobody), and every user
+    of the computer can connect.  NCCL's connections begin with a random number from the store.
+    """
+
+    def proof(sender: int, receiver: int) -> bytes:
+        return blake2b(f"rank {sender} to {receiver}".encode(), key=secret, digest_size=PROOF_BYTES).digest()
+
+    others = range(count)
+    sent = torch.frombuffer(bytearray().join(proof(number, each) for each in others), dtype=torch.uint8)
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent)
+    if not compare_digest(got.numpy().tobytes(), b"".join(proof(each, number) for each in others)):
+        raise StrangerAmongRanks(f"another program has connected to rank {number} of the trainer in the place of a rank")
 
 
 def leave_group() -> None:

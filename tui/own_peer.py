@@ -6,7 +6,6 @@ connection, kill -9), and then the peer leaves (`peer.daemon.daemon`).  A byte i
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.installation import child_environment
+from peer.environment import ChildKind, child_environment
 
 MAX_LAST_WORDS = 4000
 """Last characters of the peer's standard error that are shown when it has ended."""
@@ -39,7 +38,7 @@ class OwnPeer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._said,
-            env=child_environment(os.environ),
+            env=child_environment(ChildKind.SAME_PROGRAM),
             start_new_session=True,
         )
         self._asked_to_leave = 0

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from peer.installation import child_environment
+from peer.environment import ChildKind, child_environment
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -62,7 +62,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def become_interface(*words: str) -> NoReturn:
+def become_interface(child: ChildKind, *words: str) -> NoReturn:
     """Replace this process by the terminal interface, which is a separate program."""
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "tui", *words], child_environment(os.environ))
+    os.execve(sys.executable, [sys.executable, "-m", "tui", *words], child_environment(child))

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import ATTACHED, add_command, become_interface, whole_number
+from peer.environment import ChildKind
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
     if _wants_interface(args):
         _ask_before_founding(args, data_dir(args.data_dir))
-        become_interface(str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
+        become_interface(ChildKind.SAME_PROGRAM, str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
     return _live(args)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, become_interface, whole_number
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run_watch(args: argparse.Namespace) -> int:
 
 def _watch_here(folder: Path) -> int:
     _check_that_a_peer_runs(folder)
-    become_interface(str(folder))
+    become_interface(ChildKind.INTERFACE, str(folder))
 
 
 def _check_that_a_peer_runs(folder: Path) -> None:
@@ -99,7 +99,6 @@ def _watch_there(address: str, folder: Path) -> int:
     import trio
 
     from peer.control.remote import bridge
-    from peer.installation import child_environment
     from peer.keyfile import load_or_create_identity
     from peer.paths import make_private
 
@@ -109,7 +108,7 @@ def _watch_there(address: str, folder: Path) -> int:
         with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
             async with bridge(Path(place), address, identity):
                 done = await trio.run_process(
-                    [sys.executable, "-m", "tui", place], env=child_environment(os.environ), stdin=None, check=False
+                    [sys.executable, "-m", "tui", place], env=child_environment(ChildKind.INTERFACE), stdin=None, check=False
                 )
                 return done.returncode
 
@@ -141,7 +140,7 @@ def run_replay(args: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and draws(sys.stdout)):
         raise PeerError("this terminal cannot show the interface; the event log is plain JSON lines", ExitCode.USAGE)
     files = recorded(Path(args.events) if args.events is not None else data_dir(args.data_dir))
-    become_interface("--replay", *map(str, files))
+    become_interface(ChildKind.INTERFACE, "--replay", *map(str, files))
 
 
 def recorded(where: Path) -> list[Path]:

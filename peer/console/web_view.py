@@ -1,39 +1,91 @@
 """The terminal interface in a browser on this computer: `peer watch --web`.
 
-textual-serve carries the interface's screen over a websocket; this module decides who may open it. Other users of the
-computer, and pages from elsewhere in the same browser, reach 127.0.0.1 too, so every request needs a token, which is in
-the address that is printed and then in a cookie, and the names of this server as host and origin. The page may load
-nothing from anywhere else.
+textual-serve brings a terminal written in JavaScript; this module serves it, and carries the screen of a process over a
+websocket.  Other users of the computer, pages from elsewhere in the same browser, and servers at other ports of 127.0.0.1
+must not open one, so a websocket needs a secret.  It is in the fragment of the address that is printed, which no browser
+sends to any server; the page moves it into the storage of its tab, which belongs to this port alone and survives a reload,
+and names it only in the path of the websocket.  It is in no cookie, because a browser sends the cookies of one port to all.
+Everything else that is served is the same for everybody, and loads nothing from anywhere else.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import secrets
-import shlex
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hmac import compare_digest
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-from peer.installation import child_environment
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 MOST_VIEWS = 8
 """Most views at a time; each is a process of its own."""
 END_S = 1.0
-"""Seconds for which the end of the server waits for open views before it closes them."""
+"""Seconds for which the end of the server, or of a websocket, waits for a view before it kills it."""
+HEARTBEAT_S = 15.0
+MOST_CELLS = 1000
+"""Most columns or rows of a screen."""
+MESSAGE_BYTES = 1 << 20
+WRONG_ADDRESS = "Open the address that `peer watch --web` printed."
+NO_REQUEST = "This is no request of the page; open the address that `peer watch --web` printed."
+MESSAGE_REFUSED = 1008
+"""Code of a closed websocket (RFC 6455): a message breaks the rules."""
 
-
-def cookie_name(port: int) -> str:
-    """Return the name of the cookie with the token; a browser sends the cookies of every port of a computer to each."""
-    return f"manyhands-{port}"
+PAGE = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Manyhands</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/xterm.css">
+<link rel="stylesheet" href="/view.css">
+</head>
+<body>
+<p id="closed">The view has ended. Reload the page; if that does not help, open the address that the command printed.</p>
+<p id="unknown" hidden>{WRONG_ADDRESS}</p>
+<div id="terminal" class="textual-terminal" data-font-size="16"></div>
+<script src="/view.js"></script>
+<script src="/textual.js"></script>
+</body>
+</html>
+"""
+SCRIPT = """"use strict";
+const given = location.hash.slice(1);
+if (given) {
+  sessionStorage.setItem("secret", given);
+  history.replaceState(null, "", "/");
+}
+addEventListener("hashchange", () => location.reload());  // the address of a later server
+const secret = sessionStorage.getItem("secret"), terminal = document.getElementById("terminal");
+if (secret) {
+  terminal.dataset.sessionWebsocketUrl = `ws://${location.host}/ws/${encodeURIComponent(secret)}`;
+} else {
+  terminal.remove();  // before textual.js opens its websocket
+  document.getElementById("unknown").hidden = false;
+}
+"""
+STYLE = """
+body { margin: 0; background: #0c181f; color: #fff; font-family: "Roboto Mono", Menlo, monospace; }
+p { margin: 2rem; }
+#closed { display: none; }
+.-closed #closed { display: block; }
+.-closed #terminal { display: none; }
+"""
 
 
 def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
@@ -43,68 +95,202 @@ def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
     """
     try:
         web = import_module("aiohttp.web")
-        import_module("textual_serve.server")
+        import_module("textual_serve")
     except ImportError as error:
         remedy = "install it: pip install 'manyhands[web]'"
         raise PeerError(f"textual-serve is not installed; {remedy}", ExitCode.INPUT) from error
-    token = secrets.token_urlsafe(32)
+    secret = secrets.token_urlsafe(32)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send what is no request
     try:
-        web.run_app(application(folder, port, token, tell), host=HOST, port=port, print=None, shutdown_timeout=END_S)
+        web.run_app(application(folder, port, secret, tell), host=HOST, port=port, print=None, shutdown_timeout=END_S)
     except OSError as error:
         raise PeerError(
             f"port {port} of {HOST} cannot be opened: {error.strerror}; choose another one", ExitCode.INPUT
         ) from error
 
 
-async def application(folder: str, port: int, token: str, tell: Callable[[str], None]) -> web.Application:
-    """Return the application, which admits requests with this token only.  tell: gets the address, once it is served."""
+async def application(folder: str, port: int, secret: str, tell: Callable[[str], None]) -> web.Application:
+    """Return the application, whose websockets need this secret.  tell: gets the address, once it is served."""
     from aiohttp import web
-    from textual_serve.server import Server
 
-    own, cookie = f"{HOST}:{port}", cookie_name(port)
-    environment = child_environment(os.environ)
-    variables = [f"{name}={environment[name]}" for name in ("PYTHONPATH", "PYTHONSAFEPATH")]
-    program = [sys.executable, "-m", "tui", "--child-of", str(os.getpid()), folder]
-    command = shlex.join(["exec", "env", *variables, *program])
-    server = Server(command, host=HOST, port=port, title="Manyhands", public_url=f"http://{HOST}:{port}")
-    views = 0
-    policy = (
-        "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        f"font-src 'self'; connect-src ws://{HOST}:{port} http://{HOST}:{port}; frame-ancestors 'none'; base-uri 'none'"
-    )
+    origin, views = f"http://{HOST}:{port}", 0
+    served, policy = files(), content_policy(port)
 
     @web.middleware
     async def admit(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        """Answer requests to this server by its name (a name that was rebound leads here, too) and from its own pages."""
+        hosts, origins = request.headers.getall("Host", []), request.headers.getall("Origin", [origin])
+        if hosts != [f"{HOST}:{port}"] or origins != [origin]:
+            raise web.HTTPForbidden(text=WRONG_ADDRESS)
+        try:
+            return await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            error.text = "There is nothing at this address."
+            raise
+        except ValueError as error:  # from aiohttp, for a header that is no text
+            raise web.HTTPBadRequest(text=NO_REQUEST) from error
+
+    async def give(request: web.Request) -> web.Response:
+        data, kind = served[request.path]
+        headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+        headers |= {f"Cross-Origin-{of}-Policy": "same-origin" for of in ("Opener", "Resource")}
+        return web.Response(body=data, content_type=kind, charset="utf-8", headers=headers)
+
+    async def open_view(request: web.Request) -> web.StreamResponse:
         nonlocal views
-        origin = request.headers.get("Origin")
-        given = request.query.get("token", "") or request.cookies.get(cookie, "")
-        is_ours = request.host == own and origin in (None, f"http://{own}")
-        if not is_ours or not compare_digest(given.encode(errors="replace"), token.encode()):
-            raise web.HTTPForbidden(text="Open the address that `peer watch --web` printed.")
-        if request.path != "/ws":
-            if "token" in request.query:  # so that no history and no list of requests has it
-                found = web.HTTPFound("/")
-                found.set_cookie(cookie, token, httponly=True, samesite="Strict")
-                raise found
-            response = await handler(request)
-            response.headers.update({"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
-            return response
+        given = request.match_info["secret"].encode(errors="replace")
+        if "Origin" not in request.headers or not compare_digest(given, secret.encode()):
+            raise web.HTTPForbidden(text=WRONG_ADDRESS)
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=MESSAGE_BYTES)
+        if not socket.can_prepare(request):
+            raise web.HTTPBadRequest(text=NO_REQUEST)
         if views >= MOST_VIEWS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWS} views are open; close one.")
         views += 1
         try:
-            return await handler(request)
+            await socket.prepare(request)
+            await carry(socket, folder, *(cells(request.query.get(name, ""), usual) for name, usual in SIZE))
         finally:
             views -= 1
+        return socket
 
     async def told(application: web.Application) -> None:
-        tell(f"http://{HOST}:{port}/?token={token}")
+        tell(f"{origin}/#{secret}")
 
-    made: web.Application = await server._make_app()
-    made.middlewares.append(admit)
-    made.on_startup.clear()  # prints a banner
+    made = web.Application(middlewares=[admit])
+    made.router.add_get("/ws/{secret}", open_view)
+    for path in served:
+        made.router.add_get(path, give)
     made.on_startup.append(told)
     return made
+
+
+def content_policy(port: int) -> str:
+    """Return the Content-Security-Policy of the page: it loads files of this server, and opens its websocket."""
+    own = f"{HOST}:{port}"
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+        f"connect-src ws://{own} http://{own}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def files() -> dict[str, tuple[bytes, str]]:
+    """Return all that is served besides websockets, with its type, by path; the same for everybody."""
+    static = Path(str(import_module("textual_serve").__file__)).parent / "static"
+    return {
+        "/": (PAGE.encode(), "text/html"),
+        "/view.js": (SCRIPT.encode(), "text/javascript"),
+        "/view.css": (STYLE.encode(), "text/css"),
+        "/textual.js": ((static / "js" / "textual.js").read_bytes(), "text/javascript"),
+        "/xterm.css": ((static / "css" / "xterm.css").read_bytes(), "text/css"),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# One view: a process of the interface, whose screen goes over a websocket.  Textual's web driver writes frames to its
+# standard output, and reads them from its standard input: a kind (D for data, M for JSON), the length in four bytes, and a
+# payload.  The page's messages are JSON lists that begin with a word.
+
+
+SIZE = (("width", 80), ("height", 24))
+"""Parameters of the websocket's address, with their usual values."""
+DRIVER = {"TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "TEXTUAL_FPS": "60", "TEXTUAL_COLOR_SYSTEM": "truecolor"}
+FIRST_LINE = b"__GANGLION__\n"
+"""Line after which the driver writes frames."""
+DATA, META = b"D", b"M"
+
+
+def cells(text: str, usual: int) -> int:
+    """Return a number of columns or rows; the usual one for a text that is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 and 0 < int(text) <= MOST_CELLS else usual
+
+
+async def carry(socket: web.WebSocketResponse, folder: str, width: int, height: int) -> None:
+    """Show the peer of this data directory over a websocket until either end closes."""
+    size = {"COLUMNS": str(width), "ROWS": str(height)}
+    words = ["-m", "tui", "--child-of", str(os.getpid()), folder]
+    variables = child_environment(ChildKind.INTERFACE) | DRIVER | size
+    try:
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=PIPE, stdout=PIPE, env=variables)
+    except OSError as error:
+        log.warning("no view can be opened: %s", error.strerror)
+        return
+    screen = asyncio.create_task(_show(socket, process))
+    try:
+        await _obey(socket, process)
+    except (ConnectionError, RuntimeError):
+        pass  # one of the two has ended
+    finally:
+        await _end(process, screen)
+
+
+async def _show(socket: web.WebSocketResponse, process: Process) -> None:
+    """Send what the process draws until it ends, then close the websocket."""
+    assert process.stdout is not None, "it is a pipe"
+    with suppress(asyncio.IncompleteReadError, ConnectionError, RuntimeError, ValueError):
+        while await process.stdout.readline() not in (FIRST_LINE, b""):
+            pass
+        while True:
+            head = await process.stdout.readexactly(5)
+            payload = await process.stdout.readexactly(int.from_bytes(head[1:], "big"))
+            if head[:1] == DATA:
+                await socket.send_bytes(payload)
+            elif head[:1] == META and json.loads(payload).get("type") == "exit":
+                break
+    with suppress(ConnectionError, RuntimeError):
+        await socket.close()
+
+
+async def _obey(socket: web.WebSocketResponse, process: Process) -> None:
+    """Pass the page's messages on until it closes; close the websocket at one that no page of ours sends."""
+    from aiohttp import WSMsgType
+
+    assert process.stdin is not None, "it is a pipe"
+    async for message in socket:
+        try:
+            given = json.loads(message.data) if message.type is WSMsgType.TEXT else None
+            if isinstance(given, list) and given[:1] == ["ping"]:
+                await socket.send_json(["pong", *given[1:]])
+                continue
+            frame = frame_of(given)
+        except (ValueError, RecursionError):
+            await socket.close(code=MESSAGE_REFUSED, message=b"this is no message of the page")
+            return
+        process.stdin.write(frame)
+        await process.stdin.drain()
+
+
+def frame_of(message: Any) -> bytes:
+    """Return the frame for a message of the page.  Raises ValueError for any other message."""
+    match message:
+        case ["stdin", str(text)]:
+            return _packed(DATA, text.encode())
+        case ["resize", {"width": int(width), "height": int(height)}]:
+            size = {"width": cells(str(width), 80), "height": cells(str(height), 24)}
+            return _packed(META, json.dumps({"type": "resize", **size}).encode())
+        case ["blur" | "focus" as kind]:
+            return _packed(META, json.dumps({"type": kind}).encode())
+    raise ValueError("this is no message of the page")
+
+
+def _packed(kind: bytes, payload: bytes) -> bytes:
+    return kind + len(payload).to_bytes(4, "big") + payload
+
+
+async def _end(process: Process, screen: asyncio.Task[None]) -> None:
+    """Ask the process to end, and kill it if it does not."""
+    assert process.stdin is not None, "it is a pipe"
+    with suppress(ConnectionError, RuntimeError):
+        process.stdin.write(_packed(META, b'{"type": "quit"}'))
+        process.stdin.close()
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), END_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        screen.cancel()
+        await asyncio.wait([screen])
+        await process.wait()

@@ -23,8 +23,8 @@ from peer.corpora.documents import DocumentEncoder
 from peer.corpora.inputs import RawBatch
 from peer.corpora.options import BuildOptions, BuildTally
 from peer.corpora.parts import PartRecord, PartWriter
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-from peer.installation import child_environment
 
 LENGTH_BYTES = 8
 WAIT_S = 0.2
@@ -155,7 +155,7 @@ class ProcessPool:
 
 def _start(options: BuildOptions, folder: Path) -> subprocess.Popen[bytes]:
     environment = {
-        **child_environment(os.environ),
+        **child_environment(ChildKind.HELPER),
         "RAYON_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",

@@ -8,7 +8,6 @@ no peer outlives this process, however the process ends.
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
 import signal
@@ -26,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Self
 from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError, NotRunning, Stamped
 from peer.demo.cast import Aim, Cheat, DemoMember, DemoPart, Training, only_trainers, with_rollouts
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 from peer.formatting import bar, clean, fit
-from peer.installation import child_environment
 from peer.joining.run_source import start_of
 from peer.paths import data_dir, run_dir
 from peer.resources.check import check_together
@@ -155,7 +154,7 @@ def start_member(part: DemoPart, folder: Path, manifest: Path, stop_after: int |
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=without_settings(child_environment(os.environ)),
+            env=without_settings(child_environment(ChildKind.MEMBER)),
             start_new_session=True,
         )  # this process passes Ctrl-C on
     return DemoMember(part, folder, process)

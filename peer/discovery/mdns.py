@@ -9,7 +9,6 @@ silently stays off until there is one.
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,8 +21,8 @@ import trio
 
 from peer.discovery.mdns_messages import MAX_ADDRESSES, MAX_LINE_BYTES, Announcement, Sighting, heard_in
 from peer.discovery.rendezvous import Founded, FoundedTwice, Noticeboard, noticed
+from peer.environment import ChildKind, child_environment
 from peer.errors import PeerError
-from peer.installation import child_environment
 from peer.paths import runtime_dir
 from protocol.events.events import Event, Notice
 from protocol.run.manifest import SignedManifest
@@ -105,7 +104,7 @@ class Mdns:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=child_environment({**os.environ, "MALLOC_ARENA_MAX": "1"}),
+                env=child_environment(ChildKind.HELPER) | {"MALLOC_ARENA_MAX": "1"},
                 start_new_session=True,  # Ctrl-C on our terminal must reach only us
             )
         except OSError as error:

@@ -8,14 +8,13 @@ answers of any size, for any time.  So it runs in a separate process, which may 
 from __future__ import annotations
 
 import ipaddress
-import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from peer.installation import child_environment
+from peer.environment import ChildKind, child_environment
 
 DISCOVER_MS = 2000
 ANSWER_S = 20.0
@@ -59,7 +58,7 @@ def ask(*words: str | int) -> str:
     command = [sys.executable, "-m", "peer.discovery.upnp", *map(str, words)]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, env=child_environment(os.environ)
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, env=child_environment(ChildKind.HELPER)
         )
     except subprocess.TimeoutExpired as error:
         raise OSError("no port by UPnP: the router did not finish its answer") from error

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from peer.environment import ChildKind, child_environment
+
 ANSWER_S = 2.0
 MAX_ANSWER = 1 << 16
 MOST_SESSIONS = 64
@@ -39,7 +41,14 @@ Run = Callable[[Sequence[str]], str | None]
 def run_program(words: Sequence[str]) -> str | None:
     """Run a program without a shell, as `Run` describes it.  Blocking."""
     try:
-        done = subprocess.run(words, capture_output=True, timeout=ANSWER_S, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            timeout=ANSWER_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(ChildKind.DESKTOP_QUERY),
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout[:MAX_ANSWER].decode("utf-8", "replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import trio
 
+from peer.environment import TRACKERS, ChildKind, child_environment
 from peer.formatting import clean
-from peer.installation import child_environment
 from peer.joining.run_source import stored_manifest
 from protocol.wire.hashes import Hash
 
@@ -25,25 +24,25 @@ LAST_WORDS = 4096
 async def keep_tracking(target: str, data: Path, run: Hash, warn: Callable[[str], None]) -> None:
     """Track the run of a running peer until cancelled.  A process that failed is reported and started again."""
     words = ["-m", "peer", "--data-dir", str(data), "track", target, "--run", run.hex(), "--every", f"{EVERY_S}s"]
-    told = ""
+    child, told = TRACKERS[target.partition(":")[0]], ""
     while True:
         while await trio.to_thread.run_sync(stored_manifest, run, data) is None:
             await trio.sleep(LOOK_S)
-        reason = await _last_words([sys.executable, *words, "--until-eof"])
+        reason = await _last_words([sys.executable, *words, "--until-eof"], child)
         if reason != told:
             warn(f"the run is not tracked by {target.partition(':')[0]}: {reason}; it is tried again every minute")
         told = reason
         await trio.sleep(AGAIN_S)
 
 
-async def _last_words(words: Sequence[str]) -> str:
+async def _last_words(words: Sequence[str], child: ChildKind) -> str:
     """Run a process that ends with us, even if we are killed; return the last line that it wrote to standard error."""
     process = await trio.lowlevel.open_process(
         words,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=child_environment(os.environ),
+        env=child_environment(child),
     )
     assert process.stderr is not None and process.stdin is not None
     said = b""

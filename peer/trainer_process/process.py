@@ -25,8 +25,8 @@ from typing import Any
 
 import trio
 
+from peer.environment import ChildKind, child_environment
 from peer.errors import PeerError
-from peer.installation import child_environment
 from peer.paths import make_private
 from peer.trainer_process.busy_hour import BusyHour
 from peer.trainer_process.log import TrainerLog
@@ -251,7 +251,7 @@ def environment(ours: Mapping[str, str], folder: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    return {**defaults, **child_environment(ours), "PYTHONUNBUFFERED": "1"}
+    return {**defaults, **child_environment(ChildKind.TRAINER, ours), "PYTHONUNBUFFERED": "1"}
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
 from peer.weights.tokenizer_files import folder_tokenizer, take_config, take_tokenizer
@@ -150,7 +151,12 @@ def _run(words: Sequence[str], place: Path, show: Callable[[str], None]) -> tupl
     """Run the harness; return its exit code and the last line that it wrote to standard error."""
     said = ""
     with subprocess.Popen(
-        words, cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        words,
+        cwd=place,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=child_environment(ChildKind.HARNESS),
     ) as process:
         assert process.stderr is not None
         try:

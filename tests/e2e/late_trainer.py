@@ -1,4 +1,7 @@
-"""`peer`, whose trainer process starts `LATE_TRAINER_S` seconds late, as on a slow computer; and that trainer process."""
+"""`peer`, whose trainer process starts `LATE_TRAINER_S` seconds late, as on a slow computer; and that trainer process.
+
+The trainer gets the number as a word, because a peer passes no unknown variables on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def run_trainer() -> int:
     """Wait, and be the trainer process."""
     from trainer.__main__ import main
 
-    time.sleep(float(os.environ[LATE_TRAINER_S]))
+    time.sleep(float(sys.argv.pop(1)))
     return main()
 
 
@@ -23,7 +26,7 @@ def run_peer() -> int:
     from peer.cli import main
     from peer.trainer_process import process
 
-    process.PROGRAM = ("tests.e2e.late_trainer", TRAINER)
+    process.PROGRAM = ("tests.e2e.late_trainer", TRAINER, os.environ[LATE_TRAINER_S])
     return main()
 
 

@@ -70,7 +70,8 @@ async def _paced_verify(process: RolloutProcess, task: VerifyTask, path: Path) -
 
 
 if __name__ == "__main__":
-    trainer_process.PROGRAM = ("tests.e2e.paced_trainer",)
+    words = (f"{name}={value}" for name, value in os.environ.items() if name == BUSY_FILE or name.startswith("PACE_"))
+    trainer_process.PROGRAM = ("tests.e2e.paced_trainer", *words)  # a peer passes no unknown variables on
     TrainerProcess.compute = _paced_compute  # type: ignore[method-assign,assignment]
     RolloutProcess.generate = _paced_generate  # type: ignore[method-assign,assignment]
     RolloutProcess.verify = _paced_verify  # type: ignore[method-assign,assignment]

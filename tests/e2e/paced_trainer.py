@@ -63,6 +63,9 @@ def _paced_compute(
 
 if __name__ == "__main__":
     Worker.compute = _paced_compute  # type: ignore[method-assign,assignment]
+    while "=" in sys.argv[1]:
+        name, _, value = sys.argv.pop(1).partition("=")
+        os.environ[name] = value
     status = main()
     sys.stdout.flush()
     os._exit(status)

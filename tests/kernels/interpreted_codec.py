@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
 
 from kernels import codec_triton
 from kernels.codecs.format import HEADER_BYTES, norm
@@ -109,9 +109,9 @@ def test_weighted_mean_of_ordinary_values_gives_the_bytes_of_the_cpu(codec: Code
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone(tmp_path: Path) -> Iterator[None]:
     """This process is the only rank."""
-    join_group(0, 1, HashStore(), small.CPU)
+    join_group(0, 1, str(tmp_path / "store"), b"secret", small.CPU)
     yield
     leave_group()
 

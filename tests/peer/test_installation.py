@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode
-from peer.installation import ROOMS, ROOT, child_environment
+from peer.installation import ROOMS, ROOT
 
 FOREIGN = 'raise SystemExit("a foreign package was imported")\n'
 
@@ -80,11 +81,11 @@ def test_what_a_foreign_package_took_along_when_it_was_removed_is_missed(copy: P
 def test_processes_of_ours_do_not_look_into_the_folder_they_are_started_in(tmp_path: Path) -> None:
     for name in ("peer", *ROOMS):
         foreign_package(tmp_path, name)
-    done = start(tmp_path, child_environment(os.environ))
+    done = start(tmp_path, child_environment(ChildKind.HELPER))
     assert done.returncode == ExitCode.OK and done.stdout.startswith("peer "), done.stderr
 
 
 def test_the_environment_of_a_child_does_not_grow_with_each_generation() -> None:
-    once = child_environment({"PYTHONPATH": "/elsewhere", "HOME": "/home"})
+    once = child_environment(ChildKind.HELPER, {"PYTHONPATH": "/elsewhere", "HOME": "/home"})
     assert once == {"PYTHONPATH": f"{ROOT}:/elsewhere", "PYTHONSAFEPATH": "1", "HOME": "/home"}
-    assert child_environment(once) == once
+    assert child_environment(ChildKind.HELPER, once) == once

@@ -27,11 +27,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Team:
-    """A worker, and the memory that its ranks share."""
+    """A worker, and the memory that its ranks share.  store: path of the file in which they found each other."""
 
     worker: Worker
     theta: np.ndarray
     out: memoryview
+    store: str = ""
 
     def compute(self, task: Task, theta: np.ndarray) -> tuple[Done, bytes, list[float]]:
         """What a round's work gives, its contribution, and the mean loss after each step."""
@@ -63,9 +64,9 @@ def team(
     leader = None
     try:
         if ranks > 1 or config.offload:
-            order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder, 0)
+            order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder)
             leader = LeadingRank(order, SharedFiles(regions[0].fd, regions[1].fd), unexpected)
-        yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view)
+        yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view, leader.store if leader else "")
     finally:
         if leader is not None:
             leader.close()

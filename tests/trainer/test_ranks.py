@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from kernels.codecs.format import from_bf16
@@ -258,3 +261,42 @@ def test_damaged_moments_are_refused_by_all_ranks(tmp_path: Path, capfd: pytest.
     with team(run, 2, tmp_path) as several:
         assert several.compute(ROUND, begin)[2] == pytest.approx(fresh, rel=1e-6)
     assert "another rank refuses" in capfd.readouterr().err
+
+
+# -- other users of the computer ---------------------------------------------------------------------------------------
+
+
+def listening() -> int:
+    """Number of ports at which this process and its children can be reached."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(each.status == psutil.CONN_LISTEN for process in processes for each in process.net_connections())
+
+
+def test_ranks_find_each_other_in_a_file_that_nobody_else_can_open_and_at_no_port() -> None:
+    before = listening()
+    with team(config(), 2) as several:
+        store = Path(several.store)
+        assert (store.stat().st_mode & 0o777, store.stat().st_nlink) == (0o600, 0) and b"/cpu/" in store.read_bytes()
+        assert listening() - before == 2, "gloo's alone, one of each rank"
+
+
+JOIN = """
+import sys, torch
+from trainer.sharding import join_group
+join_group(int(sys.argv[1]), 2, sys.argv[2], sys.argv[3].encode(), torch.device("cpu"))
+"""
+
+
+def test_a_stranger_in_the_place_of_a_rank_is_noticed_before_any_work(tmp_path: Path) -> None:
+    """It has even the right place in gloo's connections, so that all it lacks is the secret."""
+    places = [(number, secret) for number, secret in enumerate(("ours", "another"))]
+    ends = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOIN, str(number), str(tmp_path / "store"), secret], stderr=subprocess.PIPE, text=True
+        )
+        for number, secret in places
+    ]
+    said = [end.communicate()[1] for end in ends]
+    for number, text in enumerate(said):
+        wanted = f"StrangerAmongRanks: another program has connected to rank {number} of the trainer in the place of a rank"
+        assert wanted in text, text

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.layout import chunk_layouts, fragment_length
@@ -26,9 +25,9 @@ ROWS = Rows(np.random.default_rng(3).integers(0, 259, (4, 17), dtype=np.int16))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process is the only rank."""
-    join_group(0, 1, HashStore(), small.CPU)
+    join_group(0, 1, str(tmp_path_factory.mktemp("ranks") / "store"), b"secret", small.CPU)
     yield
     leave_group()
 

@@ -499,12 +499,16 @@ def tried(data: bytes, reserved: frozenset[int]) -> bytes:
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
+VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES")
+"""Environment variables of the process besides its own; it may read the file of a stranger, so it gets no keys."""
+
+
 def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
     """Call `tried` in a process with little memory and time, and return its result.  Raises `TokenizerRefused`."""
     command = [sys.executable, "-s", "-P", "-m", __name__, *map(str, sorted(reserved))]
     others = os.environ.get("PYTHONPATH", "")
     environment = {
-        **os.environ,
+        **{name: os.environ[name] for name in VARIABLES if name in os.environ},
         "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [others])]),
         "RAYON_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

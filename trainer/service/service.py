@@ -380,7 +380,7 @@ class Service:
         if message["trains"]:
             if len(devices) > 1 or config.offload:
                 names = tuple(str(each) for each in devices)
-                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, folder, 0))
+                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, folder))
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None

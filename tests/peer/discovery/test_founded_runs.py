@@ -13,6 +13,7 @@ from peer.cli import main
 from peer.discovery import mdns
 from peer.discovery.mdns import find_twins, founded, tell_of_twins
 from peer.discovery.rendezvous import FOLDER, MAX_TOLD, Founded, FoundedTwice, Noticeboard, founded_in, founded_of, noticed
+from peer.environment import ChildKind
 from peer.errors import ExitCode
 from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, SignedManifest, sign
@@ -132,7 +133,7 @@ def test_a_run_that_others_have_founded_is_asked_about_on_a_terminal(
 
     from peer.commands import join
 
-    def interface(*words: str) -> None:
+    def interface(child: ChildKind, *words: str) -> None:
         raise SystemExit(77)
 
     monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))

@@ -28,7 +28,7 @@ from peer.discovery.mdns_process import (
     serve,
 )
 from peer.discovery.rendezvous import Founded
-from peer.installation import child_environment
+from peer.environment import ChildKind, child_environment
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity
 
@@ -323,7 +323,7 @@ def test_a_process_without_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_process_ends_with_its_input_and_has_neither_trio_nor_libp2p() -> None:
     """So a peer that is killed leaves none behind."""
-    environment = child_environment(os.environ)
+    environment = child_environment(ChildKind.HELPER)
     process = subprocess.run(mdns.COMMAND, input=Announcement().to_line(), capture_output=True, timeout=60, env=environment)
     assert not process.stdout
     code = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from peer.environment import ChildKind
 from peer.tracking.child import _last_words
 
 PATIENCE_S = 300.0
@@ -22,7 +23,7 @@ PATIENCE_S = 300.0
     ],
 )
 def test_the_last_line_of_a_process_that_ended_is_told(program: str, told: str) -> None:
-    said = trio.run(_last_words, [sys.executable, "-c", program])
+    said = trio.run(_last_words, [sys.executable, "-c", program], ChildKind.TENSORBOARD)
     assert said.endswith(told) and said.isprintable() and len(said) <= 300
 
 
@@ -32,7 +33,7 @@ def test_a_process_ends_with_the_peer_and_may_finish_what_it_does(tmp_path: Path
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_last_words, [sys.executable, "-c", program])
+            nursery.start_soon(_last_words, [sys.executable, "-c", program], ChildKind.TENSORBOARD)
             with trio.fail_after(PATIENCE_S):
                 while not begun.exists():
                     await trio.sleep(0.01)

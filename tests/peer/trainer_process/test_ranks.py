@@ -25,6 +25,7 @@ TWO = TrainerRanks(processes=2)
 
 HOOK = """
 import os, pathlib, signal, sys
+FAULTS = {folder!r}
 if "trainer" in sys.orig_argv:
     from trainer import device, ranks
 
@@ -33,7 +34,7 @@ if "trainer" in sys.orig_argv:
     def told(tell):
         def wrapped(self, operation, *arguments):
             tell(self, operation, *arguments)
-            plan = pathlib.Path(os.environ["RANK_FAULTS"], f"rank-{self.number}")
+            plan = pathlib.Path(FAULTS, "rank-" + str(self.number))
             if plan.exists() and plan.read_text().split()[0] == operation:
                 number = int(plan.read_text().split()[1])
                 plan.unlink()
@@ -70,9 +71,9 @@ class Faults:
 
 @pytest.fixture(autouse=True)
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    (tmp_path / "sitecustomize.py").write_text(HOOK.replace("{folder!r}", repr(str(tmp_path))))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("RANK_FAULTS", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "secret")
     return Faults(tmp_path)
 
 
@@ -92,6 +93,7 @@ def contribution(folder: Path, ranks: TrainerRanks) -> tuple[float, float, bytes
         measured = await bench.trainer.evaluate(bench.theta.view, nothing)
         done = await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
         assert len(ranks_of(bench)) == ranks.processes
+        assert not any("HF_TOKEN" in each.environ() for each in ranks_of(bench))
         found.append((measured.loss, done.loss, bytes(done.data)))
 
     with_trainer(folder, scenario, ranks=ranks)
@@ -251,7 +253,7 @@ def test_strangers_at_the_ports_of_ranks_change_nothing(tmp_path: Path) -> None:
                     found[disturbed].append(await measured(bench))
                     if disturbed:
                         await trio.to_thread.run_sync(knock, ports_of(ranks_of(bench)))
-                assert len(bench.started) == 1 and (len(knocked) >= 3) == disturbed
+                assert len(bench.started) == 1 and (len(knocked) >= 2) == disturbed
                 nursery.cancel_scope.cancel()
 
         with_trainer(tmp_path, scenario, starts=False, ranks=TWO)

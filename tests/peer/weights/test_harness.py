@@ -47,14 +47,14 @@ RESULTS: dict[str, Any] = {
 STAND_IN = """
 import json, os, pathlib, sys
 assert os.getcwd() not in sys.path and "" not in sys.path
-words = sys.argv[1:]
+here, words = pathlib.Path(__file__).parent, sys.argv[1:]
 print("Running loglikelihood requests", file=sys.stderr)
 if "broken" in words[words.index("--tasks") + 1]:
     raise ValueError("Tasks not found: \\x1b[31mbroken")
 folder = pathlib.Path(words[words.index("--output_path") + 1]) / "some__model"
 folder.mkdir(parents=True)
-(folder / "results_2026-11-27T23-18-27.json").write_text(os.environ["STAND_IN_RESULTS"])
-pathlib.Path(os.environ["STAND_IN_WORDS"]).write_text(json.dumps(words))
+(folder / "results_2026-11-27T23-18-27.json").write_text((here / "results.json").read_text())
+(here / "words.json").write_text(json.dumps(words))
 """
 
 
@@ -75,9 +75,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "packages" / "lm_eval" / "__main__.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    monkeypatch.setenv("STAND_IN_RESULTS", json.dumps(RESULTS))
-    monkeypatch.setenv("STAND_IN_WORDS", str(tmp_path / "words.json"))
-    return tmp_path / "words.json"
+    (tmp_path / "packages" / "lm_eval" / "results.json").write_text(json.dumps(RESULTS))
+    return tmp_path / "packages" / "lm_eval" / "words.json"
 
 
 def test_scores_of_a_folder_are_printed(harness: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +120,7 @@ def test_what_goes_wrong_is_a_sentence(
     for (option, value, *more), (code, part) in cases.items():
         assert main(["eval", model, f"{option}={value}", *more]) == code
         assert part in (said := capsys.readouterr().err) and said.count("\n") == 1
-    monkeypatch.setenv("STAND_IN_RESULTS", '{"results": []}')
+    (harness.parent / "results.json").write_text('{"results": []}')
     assert main(["eval", model, "--harness", "capitals"]) == ExitCode.FAILED
     assert "of an unknown form" in capsys.readouterr().err
 
