@@ -61,7 +61,7 @@ class FalseLearners:
         learned = learned_from([UsedBatch(me, root, rl.tokens_per_batch) for root in roots], 0.5)
         work.learn(learned)
         nothing = contributor._nothing(task.round)
-        self.peers[me].judge.on_contribution(nothing.data, None)
+        self.peers[me].judge.on_contribution(me, nothing.data, None)
         return replace(nothing, tokens=most_tokens(self._manifest, task.round, learned))
 
 
