@@ -67,9 +67,9 @@ EVENT_GROUPS = {
     "The life of a peer": "Started Left PhaseChanged RoleChosen TrainerStarted TrainerStopped Notice LinesLost",
     "Other peers": "PeerJoined PeerSuspected PeerGone PeerBanned PeerEjected StrangersClosed Dropped HandlerFailed "
     "ReachabilityChanged LinkChanged PortMapped NobodyAnswers",
-    "A round": "ComputeProgress ReadySent RoundProposed ExchangeProgress MemberLost ExchangeFinished AuditDone RoundVoted "
-    "RoundsConfirmed RoundCommitted RunEnded RunExtended StateApplied EvalProgress EvalLoss SamplesWritten "
-    "CheckpointWritten",
+    "A round": "ComputeProgress ReadySent RoundProposed ExchangeProgress MemberLost MemberRegained ExchangeFinished "
+    "AuditDone RoundVoted RoundsConfirmed RoundCommitted RunEnded RunExtended StateApplied EvalProgress EvalLoss "
+    "SamplesWritten CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",
     "Versions of the weights": "VersionPublished VersionStarted VersionComplete VersionRefused",

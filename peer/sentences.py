@@ -321,6 +321,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: exchanged in {duration(seconds)} ({size(up_bytes)} up, {size(down_bytes)} down)"
         case ev.MemberLost(round, peer):
             return f"round {round}: {name(peer)} stopped delivering; averaging without it"
+        case ev.MemberRegained(round, peer):
+            return f"round {round}: {name(peer)} is heard again; waiting for it again"
         case ev.AuditDone(round, chunks, checked):
             missing = "" if checked == chunks else f" ({chunks - checked} could not be)"
             return f"round {round}: {checked} averages of others recomputed{missing}"

@@ -235,6 +235,8 @@ class Picture:
                     self._audit(peer).right += count
             case ev.MemberLost(_, peer):
                 self._audit(peer).lost += 1
+            case ev.MemberRegained(_, peer):
+                self._audit(peer).lost = max(0, self._audit(peer).lost - 1)
             case ev.PeerEjected(peer, reason):
                 self._audit(peer).proven = reason
             case _:

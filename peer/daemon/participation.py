@@ -418,6 +418,7 @@ class Participation:
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         if trainer is not None:
+            trainer.report_load(node.note_load)
             nursery.start_soon(self._keep_trainer, trainer, node)
             sensors = Sensors(asks_for_people=lambda: settings.live.now.unused_for is not None)
             self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(sensors.read), node)

@@ -20,9 +20,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import psutil
 import trio
 
 from peer.environment import ChildKind, child_environment
@@ -57,6 +59,7 @@ from protocol.wire.rollouts import Reason, Verdict
 from trainer.generate.choice import GeneratorName
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.service import frames
+from trainer.silence import LOOK_S, SilenceClock, load_average, usable_cores
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Channel to one trainer process: commands, their answers and progress, over a socket.
@@ -254,19 +257,44 @@ def environment(ours: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {**defaults, **child_environment(ChildKind.TRAINER, ours), "PYTHONUNBUFFERED": "1"}
 
 
+def processor_time(pid: int) -> float:
+    """Return the processor time (s) of a process and of its children, such as ranks and sandboxes, that still run.
+
+    0 if the process has ended, or if this system does not tell.
+    """
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0.0
+    return sum(map(_own_processor_time, family))
+
+
+def _own_processor_time(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 
 
 START_DEADLINE_S = 180.0
-"""Seconds for importing torch on a slow, busy computer."""
+"""Seconds for importing torch on a slow computer, by `trainer.silence.SilenceClock`."""
 SILENCE_DEADLINE_S = 1800.0
-"""Seconds of silence during work after which a trainer counts as hung (a step takes seconds; the first step may compile)."""
+"""Seconds of silence during work after which a trainer counts as hung, by the same clock.
+
+A step takes seconds; the first step may compile.
+"""
+SHOWN_AFTER_S = 15.0
+"""Seconds of silence after which the status says that the computer is too busy."""
 END_DEADLINE_S = 2.0
 """Seconds to wait for the process to end by itself after its socket is closed; then it is killed."""
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
-WATCH_EVERY_S = 5.0
 STOPPED = "the trainer was stopped"
 UNMEASURED = "the trainer's power cannot be measured ({device} has no energy counter), so max_power has no effect"
 
@@ -377,6 +405,7 @@ class TrainerProcess:
         self._threads, self._watts, self._load = settings.threads, 0.0, 1.0
         self._paused = False
         self._busy = False
+        self._tell_of_load: Callable[[str], None] = lambda sentence: None
         self._report_missing: Callable[[Hash, int], None] = lambda shard, number: None
         self.threads = 0
         """CPU threads that the last finished round used at its end."""
@@ -529,6 +558,10 @@ class TrainerProcess:
         self._report_missing(Hash(bytes.fromhex(waiting["shard"])), waiting["number"])
         return True
 
+    def report_load(self, report: Callable[[str], None]) -> None:
+        """Call `report` with a sentence while the trainer is late because this computer is too busy; then with no words."""
+        self._tell_of_load = report
+
     def finish(self) -> None:
         """Stop the running compute after its current step, and contribute its work so far."""
         self._send({"do": "finish"})
@@ -652,6 +685,7 @@ class TrainerProcess:
                     nursery.cancel_scope.cancel()
             finally:
                 self._ready = False
+                self._tell_of_load("")
                 ours.close()  # ends the trainer
                 with trio.CancelScope(shield=True):
                     await reap(process, END_DEADLINE_S)
@@ -697,14 +731,23 @@ class TrainerProcess:
         self._wake()
 
     async def _watch(self, channel: TrainerChannel) -> None:
-        """Kill a trainer that has been silent for too long while it has work."""
+        """Kill a trainer that has been silent for too long while it has work, and tell of a computer that makes it late."""
+        heard_at, clock, told = -inf, SilenceClock(0.0, 0.0, 1), ""
         while True:
-            await trio.sleep(WATCH_EVERY_S)
-            limit_s = SILENCE_DEADLINE_S if self._ready else START_DEADLINE_S
+            await trio.sleep(LOOK_S)
             if not channel.busy or (self._paused and self._ready):
                 channel.heard_at = trio.current_time()
-            elif trio.current_time() - channel.heard_at > limit_s:
-                channel.kill(f"the trainer said nothing for {limit_s:.0f} s")
+            used_s = processor_time(channel.process.pid)
+            if channel.heard_at > heard_at:
+                heard_at = channel.heard_at
+                clock = SilenceClock(heard_at, used_s, usable_cores())
+            clock.look(trio.current_time(), used_s, load_average())
+            busy = clock.busy if clock.wall_s >= SHOWN_AFTER_S else ""
+            if bool(busy) != bool(told):  # not for each new load
+                told = busy
+                self._tell_of_load(busy)
+            if clock.is_over(SILENCE_DEADLINE_S if self._ready else START_DEADLINE_S):
+                channel.kill(f"the trainer said nothing {clock.describe()}")
 
     def _fail_calls(self, reason: str) -> None:
         if self._channel is not None:

@@ -205,13 +205,14 @@ class SilenceTracker:
         half = (len(peers) + 1) // 2
         return first[half - 1] - self._begun if 0 < half <= len(first) else min(now - self._begun, most_s)
 
-    def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
+    def overdue(self, owing: Mapping[PeerId, float], now: float, suspects: Collection[PeerId] = ()) -> list[PeerId]:
         """Return the peers that have kept us waiting for too long, sorted.
 
         owing: for each peer that owes us something now, the longest silence allowed (s), counted from the start of the debt
-        at the earliest.
+        at the earliest.  suspects: peers that may owe us something again, so that their debts are not forgotten.
         """
-        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
+        debtors = {*owing, *(peer for peer in suspects if peer in self._owing)}
+        self._owing = {peer: self._owing.get(peer, now) for peer in debtors}
         return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
 
 

@@ -7,7 +7,11 @@ Policy
 * The owner of a chunk is the first member in its takeover order that is not lost.  When an owner is lost, members send only
   the parts of its unfinished chunks to the successor.  The successor also asks for the parts that it lacks.  A member that
   is asked answers with the result if it holds one, else with its part.  Nothing else is sent again.
-* A member is lost when it is reported dead.  A member that owes us a part is also lost when nothing has come from it for
+* A member is lost when it is reported dead or suspected.  A suspicion may be wrong, since a busy computer can be silent for
+  longer than a dead one takes to be noticed.  So a member that is lost by suspicion alone is taken back when it is heard
+  again (`PeerBack`): it owns its unfinished chunks again, and gets the parts that it has not received yet.  Its debts run on
+  meanwhile, so nobody gains time by being suspected.
+* A member that owes us a part is also lost when nothing has come from it for
   `stall_s` plus `PACES` times the pace of the other members.  A member that owes us a result is lost after twice that time,
   because an owner may itself be waiting for another member.  The time is not doubled if the owners of most chunks went on
   without the member.  `SilenceTracker` determines the bytes that count.
@@ -18,7 +22,8 @@ Policy
   `protocol.allreduce.lateness` remembers both.
 * An owner waits for late parts for at most `wait_s`, and then averages without them.  So a member that withholds its part
   from one owner cannot delay the owner's averages by `owner_s`, after which other members give up the owner.
-* A lost member stays lost in this exchange: no member waits for it any more, but chunks that it still sends are accepted.
+* Any other lost member stays lost in this exchange: no member waits for it any more, but chunks that it still sends are
+  accepted.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
 
@@ -95,11 +100,18 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Regained:
+    """Wait again for this member, which was lost."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class AllReduceDone:
     """Report that all results are here."""
 
 
-ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | AllReduceDone
+ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Regained | AllReduceDone
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -173,16 +185,27 @@ class Asked:
 
 @dataclass(frozen=True)
 class PeerDead:
-    """Death of this peer, according to membership."""
+    """End of this peer's part in the exchange: it said goodbye, or was ejected."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class SuspicionRaised:
+    """Suspicion that this peer is dead, according to membership: it is silent, or its connection broke."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class PeerBack:
-    """Return of a peer, for which no member waits, but which may still get our averages."""
+    """New sign of life of a peer that was dead or suspected.  restarted: True if its process has been started again.
+
+    No member waits for a process that was started again: it has no contribution any more.  It may still get our averages.
+    """
 
     peer: PeerId
+    restarted: bool
 
 
 @dataclass(frozen=True)
@@ -200,6 +223,7 @@ ExchangeEvent = (
     | Averaged
     | Asked
     | PeerDead
+    | SuspicionRaised
     | PeerBack
     | ExchangeTick
 )
@@ -219,8 +243,10 @@ class OwnerFailover:
         self._me, self._name, self._members, self._shares = me, plan_hash(plan), members, shares
         self._orders = [[members[owner]] for owner in plan.owners]
         """Takeover order of each chunk; only the planned owner, until that owner is lost."""
+        self._turns = [0] * len(plan.owners)
+        """The farthest place in the takeover order of each chunk whose turn has come so far."""
         self.lost: dict[PeerId, None] = {}
-        """Members for which nobody waits any more in this exchange."""
+        """Members for which nobody waits now."""
 
     def share(self, peer: PeerId) -> float:
         """Return this member's fraction of the waiting time."""
@@ -241,20 +267,20 @@ class OwnerFailover:
             return order[0]
         if len(order) == 1:
             order = self._orders[chunk] = takeover_order(self._name, chunk, self._members, order[0])
-        return next((peer for peer in order if self.is_awaited(peer)), self._me)
+        owner = next((peer for peer in order if self.is_awaited(peer)), self._me)
+        self._turns[chunk] = max(self._turns[chunk], order.index(owner))
+        return owner
 
     def is_in_line(self, peer: PeerId, chunk: int) -> bool:
         """Return True if this member is in the takeover order of the chunk, as far as the order has been needed."""
         return peer in self._orders[chunk]
 
     def may_sign(self, peer: PeerId, chunk: int) -> bool:
-        """Return True if this member is the chunk's owner now, or was before we gave it up.
+        """Return True if this member is the chunk's owner now, or was at any time.
 
         Later successors must not sign: their averages would come first, with fewer parts than the owner has.
         """
-        owner = self.owner(chunk)
-        order = self._orders[chunk]
-        return peer == owner or peer in order[: order.index(owner)]
+        return peer == self.owner(chunk) or peer in self._orders[chunk][: self._turns[chunk] + 1]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -278,6 +304,10 @@ class ExchangeMachine:
         self._limits, self._jury = limits, limits.jury or self.members
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self.failover = OwnerFailover(me, plan, self.members, limits.shares)
+        self._suspects: dict[PeerId, None] = {}
+        """Members that are lost by suspicion alone."""
+        self._by_successors: set[int] = set()
+        """Chunks whose results we hold, signed by another member than the planned owner."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed us something for too long."""
         self.delays, self.lateness, self._parts_due = DelayTimer(now), DelayTimer(now), PartDeadline(now)
@@ -335,6 +365,16 @@ class ExchangeMachine:
             return False
         return isinstance(arrived, ResultArrived) or self._index[arrived.peer] not in self._parts.get(arrived.chunk, ())
 
+    def is_needed(self, part: SendPart) -> bool:
+        """Return True if the receiver of this part still lacks it for an average.
+
+        An owner that was taken back does not take a result that its successor signed meanwhile.
+        """
+        if part.to in self.lost:
+            return False
+        is_signed_by_another = part.chunk in self._by_successors and self.failover.planned(part.chunk) == part.to
+        return part.chunk not in self.entries or is_signed_by_another
+
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """Return the chunks of the record's index that we lack, or of which we hold another version."""
         return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
@@ -365,6 +405,8 @@ class ExchangeMachine:
                 return self._part_arrived(peer, chunk, now)
             case ResultArrived(peer, chunk, entry, signer):
                 self._exclusions.note(signer, chunk, entry)
+                if chunk not in self.entries and signer != self.failover.planned(chunk):
+                    self._by_successors.add(chunk)
                 return self._result_arrived(peer, chunk, entry, now)
             case SignedEarly(signer, chunk):
                 self._signed_early.setdefault(chunk, {})[signer] = None
@@ -375,8 +417,10 @@ class ExchangeMachine:
                 return self._asked(peer, chunk)
             case PeerDead(peer):
                 return self._lose(peer)
-            case PeerBack(peer):
-                return [SendResult(peer, chunk) for chunk in self._mine] if peer in self.lost else []
+            case SuspicionRaised(peer):
+                return self._suspect(peer)
+            case PeerBack(peer, restarted):
+                return self._hear_again(peer, restarted=restarted)
             case ExchangeTick():
                 return self._tick(now)
 
@@ -403,6 +447,8 @@ class ExchangeMachine:
         self._reducing.discard(chunk)
         if chunk in self.entries:
             return []
+        if self.failover.planned(chunk) != self.me:
+            self._by_successors.add(chunk)
         return self._hold(chunk, entry, [peer for peer in self.others if peer not in self.lost])
 
     def _asked(self, peer: PeerId, chunk: int) -> list[ExchangeEffect]:
@@ -410,7 +456,31 @@ class ExchangeMachine:
             return []
         return [SendResult(peer, chunk)] if chunk in self.entries else [SendPart(peer, chunk)]
 
+    def _suspect(self, peer: PeerId) -> list[ExchangeEffect]:
+        if peer in self.lost:
+            return []
+        effects = self._lose(peer)
+        if effects:
+            self._suspects[peer] = None
+        return effects
+
+    def _hear_again(self, peer: PeerId, *, restarted: bool) -> list[ExchangeEffect]:
+        """Take a suspect back, and send it what it lacks: averages of ours, and parts of the chunks that it owns again."""
+        if peer not in self.lost:
+            return []
+        effects: list[ExchangeEffect] = [SendResult(peer, chunk) for chunk in self._mine]
+        if restarted:
+            self._suspects.pop(peer, None)
+        if peer not in self._suspects:
+            return effects
+        del self._suspects[peer], self.failover.lost[peer]
+        owned = [chunk for chunk in range(self.chunks) if self.owner(chunk) == peer]
+        parts = [part for chunk in owned if self.is_needed(part := SendPart(peer, chunk))]
+        self._sent |= {(peer, part.chunk) for part in parts}
+        return [Regained(peer), *effects, *parts]
+
     def _lose(self, peer: PeerId) -> list[ExchangeEffect]:
+        self._suspects.pop(peer, None)
         if peer not in self._index or peer in self.lost or peer == self.me:
             return []
         self.failover.lost[peer] = None
@@ -545,7 +615,7 @@ class ExchangeMachine:
             elif owner not in averages:
                 patience = 1.0 if self._exclusions.is_left_out(owner) else RESULT_PATIENCE
                 averages[owner] = patience * silence_s * max(self.failover.share(owner), OWNER_SHARE)
-        overdue = {*self._silence.overdue(averages | parts, now)}
+        overdue = {*self._silence.overdue(averages | parts, now, self._suspects)}
         waiting = {owner for owner in averages if now < self._parts_due.at + self._limits.owner_s.get(owner, 0.0)} - {*parts}
         late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self._limits.owner_s.get(peer, inf)]
         return sorted((overdue - waiting) | {peer for peer in late if peer in averages or peer in parts})

@@ -40,13 +40,15 @@ from protocol.allreduce.machine import (
     PeerBack,
     PeerDead,
     Reduce,
+    Regained,
     ResultArrived,
     SendPart,
     SendResult,
     SignedEarly,
+    SuspicionRaised,
 )
 from protocol.disk import let_go
-from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
+from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost, MemberRegained
 from protocol.offload import Offload
 from protocol.transport.interface import (
     MALFORMED,
@@ -199,7 +201,7 @@ class Sender:
                 if len(under_way) >= ahead:
                     await under_way.popleft().wait()
                 item = queue.popleft()
-                if isinstance(item, SendPart) and (peer in self._machine.lost or item.chunk in self._machine.entries):
+                if isinstance(item, SendPart) and not self._machine.is_needed(item):
                     self._ordered.discard(item)
                     continue
                 under_way.append(trio.Event())
@@ -529,12 +531,16 @@ class ExchangeRunner:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Stop waiting for a peer that is dead according to membership."""
+        """Stop waiting for a peer that has left, or was ejected."""
         self._handle(PeerDead(peer))
 
-    def peer_alive(self, peer: PeerId) -> None:
-        """Note that a lost member has been heard again."""
-        self._handle(PeerBack(peer))
+    def peer_suspected(self, peer: PeerId) -> None:
+        """Stop waiting for a peer that may be dead, until it is heard again."""
+        self._handle(SuspicionRaised(peer))
+
+    def peer_alive(self, peer: PeerId, *, restarted: bool) -> None:
+        """Note that a lost member has been heard again.  restarted: True if that is another process of it."""
+        self._handle(PeerBack(peer, restarted))
 
     def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:
         """Answer a successor that asks for the result of a chunk, or our part; ignore requests for another fragment."""
@@ -575,6 +581,8 @@ class ExchangeRunner:
         elif isinstance(effect, Lost):
             self._session.emit(MemberLost(self.machine.plan.round, effect.peer))
             self._buffers.parts.wake_senders()
+        elif isinstance(effect, Regained):
+            self._session.emit(MemberRegained(self.machine.plan.round, effect.peer))
         elif isinstance(effect, AllReduceDone):
             self.done.set()
             self._progress.complete()

@@ -406,7 +406,7 @@ class PhaseChanged(Event):
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
-    """The first heartbeat of a peer, or of a new incarnation of it, has arrived.
+    """The first heartbeat of a peer, or of a new incarnation of it, has arrived, or a suspected peer is heard again.
 
     team: the team to which the peer says that it belongs; empty without one.
     """
@@ -418,7 +418,7 @@ class PeerJoined(Event):
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
-    """A peer sent no heartbeat for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
+    """A peer sent nothing for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
 
     peer: str
     silent_s: float
@@ -543,6 +543,14 @@ class ExchangeFinished(Event):
 @dataclass(frozen=True)
 class MemberLost(Event):
     """A member stopped delivering in this round's exchange; its missing chunks are averaged without it."""
+
+    round: int
+    peer: str
+
+
+@dataclass(frozen=True)
+class MemberRegained(Event):
+    """A lost member of this round's exchange was only suspected, and is heard again; the exchange waits for it again."""
 
     round: int
     peer: str

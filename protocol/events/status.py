@@ -40,6 +40,7 @@ class WhyIdle(str, Enum):
     EXCHANGING = "exchanging"
     COMMITTING = "committing"
     TRAINER_RESTARTING = "trainer restarting"
+    COMPUTER_BUSY = "computer busy"
     PAUSED = "paused"
     OUTSIDE_HOURS = "outside hours"
     ON_BATTERY = "on battery"
@@ -69,6 +70,7 @@ REMEDIES = {
     WhyIdle.EXCHANGING: "nothing; over a relayed or slow line it takes longer",
     WhyIdle.COMMITTING: "nothing; it takes seconds when enough of the electors are here",
     WhyIdle.TRAINER_RESTARTING: "the end of `trainer.log` in the run's folder says why",
+    WhyIdle.COMPUTER_BUSY: "nothing; or end other programs, or `peer pause` until they are done",
     WhyIdle.PAUSED: "`peer resume`, or `p` in the interface",
     WhyIdle.OUTSIDE_HOURS: "nothing; or set other hours with `peer config schedule`",
     WhyIdle.ON_BATTERY: "plug it in, or `peer config on_battery yes`",

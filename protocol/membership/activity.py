@@ -45,6 +45,10 @@ WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.A
 """Phases that other peers can infer from other statements.  They must be told of any other phase at once."""
 
 
+TRAINER_AWAITED = frozenset({Phase.STARTING, Phase.SYNCING, Phase.COMPUTING, Phase.GENERATING, Phase.VERIFYING})
+"""Phases in which this peer waits for its trainer."""
+
+
 class Activity:
     """Activity of this peer, set by components, and read by heartbeats and status.
 
@@ -56,7 +60,9 @@ class Activity:
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._beneath = self.phase, self.why, self.detail
         """Activity that this peer would have without the pause."""
-        self._trains_on = False
+        self._told = self.phase, self.why, self.detail
+        """Activity that this peer would show if the computer were not busy."""
+        self._trains_on, self._busy = False, ""
         self.measured: Measurement | None = None
         self.was_away = True
         """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have gone on
@@ -127,6 +133,12 @@ class Activity:
         else:
             self.show(Phase.COMPUTING, WhyIdle.BUSY, "")
 
+    def note_load(self, busy: str) -> None:
+        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
+        if busy != self._busy:
+            self._busy = busy
+            self._set(*self._told)
+
     def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if self._trains_on and phase in WITHIN_A_ROUND:
             why = WhyIdle.BUSY
@@ -135,6 +147,9 @@ class Activity:
         self._set(phase, why, detail)
 
     def _set(self, phase: Phase, why: WhyIdle, detail: str) -> None:
+        self._told = phase, why, detail
+        if self._busy and phase in TRAINER_AWAITED:
+            why, detail = WhyIdle.COMPUTER_BUSY, self._busy
         if (phase, why, detail) != (self.phase, self.why, self.detail):
             self.phase, self.why, self.detail = phase, why, detail
             self._emit(PhaseChanged(phase.value, why.value, detail))

@@ -215,11 +215,15 @@ class LivenessObserver(Protocol):
     """Observer of peers that die or come back, such as the running round."""
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Note that a peer is silent, gone or has left."""
+        """Note that a peer has left."""
         ...
 
-    def peer_alive(self, peer: PeerId) -> None:
-        """Note that a peer is heard again."""
+    def peer_suspected(self, peer: PeerId) -> None:
+        """Note that a peer is silent, or that its connection broke."""
+        ...
+
+    def peer_alive(self, peer: PeerId, *, restarted: bool) -> None:
+        """Note that a peer is heard again.  restarted: True if its process has been started again."""
         ...
 
 
@@ -235,12 +239,13 @@ class FailureDetector:
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> Acceptance:
         """Process a heartbeat, and remember the addresses in it."""
         sender, beat, membership = said.sender, said.body, self._membership
-        was_live = membership.is_live(sender)
+        was_live, known = membership.is_live(sender), membership.get(sender)
         fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), said.by)
         if fresh:
             self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
             if not was_live and membership.is_live(sender):
-                self._observer.peer_alive(sender)
+                restarted = known is None or known.heartbeat.incarnation < beat.incarnation
+                self._observer.peer_alive(sender, restarted=restarted)
         self._emit(events)
         return Acceptance.of_news(fresh)
 
@@ -273,14 +278,21 @@ class FailureDetector:
         """Note that a peer is alive, because it has just connected."""
         for event in self._membership.on_connected(peer, trio.current_time()):
             self._session.emit(event)
-            self._observer.peer_alive(peer)
+            self._observer.peer_alive(peer, restarted=True)
+
+    @at(PeerMoment.HEARD)
+    def on_message(self, peer: PeerId) -> None:
+        """Note that a peer is alive, because a message of any kind came from it over its connection."""
+        for event in self._membership.on_message(peer, trio.current_time()):
+            self._session.emit(event)
+            self._observer.peer_alive(peer, restarted=False)
 
     @at(PeerMoment.DISCONNECTED)
     def on_disconnected(self, peer: PeerId) -> None:
         """Suspect a peer, because its last connection broke."""
         for event in self._membership.on_disconnected(peer, trio.current_time()):
             self._session.emit(event)
-            self._observer.peer_dead(peer)
+            self._observer.peer_suspected(peer)
 
     def judge_silence(self, now: float, since: float) -> None:
         """Suspect peers that are silent, and give up peers that have been silent for longer.
@@ -294,7 +306,7 @@ class FailureDetector:
         self._emit(events)
         for event in events:
             if isinstance(event, PeerSuspected | PeerGone):
-                self._observer.peer_dead(PeerId(event.peer))
+                self._observer.peer_suspected(PeerId(event.peer))
 
     def silence_of_members(self, now: float) -> float:
         """Return the seconds since any member was heard; 0 if we know no other member that has not left."""

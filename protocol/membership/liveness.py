@@ -1,8 +1,11 @@
 """The peers of a run and their liveness, judged from signed heartbeats by the local clock alone.
 
-A pure state machine.  A peer is ALIVE while its heartbeats arrive, SUSPECT after three missed heartbeats or once its
-connection breaks, GONE after five missed heartbeats, and LEFT after a signed goodbye.  A new heartbeat makes a peer ALIVE
-again from any of these states, but a heartbeat older than its goodbye does not.  `protocol.agreement` decides the
+A pure state machine.  A peer is ALIVE while its heartbeats arrive, SUSPECT after the time of three heartbeats without any
+sign of life or once its connection breaks, GONE after the time of five, and LEFT after a signed goodbye.  A new heartbeat
+makes a peer ALIVE again from any of these states, but a heartbeat older than its goodbye does not.  Whatever else comes from
+the peer over its connection is a sign of life as well, because a busy computer may send a chunk and be late with its
+heartbeat.  Such a message makes a peer ALIVE again whose connection has not broken since its last heartbeat: then it is the
+same process.  `protocol.agreement` decides the
 consequences of liveness (the proposer, evictions).
 
 Gossip may be replayed, and a peer that has just started cannot detect this.  A handshake cannot be replayed.  So a peer is
@@ -99,8 +102,12 @@ JUDGED = 16
 
 In a large swarm a judgement takes longer, and silences are longer too.
 """
-SLEPT_S = 3.0
-"""Gap (s) between two ticks above which we assume that this process did not run."""
+LONGEST_S = 1.0
+"""Longest time (s) between two ticks that counts as silence of other peers.
+
+Four ticks a second are due.  If more time passed, this process was asleep, or got no turn on a busy computer, and what came
+meanwhile may still wait to be read.  A dead peer is suspected after six ticks then, however long they take.
+"""
 COUNTED_STRANGERS = 32
 """Most strangers that count for the interval between members' heartbeats, and before there are members, for everybody's."""
 FORGET_S = 600.0
@@ -148,7 +155,7 @@ class Neighbour:
 
     since: the trio time of its first heartbeat.  said: the trio time of its newest one.  heard: the trio time of its last
     sign of life; for an unproven peer, the time at which we began to listen.  brought_by: the neighbour that forwarded its
-    first heartbeat, or the peer itself.
+    first heartbeat, or the peer itself.  broken: True if its connection has broken since its newest heartbeat.
     """
 
     heartbeat: Heartbeat
@@ -157,6 +164,7 @@ class Neighbour:
     heard: float
     liveness: Liveness
     brought_by: PeerId
+    broken: bool = False
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -247,12 +255,12 @@ class Membership:
     def notice(self, now: float) -> None:
         """Note that this process is running; must be called often.
 
-        If the last call was long ago, we slept (a frozen process, a suspended laptop): this time does not count as silence
-        of other peers.
+        If the last call was long ago, we slept (a frozen process, a suspended laptop, a busy computer): this time does not
+        count as silence of other peers, apart from `LONGEST_S`.
         """
         gap, self._awake = now - self._awake, now
-        if gap > SLEPT_S:
-            self.excuse(gap, now)
+        if gap > LONGEST_S:
+            self.excuse(gap - LONGEST_S, now)
 
     def excuse(self, deaf_s: float, now: float) -> None:
         """Exclude the last `deaf_s` seconds from the silence of other peers, because we could not hear them."""
@@ -311,10 +319,29 @@ class Membership:
         known.liveness, known.heard = Liveness.ALIVE, now
         return [_joined(peer, known.heartbeat)] if is_new else []
 
+    def on_message(self, peer: PeerId, now: float) -> list[Event]:
+        """Note that a message came from a peer over its own connection; return the resulting events.
+
+        It proves no more than that the peer's process is running, so it changes nothing for a peer that has left, or that
+        has yet to be proven alive.
+        """
+        known = self._peers.get(peer)
+        if known is None or known.broken or peer not in self._connected:
+            return []
+        if known.liveness is Liveness.ALIVE:
+            known.heard = now
+            return []
+        if known.liveness not in (Liveness.SUSPECT, Liveness.GONE):
+            return []
+        known.liveness, known.heard = Liveness.ALIVE, now
+        return [_joined(peer, known.heartbeat)]
+
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
         """Suspect a peer at once, because its connection broke; a heartbeat by another path clears the suspicion."""
         self._connected.discard(peer)
         known = self._peers.get(peer)
+        if known is not None:
+            known.broken = True
         if known is None or known.liveness is not Liveness.ALIVE:
             return []
         known.liveness = Liveness.SUSPECT

@@ -139,14 +139,19 @@ class Exchanges:
         return Observed.merge([running.exchange.machine.observed() for running in self._running.values()])
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Stop waiting for this peer."""
+        """Stop waiting for this peer, which has left or was ejected."""
         for running in self._running.values():
             running.exchange.peer_dead(peer)
 
-    def peer_alive(self, peer: PeerId) -> None:
-        """Note that a lost peer is alive again."""
+    def peer_suspected(self, peer: PeerId) -> None:
+        """Stop waiting for this peer until it is heard again."""
         for running in self._running.values():
-            running.exchange.peer_alive(peer)
+            running.exchange.peer_suspected(peer)
+
+    def peer_alive(self, peer: PeerId, *, restarted: bool) -> None:
+        """Note that a lost peer is alive again.  restarted: True if that is another process of it."""
+        for running in self._running.values():
+            running.exchange.peer_alive(peer, restarted=restarted)
 
     def discard(self) -> None:
         """Discard the files that became no record's result, because the round is over."""

@@ -272,7 +272,9 @@ LOOK_S = 1.0
 HAND_OVER_LOOK_S = 10.0
 """Seconds between two looks while data are handed over, unless copies are counted before."""
 
-OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING, WhyIdle.PREPARING_DATA})
+OWN_WORK = frozenset(
+    {WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING, WhyIdle.COMPUTER_BUSY, WhyIdle.PREPARING_DATA}
+)
 """Reasons to wait that a trainer resolves by itself."""
 FETCHING = frozenset(
     {

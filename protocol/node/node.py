@@ -240,6 +240,10 @@ class Node:
         self._own_trainer.go_on(why)
         self._choose_whether_to_serve()
 
+    def note_load(self, busy: str) -> None:
+        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
+        self._activity.note_load(busy)
+
     def keep_weights(self, settings: WeightSettings) -> None:
         """Change the limits for kept versions of the weights."""
         self.versions.follower.limit(settings)

@@ -687,8 +687,10 @@ class RoundRunner:
         if running is not None:
             view = self._view()
             for peer in members:
-                if peer in view and not view[peer].live:
+                if peer in view and view[peer].left:
                     running.exchange.peer_dead(peer)
+                elif peer in view and not view[peer].live:
+                    running.exchange.peer_suspected(peer)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
 

@@ -92,14 +92,19 @@ class CurrentRound:
             self._runner.inbox.receive(sender, body, envelope, by=by)
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Tell the exchanges that a peer is silent, gone or has left."""
+        """Tell the exchanges that a peer has left."""
         if self._runner is not None:
             self._runner.exchanges.peer_dead(peer)
 
-    def peer_alive(self, peer: PeerId) -> None:
-        """Tell the exchanges that a peer is alive again."""
+    def peer_suspected(self, peer: PeerId) -> None:
+        """Tell the exchanges that a peer is silent, or that its connection broke."""
         if self._runner is not None:
-            self._runner.exchanges.peer_alive(peer)
+            self._runner.exchanges.peer_suspected(peer)
+
+    def peer_alive(self, peer: PeerId, *, restarted: bool) -> None:
+        """Tell the exchanges that a peer is alive again.  restarted: True if that is another process of it."""
+        if self._runner is not None:
+            self._runner.exchanges.peer_alive(peer, restarted=restarted)
 
     def on_verdict(self, verdict: ProvenLie) -> None:
         """Tell the round that a peer is proven to have lied."""

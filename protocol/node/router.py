@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -109,6 +110,7 @@ class MessageRouter:
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Check a gossiped statement and deliver it; the returned value decides if the network forwards it."""
+        self._note_heard(forwarder)
         with self._guard.watch(forwarder, "gossip"):
             try:
                 sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
@@ -145,6 +147,7 @@ class MessageRouter:
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Answer a peer's question.  Raises `Refused`, or `Offence` if the question breaks the protocol."""
+        self._note_heard(peer)
         with self._guard.watch(peer, f"question '{kind:.40}'"):
             return await self._answer(peer, kind, data)
         raise Refused("this peer failed at the question")
@@ -193,11 +196,12 @@ class MessageRouter:
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """Return the landing for a pushed chunk; None if the chunk is not wanted."""
+        self._note_heard(peer)
         with self._guard.watch(peer, "push"):
             if self._may_speak(peer):
                 for handler, read in self._readers(header, at_end=False):
                     landing: Landing | None = await handler.method(peer, read, size)
-                    return landing
+                    return landing.with_listener(partial(self._note_heard, peer)) if landing is not None else None
         return None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
@@ -237,6 +241,12 @@ class MessageRouter:
             return  # we close the connections ourselves, which says nothing about a peer's liveness
         with self._guard.watch(peer, "disconnection"):
             self._tell(PeerMoment.DISCONNECTED, peer)
+
+    def _note_heard(self, peer: PeerId) -> None:
+        """Note that something came from a peer over its connection."""
+        if self._guard.is_open:
+            with self._guard.watch(peer, "message"):
+                self._tell(PeerMoment.HEARD, peer)
 
     def _tell(self, moment: PeerMoment, peer: PeerId) -> None:
         for handler in self._moments[moment]:

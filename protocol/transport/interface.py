@@ -122,6 +122,15 @@ class Landing:
         self.on_bytes = on_bytes
         self._check = check
 
+    def with_listener(self, listener: Callable[[], None]) -> Landing:
+        """Return a landing in the same buffer, which also calls `listener` whenever some of the data has arrived."""
+
+        def on_bytes() -> None:
+            listener()
+            self.on_bytes()
+
+        return Landing(self.buffer, self._check, on_bytes)
+
     def complete(self) -> None:
         """Run `check`.  The network calls this when all data has arrived."""
         if self._check is not None:

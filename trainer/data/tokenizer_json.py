@@ -154,8 +154,11 @@ PATTERNS = frozenset(
 
 MEMORY_BYTES = 2 << 30
 """Memory of the child process that checks a file. A file of 23 MB, with 262 144 tokens and as many merges, takes 0.4 GiB."""
-COMPUTE_S, READ_S = 60, 300.0
-"""Limits of the child process in CPU seconds and in elapsed seconds; a file of 23 MB takes 4 CPU seconds."""
+COMPUTE_S, READ_S = 60, 1800.0
+"""Limits of the child process in CPU seconds and in elapsed seconds; a file of 23 MB takes 4 CPU seconds.
+
+The child waits for nothing but the processor and memory, so the second limit is for systems without the first.
+"""
 MAX_PARTS = 16
 """Maximum number of normalizers, pre-tokenizers or decoders in a row."""
 MAX_TOKEN_BYTES = 256  # the longest token of GPT-2 and Llama 3
@@ -516,7 +519,9 @@ def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=READ_S, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise TokenizerRefused(f"it takes more than {READ_S:.0f} s to read here; take another tokenizer") from error
+        raise TokenizerRefused(
+            f"it takes more than {READ_S:.0f} s to read here; take another tokenizer, or end other programs on this computer"
+        ) from error
     if done.returncode == 0:
         return done.stdout
     if done.returncode == REFUSED:

@@ -20,6 +20,7 @@ import types
 from typing import Any
 
 from trainer.environments import confinement
+from trainer.silence import LOOK_S, SilenceClock, load_average, usable_cores
 
 NAMESPACES, LANDLOCK, SECCOMP, OTHER_USER = "namespaces", "landlock", "seccomp", "other user"
 LOOK_AGAIN_S = 0.01
@@ -57,22 +58,27 @@ def main(order_fd: int, status_fd: int) -> None:
     os.close(0)
     os.close(1)
     os.close(2)
-    status = _watch(program, time.monotonic() + order["wall_s"], order["cpu_s"])
+    status = _watch(program, order["wall_s"], order["cpu_s"])
     _end_all()
     _tell(status_fd, **status)
     os._exit(0)
 
 
-def _watch(program: int, deadline: float, cpu_s: float) -> dict[str, Any]:
-    """Wait until the program ends, its CPU time or its deadline runs out, or SIGTERM arrives; reap orphans.
+def _watch(program: int, wall_s: float, cpu_s: float) -> dict[str, Any]:
+    """Wait until the program ends, its CPU time or its elapsed time runs out, or SIGTERM arrives; reap orphans.
 
     A program with one thread cannot use CPU time faster than elapsed time, so the launcher rarely has to check.
+    Elapsed time counts less while the program computes on a busy computer: otherwise an answer would be right on some
+    computers only.
     """
+    clock = SilenceClock(time.monotonic(), 0.0, usable_cores())
     while True:
-        left = min(deadline - time.monotonic(), cpu_s - _processor_time(program))
-        if left <= 0:
+        used_s = _processor_time(program)
+        clock.look(time.monotonic(), used_s, load_average())
+        left = min(wall_s - clock.counted_s, cpu_s - used_s)
+        if left <= 0 or clock.is_over(wall_s):
             return {"late": True}
-        arrived = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, max(LOOK_AGAIN_S, left))
+        arrived = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, max(LOOK_AGAIN_S, min(left, LOOK_S)))
         if arrived is not None and arrived.si_signo == signal.SIGTERM:
             return {"signal": int(signal.SIGKILL)}
         status = _reaped(program)

@@ -36,6 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from trainer.silence import LONGEST
+
 # ------------------------------------------------------------------------------------------------------------------------
 # Parent side of a child process: sends the order, reads output and status, and ends the process at its deadline.
 #
@@ -98,7 +100,7 @@ class Child:
     def watch(self, wall_s: float, output_bytes: int) -> ChildExit:
         """Read the streams until the launcher exits, and return its `ChildExit`."""
         assert self.process.stdout and self.process.stderr
-        last = time.monotonic() + wall_s + GRACE_S
+        last = time.monotonic() + LONGEST * wall_s + GRACE_S
         ended = ChildExit()
         with selectors.DefaultSelector() as selector:
             streams = {"output": self.process.stdout.fileno(), "errors": self.process.stderr.fileno(), "status": self.status}
@@ -271,7 +273,8 @@ class Protections:
 class Limits:
     """Limits of one run.
 
-    cpu_s is the limit that normally applies; wall_s is longer because the computer may be busy with other work.
+    cpu_s is the limit that normally applies.  wall_s ends programs that wait; it counts by `trainer.silence.SilenceClock`,
+    because the computer may be busy with other work.
     """
 
     cpu_s: int = 5

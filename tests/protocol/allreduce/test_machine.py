@@ -24,10 +24,12 @@ from protocol.allreduce.machine import (
     PeerBack,
     PeerDead,
     Reduce,
+    Regained,
     ResultArrived,
     SendPart,
     SendResult,
     SignedEarly,
+    SuspicionRaised,
 )
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -152,7 +154,9 @@ STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
         (PeerDead(STRANGER), []),
         (PeerDead(PEERS[0]), []),
         (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
-        (PeerBack(PEERS[3]), []),
+        (SuspicionRaised(STRANGER), []),
+        (SuspicionRaised(PEERS[3]), [Lost(PEERS[3])]),
+        (PeerBack(PEERS[3], restarted=False), []),
         (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
         (ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), []),
         (ExchangeTick(), []),
@@ -166,13 +170,74 @@ def test_events_after_the_start(event: ExchangeEvent, effects: list[ExchangeEffe
     assert exchange.handle(event, 1.0) == effects
 
 
-def test_a_lost_member_that_is_back_is_sent_what_we_averaged() -> None:
+@pytest.mark.parametrize(
+    ("ended", "restarted"),
+    [
+        ([PeerDead(PEERS[3])], False),
+        ([SuspicionRaised(PEERS[3])], True),
+        ([SuspicionRaised(PEERS[3]), PeerDead(PEERS[3])], False),
+    ],
+)
+def test_a_member_that_left_or_was_started_again_is_sent_averages_and_not_waited_for(
+    ended: list[ExchangeEvent], restarted: bool
+) -> None:
     exchange = machine(PEERS[0], bytes([0, 1]))
-    for event in (ContributionReady(), PeerDead(PEERS[3])):
+    for event in (ContributionReady(), *ended):
         exchange.handle(event, 0.0)
     assert exchange.handle(Averaged(0, ENTRY), 1.0) == [SendResult(PEERS[1], 0), SendResult(PEERS[2], 0)]
-    assert exchange.handle(PeerBack(PEERS[3]), 2.0) == [SendResult(PEERS[3], 0)]
+    assert exchange.handle(PeerBack(PEERS[3], restarted), 2.0) == [SendResult(PEERS[3], 0)]
+    assert exchange.handle(PeerBack(PEERS[3], restarted=False), 3.0) == [SendResult(PEERS[3], 0)]
     assert PEERS[3] in exchange.lost, "nobody waits for it"
+
+
+def test_a_member_that_was_only_suspected_gives_its_part_when_it_is_heard_again() -> None:
+    exchange = machine(PEERS[0], bytes([0, 0]))
+    exchange.handle(ContributionReady(), 0.0)
+    for peer in PEERS[1:3]:
+        exchange.handle(PartArrived(peer, 0), 0.0)
+    assert exchange.handle(SuspicionRaised(PEERS[3]), 6.0) == [Lost(PEERS[3]), Reduce(0, (0, 1, 2))]
+    assert exchange.handle(SuspicionRaised(PEERS[3]), 10.0) == [], "it is silent for longer"
+    assert exchange.handle(PeerBack(PEERS[3], restarted=False), 11.0) == [Regained(PEERS[3])]
+    for peer in PEERS[1:3]:
+        assert exchange.handle(PartArrived(peer, 1), 12.0) == [], "the fourth is waited for again"
+    assert exchange.handle(PartArrived(PEERS[3], 1), 12.0) == [Reduce(1, (0, 1, 2, 3))]
+
+
+def test_an_owner_that_was_only_suspected_averages_once_it_is_heard_again() -> None:
+    """Its successor has averaged meanwhile: it gives its part as well, since the owner knows of no successor."""
+    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
+    for exchange in exchanges.values():
+        exchange.handle(ContributionReady(), 0.0)
+        exchange.handle(SuspicionRaised(PEERS[3]), 6.0)
+    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
+    waiting, other = [peer for peer in exchanges if peer != successor]
+    averaging = exchanges[successor]
+    averaging.handle(PartArrived(waiting, 0), 6.5)
+    assert Reduce(0, tuple(sorted(map(PEERS.index, exchanges)))) in averaging.handle(PartArrived(other, 0), 6.5)
+    averaging.handle(Averaged(0, ENTRY), 7.0)
+    back = PeerBack(PEERS[3], restarted=False)
+    assert [effect for effect in averaging.handle(back, 8.0) if isinstance(effect, SendPart)] == [SendPart(PEERS[3], 0)]
+    assert averaging.is_needed(SendPart(PEERS[3], 0))
+    for peer in (waiting, other):
+        assert exchanges[peer].handle(back, 8.0) == [Regained(PEERS[3]), SendPart(PEERS[3], 0)]
+        assert exchanges[peer].owner(0) == PEERS[3]
+        assert exchanges[peer].failover.may_sign(successor, 0), "its average, for which we have asked, counts as well"
+
+
+def test_who_is_suspected_again_and_again_gains_no_time() -> None:
+    """A silent member that sends a heartbeat now and then is given up when one that is silent throughout is."""
+    exchange = machine(PEERS[0], bytes([0, 0]))
+    exchange.handle(ContributionReady(), 0.0)
+    lines_are_quick(exchange, 1, *PEERS[1:3])
+    given_up = []
+    for second in range(1, 31):
+        if second % 4 == 2:
+            exchange.handle(SuspicionRaised(PEERS[3]), float(second))
+        elif second % 4 == 3:
+            exchange.handle(PeerBack(PEERS[3], restarted=False), float(second))
+        given_up += [float(second)] * (PEERS[3] in lost_at(exchange, float(second)))
+    assert len(given_up) == 1 and STALL_S < given_up[0] <= STALL_S + 2, given_up
+    assert exchange.handle(PeerBack(PEERS[3], restarted=False), 31.0) == [], "what is silent for too long stays lost"
 
 
 def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> None:

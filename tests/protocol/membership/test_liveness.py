@@ -12,6 +12,7 @@ from protocol.membership.liveness import (
     COUNTED_STRANGERS,
     FORGET_S,
     GONE_BEATS,
+    LONGEST_S,
     MAX_MEMBERS,
     MAX_STRANGERS,
     SLOW_ABOVE,
@@ -137,7 +138,15 @@ def test_the_time_in_which_we_slept_is_nobodys_silence() -> None:
     membership = heard()
     membership.tick(1.0)
     assert membership.tick(1000.0) == []
-    assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
+    assert membership.silent_s(PEER, 1000.0) == 1.0 + LONGEST_S and membership.started == 999.0 - LONGEST_S
+
+
+def test_on_a_busy_computer_six_turns_without_a_sign_of_life_are_silence_however_long_they_take() -> None:
+    """What came between two turns may still wait to be read; but nobody is alive for ever because we are slow."""
+    for turn_s in (1.5, 2.5, 4.0):
+        membership = heard()
+        events = [event for turn in range(1, 9) for event in membership.tick(turn * turn_s)]
+        assert events == [PeerSuspected(PEER, SUSPECT_S + LONGEST_S, disconnected=False)], turn_s
 
 
 def test_a_peer_that_connects_anew_has_shown_that_it_is_alive() -> None:
@@ -241,7 +250,7 @@ def test_a_recording_of_heartbeats_is_no_life_until_its_author_is_connected() ->
     for beat in range(30):  # in the order and at the pace at which they were signed, last week
         now = beat * BEAT_S
         assert membership.on_heartbeat(PEER, a_heartbeat(seq=beat), now, BOB.peer_id) == (True, [])
-        assert membership.tick(now) == [] and liveness(membership) is Liveness.UNPROVEN
+        assert ticked(membership, now) == [] and liveness(membership) is Liveness.UNPROVEN
     assert membership.live_peers() == [] and membership.silent_s(PEER, now) == now
     assert membership.on_connected(PEER, now) == [PeerJoined(PEER, "ann")]
     assert membership.is_live(PEER) and membership.silent_s(PEER, now) == 0
@@ -284,3 +293,44 @@ def test_goodbyes_of_unknown_strangers_are_no_news_and_those_of_members_are_kept
 def test_a_peer_is_called_by_its_name_else_by_the_end_of_its_id() -> None:
     membership = heard()
     assert (membership.name(PEER), membership.name(BOB.peer_id)) == ("ann", f"…{BOB.peer_id[-6:]}")
+
+
+# -- signs of life that are no heartbeats ------------------------------------------------------------------------------
+
+
+def test_who_sends_anything_over_its_connection_is_not_suspected() -> None:
+    membership = heard()
+    for now in range(1, 60):
+        membership.on_message(PEER, float(now))
+        assert not membership.tick(now + 0.5)
+    assert membership.silent_s(PEER, 60.0) == 1.0
+    assert ticked(membership, 59.0 + SUSPECT_S + 1) == [PeerSuspected(PEER, SUSPECT_S + 1, disconnected=False)]
+
+
+@pytest.mark.parametrize("silent_s", [SUSPECT_S + 1, GONE_S + 1])
+def test_a_message_ends_a_suspicion_for_silence(silent_s: float) -> None:
+    membership = heard()
+    assert ticked(membership, silent_s)
+    assert membership.on_message(PEER, silent_s) == [PeerJoined(PEER, "ann")]
+    assert membership.is_live(PEER) and membership.on_message(PEER, silent_s) == []
+
+
+def test_a_message_after_a_broken_connection_proves_nothing_before_the_next_heartbeat() -> None:
+    """Behind the new connection may be another process, which has no contribution."""
+    membership = heard()
+    membership.on_disconnected(PEER, 1.0)
+    membership.on_connected(PEER, 2.0)
+    assert membership.on_message(PEER, 2.0) == [] and not membership.is_live(PEER)
+    membership.on_heartbeat(PEER, a_heartbeat(seq=2), 3.0, PEER)
+    assert membership.is_live(PEER) and membership.on_message(PEER, 4.0) == []
+    assert membership.silent_s(PEER, 4.0) == 0.0
+
+
+def test_a_message_brings_nobody_back_who_left_or_lied_or_is_unproven() -> None:
+    left, lied, unproven = heard(), heard(), Membership(ME.peer_id, 0.0, TheseMembers())
+    left.on_goodbye(PEER, Goodbye(incarnation=1, seq=5))
+    lied.bar(PEER)
+    unproven.on_heartbeat(PEER, a_heartbeat(), 0.0, BOB.peer_id)
+    for membership in (left, lied, unproven):
+        assert membership.on_message(PEER, 1.0) == [] and not membership.is_live(PEER)
+    assert unproven.on_message(BOB.peer_id, 1.0) == [], "nor anybody of whom nothing is known"

@@ -49,7 +49,15 @@ def test_who_can_end_a_wait(role: Role, why: WhyIdle, roles: set[Role] | None) -
 @pytest.mark.parametrize("role", Role)
 def test_without_others_only_a_trainer_waits_and_only_for_its_own_work(role: Role, why: WhyIdle) -> None:
     assert (helpers(role, why) is None) == (
-        role is T and why in {WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING, WhyIdle.PREPARING_DATA}
+        role is T
+        and why
+        in {
+            WhyIdle.BUSY,
+            WhyIdle.STARTING,
+            WhyIdle.TRAINER_RESTARTING,
+            WhyIdle.COMPUTER_BUSY,
+            WhyIdle.PREPARING_DATA,
+        }
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.messages import STATEMENTS
 from protocol.wire.questions import TipsRequest
 from tests.protocol.node.stage import Stage, on_stage
-from tests.protocol.peers import ANN, a_heartbeat
+from tests.protocol.peers import ANN, BOB, a_heartbeat
 
 HEARERS = (FailureDetector, RoundHandlers, Ejections, WeightVersions, TaskSets, Rollouts, Extensions)
 
@@ -101,3 +102,30 @@ def test_connections_count_while_it_is_open(tmp_path: Path) -> None:
         stage.replica.state.close()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_whatever_comes_over_a_connection_is_a_sign_of_life(tmp_path: Path) -> None:
+    """Gossip of somebody else, a question, and each piece of a push; the peer sends no heartbeat any more."""
+
+    async def check(stage: Stage) -> None:
+        stage.router.on_peer_connected(ANN.peer_id)
+        stage.gossip(ANN, a_heartbeat())
+
+        async def ask() -> None:
+            await stage.router.on_request(ANN.peer_id, "tips", TipsRequest(start=0, count=1).encode())
+
+        async def forward() -> None:
+            stage.router.on_gossip(ANN.peer_id, stage.said(BOB, a_heartbeat()))
+
+        async def push() -> None:
+            await stage.router.open_push(ANN.peer_id, b"", 1)
+
+        for come in (ask, forward, push):
+            await trio.sleep(5.0)
+            with suppress(Refused):
+                await come()
+            assert stage.membership.silent_s(ANN.peer_id, trio.current_time()) == 0.0, come
+        await trio.sleep(5.0)
+        assert stage.membership.silent_s(ANN.peer_id, trio.current_time()) == 5.0
+
+    on_stage(tmp_path, check)

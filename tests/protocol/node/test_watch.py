@@ -38,14 +38,14 @@ def suspected_at(network: TableNetwork) -> float:
     nobody_else: Any = SimpleNamespace(move=None, has_claims=lambda known: False, wants_back=lambda: False)
     rounds: Any = SimpleNamespace(eviction_s=60.0)
 
-    def peer_dead(peer: PeerId) -> None:
+    def peer_suspected(peer: PeerId) -> None:
         dead.setdefault(peer, trio.current_time())
 
     async def main() -> None:
         membership = Membership(ME.peer_id, 0.0, TheseMembers())
         membership.on_connected(ANN.peer_id, 0.0)
         membership.on_heartbeat(ANN.peer_id, a_heartbeat(), 0.0, ANN.peer_id)
-        current: Any = SimpleNamespace(runner=None, peer_dead=peer_dead)
+        current: Any = SimpleNamespace(runner=None, peer_suspected=peer_suspected)
         activity: Any = SimpleNamespace(was_away=False)
         session = a_session(RUN, network, events)
         detector = FailureDetector(session, Guard(session), membership, current)
@@ -91,7 +91,7 @@ def test_a_peer_that_did_not_run_gives_up_its_round_unless_it_is_certified(
         activity = Activity(lambda event: None)
         activity.note_present()
         runner = SimpleNamespace(deciding=deciding, end=ended.append, exchanges=SimpleNamespace(any=False))
-        current: Any = SimpleNamespace(runner=runner, peer_dead=lambda peer: None)
+        current: Any = SimpleNamespace(runner=runner, peer_suspected=lambda peer: None)
         session = a_session(RUN, TableNetwork(), [])
         detector = FailureDetector(session, Guard(session), Membership(ME.peer_id, 0.0, TheseMembers()), current)
         ticker = LivenessTicker(rounds, detector, activity, nobody_else, current, lambda: trio.current_time() + jumped[0])
