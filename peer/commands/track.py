@@ -23,8 +23,7 @@ def register(subparsers: Subparsers) -> None:
         run,
         epilog="Reads the records and the event log on this disk.  It begins where each tracker ends, so it may be stopped, "
         "or killed, and started again; a peer that was joined with `--track TARGET` does it by itself.  TensorBoard and "
-        "Weights & Biases are extras, such as pip install 'manyhands[tensorboard]'; keys come from the environment, as each "
-        "of them documents it.",
+        "Weights & Biases are extras (docs/guides/install.md); keys come from the environment, as each package documents.",
     )
     parser.add_argument(
         "target", metavar="TARGET", nargs="+", help="tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; several may be named"

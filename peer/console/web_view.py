@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
+from trainer.extras import install_command
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -97,8 +98,7 @@ def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
         web = import_module("aiohttp.web")
         import_module("textual_serve")
     except ImportError as error:
-        remedy = "install it: pip install 'manyhands[web]'"
-        raise PeerError(f"textual-serve is not installed; {remedy}", ExitCode.INPUT) from error
+        raise PeerError(f"textual-serve is not installed; run {install_command('web')}", ExitCode.INPUT) from error
     secret = secrets.token_urlsafe(32)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send what is no request
     try:

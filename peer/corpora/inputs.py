@@ -25,6 +25,7 @@ from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.chat import parsed
 from trainer.data.rows import Mask, Tokens
+from trainer.extras import install_command
 from trainer.outside_files import UnusableFile, named_file, open_outside
 
 BATCH_BYTES = 512 << 10
@@ -41,8 +42,6 @@ PARQUET_BUFFER_BYTES = 1 << 20
 """Bytes that are read of a column at a time; by default the library reads whole row groups ahead and keeps them."""
 VALUE_BYTES = 8
 """Least memory that a value of a record takes, apart from its text."""
-PARQUET_REMEDY = "install it: pip install 'manyhands[data]'"
-HUB_REMEDY = "install it: pip install 'manyhands[hf]'"
 
 
 @dataclass(frozen=True)
@@ -348,7 +347,7 @@ def _from_parquet(opened: BinaryIO, path: Path, fields: FieldSelection, kind: Co
         parquet: Any = importlib.import_module("pyarrow.parquet")
         arrow: Any = importlib.import_module("pyarrow")
     except ImportError as error:
-        raise PeerError(f"{path} needs pyarrow to be read; {PARQUET_REMEDY}", ExitCode.INPUT) from error
+        raise PeerError(f"{path} needs pyarrow to be read; run {install_command('data')}", ExitCode.INPUT) from error
     broken = (arrow.ArrowException, OSError, ValueError)
     try:
         file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
@@ -430,7 +429,7 @@ def _from_hub(name: str) -> Iterator[Content]:
     try:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise PeerError(f"{name} needs the library datasets; {HUB_REMEDY}", ExitCode.INPUT) from error
+        raise PeerError(f"{name} needs the library datasets; run {install_command('hf')}", ExitCode.INPUT) from error
     path, _, split = name.removeprefix(HUB).partition("@")
     path, _, config = path.partition(":")
     try:

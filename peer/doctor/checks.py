@@ -48,6 +48,7 @@ from protocol.wire.presence import Role
 from trainer.environments.packages import PackageMissing
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable
+from trainer.extras import command_for
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -270,7 +271,8 @@ def gpu(free: int | None = None) -> list[Check]:
     try:
         checks.append(ok("triton", version_of("triton")))
     except PackageNotFoundError:
-        checks.append(Check("triton", CheckResult.WARN, "not installed", "", "pip install triton, for faster kernels"))
+        remedy = f"{command_for(['triton'])}, for faster kernels"
+        checks.append(Check("triton", CheckResult.WARN, "not installed", "", remedy))
     return checks
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
+from trainer.extras import install_command
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -205,7 +206,7 @@ def _client_of(endpoint: str, token: str) -> HfApi:
 
         utils: Any = import_module("huggingface_hub.utils")
     except ImportError as error:
-        raise PeerError("huggingface_hub is missing or old; run pip install 'manyhands[hf]'", ExitCode.INPUT) from error
+        raise PeerError(f"huggingface_hub is missing or old; run {install_command('hf')}", ExitCode.INPUT) from error
 
     hub = httpx2.URL(endpoint).origin
 

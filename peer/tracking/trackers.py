@@ -26,6 +26,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
 from peer.tracking.points import Point
+from trainer.extras import install_command
 
 KINDS = ("tensorboard", "wandb", "mlflow")
 SUFFIX = ".manyhands"
@@ -68,8 +69,7 @@ def _package(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        remedy = f"install it: pip install 'manyhands[{extra}]'"
-        raise PeerError(f"{extra} is not installed; {remedy}", ExitCode.INPUT) from error
+        raise PeerError(f"{extra} is not installed; run {install_command(extra)}", ExitCode.INPUT) from error
 
 
 class TensorBoard:

@@ -24,6 +24,7 @@ from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
 from peer.weights.tokenizer_files import folder_tokenizer, take_config, take_tokenizer
+from trainer.extras import install_command
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
@@ -72,7 +73,7 @@ def evaluate(model: Path, options: HarnessOptions, show: Callable[[str], None]) 
     """Return the scores of the model in a folder.  show: takes what the harness says meanwhile.  Raises `PeerError`."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise PeerError(f"{missing[0]} is not installed; run pip install 'manyhands[eval]'", ExitCode.INPUT)
+        raise PeerError(f"{missing[0]} is not installed; run {install_command('eval')}", ExitCode.INPUT)
     tasks = [task_of(task) for task in options.tasks]
     with TemporaryDirectory(prefix="peer-harness-") as place:
         results = Path(place) / "results"
@@ -125,7 +126,7 @@ def results_in(text: str) -> HarnessResults:
         return HarnessResults(clean(str(fields["lm_eval_version"])), scores)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise PeerError(
-            f"the harness wrote results of an unknown form ({error!r}); run pip install --upgrade 'manyhands[eval]'"
+            f"the harness wrote results of an unknown form ({error!r}); run {install_command('eval', again=True)}"
         ) from error
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
+from trainer.extras import install_command
 
 MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
 """Limits for making problems from the run's own settings.  NumPy alone reserves a gibibyte of address space."""
@@ -104,9 +105,13 @@ os.dup2(2, 1)
 
 
 class PackageMissing(ValueError):
-    """Error for a package of an extra that is missing or does not work. remedy: a command that installs it."""
+    """Error for a package of an extra that is missing or does not work.
 
-    def __init__(self, what: str, remedy: str = "pip install 'manyhands[rl]'") -> None:
+    remedy: a command that installs it; by default the one for the extra `rl`.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        remedy = remedy or install_command("rl")
         super().__init__(f"{what}: {remedy}")
         self.what, self.remedy = what, remedy
 

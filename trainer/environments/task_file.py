@@ -22,6 +22,7 @@ from trainer.environments.records import (
 )
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.verification import Verifier
+from trainer.extras import command_for
 from trainer.outside_files import read_outside
 
 MAX_FILE_BYTES = 512 << 20
@@ -145,7 +146,7 @@ def _decompressed(data: bytes) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise ValueError("a compressed set needs the package zstandard: pip install zstandard") from error
+        raise ValueError(f"a compressed set needs the package zstandard: {command_for(['zstandard'])}") from error
     damaged = "the set is damaged: it is not what Zstandard writes"
     try:
         size = zstandard.frame_content_size(data)

@@ -31,6 +31,7 @@ from trainer.environments.records import (
     number_in,
 )
 from trainer.environments.sandbox import Limits, Sandbox
+from trainer.extras import install_command
 
 MATH_VERIFY = ("math_verify", "math-verify", "tasks of maths")
 """Arguments of `installed_version`."""
@@ -165,7 +166,7 @@ def _ask_what_is_known(version: str) -> None:
     """Raise PackageMissing if this math-verify does not give the answers of `KNOWN`; a success is cached."""
     works_not, remedy = (
         f"math-verify {version} is installed and does not work",
-        "pip install --force-reinstall 'manyhands[rl]'",
+        install_command("rl", again=True),
     )
     try:
         found = PackageProgram(MATHS, MATHS_LIMITS).ask([*KNOWN])

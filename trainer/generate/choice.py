@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from importlib.util import find_spec
 
-INSTALL = "pip install 'manyhands[vllm]'"
+from trainer.extras import install_command
 
 
 class GeneratorName(StrEnum):
@@ -34,10 +34,10 @@ def choose_generator(wanted: GeneratorName, has_gpu: bool) -> tuple[GeneratorNam
     installed = vllm_is_installed()
     if wanted is GeneratorName.VLLM:
         if not installed:
-            raise ImportError(f"vLLM is not installed; install it with: {INSTALL}, or set generator = builtin")
+            raise ImportError(f"vLLM is not installed; set generator = builtin, or run {install_command('vllm')}")
         return wanted, "as set"
     if not has_gpu:
         return GeneratorName.BUILTIN, "vLLM needs a GPU to be faster"
     if not installed:
-        return GeneratorName.BUILTIN, f"vLLM is not installed ({INSTALL})"
+        return GeneratorName.BUILTIN, f"vLLM is not installed ({install_command('vllm')})"
     return GeneratorName.VLLM, "vLLM is installed and there is a GPU"

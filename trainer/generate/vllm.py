@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.generate.choice import INSTALL
+from trainer.extras import install_command
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
 from trainer.generate.generator import Completion, ProofQueue, ProveAll, Reply, Request, RequestQueue, Slots, continuation
 from trainer.generate.sampling import gumbel
@@ -247,9 +247,8 @@ def _vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
-        raise ImportError(
-            f"vLLM cannot be used ({error}); install it with: {INSTALL}, or set generator = builtin"
-        ) from error
+        command = install_command("vllm", again=True)
+        raise ImportError(f"vLLM cannot be used ({error}); set generator = builtin, or run {command}") from error
     return vllm
 
 

@@ -26,6 +26,7 @@ from protocol.wire.presence import Role
 from trainer.environments import registry
 from trainer.environments.packages import PackageMissing
 from trainer.environments.sandbox import SandboxUnavailable
+from trainer.extras import install_command
 
 DEMO = demo_manifest().manifest
 SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
@@ -93,7 +94,7 @@ def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypat
     assert missing.verdict is CheckResult.FAIL and missing.value.endswith(
         "the package reasoning-gym, which is not installed"
     )
-    assert missing.remedy == "pip install 'manyhands[rl]'"
+    assert missing.remedy == install_command("rl")
     assert "organiser" in checks.tasks("no-such-tasks").remedy
 
 

@@ -24,8 +24,8 @@ def test_built_in_environments_open_without_options() -> None:
         ("mixture", {"of": []}, "a mixture needs at least one environment"),
         ("mixture", {"of": ["add"]}, "a mixture is of a list of environments"),
         ("mixture", {"of": [{"name": "ad"}]}, "did you mean 'add'?"),
-        ("reasoning-gym", {"task": "chain_sum"}, r"pip install 'manyhands\[rl\]'"),
-        ("verifiers", {"taskset": "toy"}, r"pip install 'manyhands\[rl\]'"),
+        ("reasoning-gym", {"task": "chain_sum"}, r"not installed: .* install .*'verifiers>="),
+        ("verifiers", {"taskset": "toy"}, r"not installed: .* install .*'verifiers>="),
     ],
 )
 def test_what_does_not_open_is_said_in_one_sentence(

@@ -17,6 +17,7 @@ from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
 from trainer.environments.task_file import digest_of, open_file
 from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, plain_answer, program_in
+from trainer.extras import install_command
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
 SUMS = read_task(line("verifiable_code")).verification
@@ -276,7 +277,7 @@ def test_tasks_of_maths_say_which_package_they_need(tmp_path: Path, monkeypatch:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(line("verifiable_math"))
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
-    with pytest.raises(PackageMissing, match=r"tasks of maths need the package math-verify.*pip install 'manyhands\[rl\]'"):
+    with pytest.raises(PackageMissing, match=r"need the package math-verify.* install 'math-verify>="):
         open_file(str(path))
 
 
@@ -328,7 +329,7 @@ def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
     with pytest.raises(PackageMissing):
         check_packages(f'jsonl(path="tasks.jsonl", digest="{digest_of(path.read_bytes())}")')
     assert sentence in str(refused.value) and "math-verify 0.9.0 is installed and does not work; " in str(refused.value)
-    assert "pip install --force-reinstall 'manyhands[rl]'" in str(refused.value) and "\n" not in str(refused.value)
+    assert install_command("rl", again=True) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_package_that_answers_the_known_question_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The environments that need packages, against the real ones.  Not a part of the tests that always run.
 
-    pip install 'manyhands[rl]'
+    make venv; .venv/bin/python -m pip install -e '.[rl]'
     python -m tests.trainer.environments.with_packages [--all]
 
 Checks maths tasks (math-verify), reasoning-gym tasks and, where it is installed, a small taskset of `verifiers`.  `--all`

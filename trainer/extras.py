@@ -1,0 +1,44 @@
+"""Command that installs the packages of an extra into the environment that runs this program.
+
+There is no distribution to install by name, and `pip` on a person's path belongs to another environment than the one that
+uv or pipx made for this program.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+DISTRIBUTION = "manyhands"
+ROOT = Path(__file__).resolve().parent.parent
+"""Folder of our packages: in a copy of the source, the one with pyproject.toml."""
+
+
+def packages_of(extra: str) -> list[str]:
+    """Return the requirements of an extra, as the installed distribution declares them; [] if it is not installed."""
+    try:
+        declared = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    parts = (line.partition(";") for line in declared)
+    return [requirement.strip() for requirement, _, marker in parts if f'extra == "{extra}"' in marker]
+
+
+def install_command(extra: str, *, again: bool = False) -> str:
+    """Return the shell command that installs an extra here.  again: also if its packages are installed, but do not work."""
+    return command_for(packages_of(extra) or [f"{ROOT}[{extra}]"], again=again)
+
+
+def command_for(packages: list[str], *, again: bool = False) -> str:
+    """Return the shell command that installs these packages into the environment of this process."""
+    prefix = Path(sys.prefix)
+    if (prefix / "pipx_metadata.json").exists():
+        words = ["pipx", "inject", *(["--force"] if again else []), prefix.name]
+    elif (prefix / "uv-receipt.toml").exists() or find_spec("pip") is None:
+        words = ["uv", "pip", "install", *(["--reinstall"] if again else []), "--python", sys.prefix]
+    else:
+        words = [sys.executable, "-m", "pip", "install", *(["--force-reinstall"] if again else [])]
+    return shlex.join([*words, *packages])
