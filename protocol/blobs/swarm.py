@@ -41,6 +41,7 @@ from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
 from protocol.transport.handlers import PeerMoment, answers, at, landed, lands
 from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
@@ -67,7 +68,7 @@ class Swarm:
         self._samples: list[Sample] = []
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
         """Chunks that a peer has not been told of yet; for each entry, a task is telling the peer."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
 
@@ -78,16 +79,12 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve chunks and tell other peers of new chunks, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                nursery.start_soon(self._uploads.run)
-                while True:
-                    for name, offer in self._offers():
-                        self._spread(name, offer, trio.current_time())
-                    await trio.sleep(NEWS_S)
-            finally:
-                self._nursery = None  # a fetch that ends later sends no news
+        async with self._tasks.open() as nursery:  # a fetch that ends later sends no news
+            nursery.start_soon(self._uploads.run)
+            while True:
+                for name, offer in self._offers():
+                    self._spread(name, offer, trio.current_time())
+                await trio.sleep(NEWS_S)
 
     def serve(self, on: bool) -> None:
         """Set whether other peers may ask us for chunks."""
@@ -196,9 +193,8 @@ class Swarm:
         for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
-            elif self._nursery is not None:
+            elif self._tasks.start(self._tell, peer, name):
                 self._untold[peer, name] = chunks
-                self._nursery.start_soon(self._tell, peer, name)
 
     async def _tell(self, peer: PeerId, name: Hash) -> None:
         try:

@@ -46,6 +46,7 @@ from protocol.blobs.offers import OpenOffer
 from protocol.disk import StoreFailed, let_go
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash
@@ -352,7 +353,7 @@ class Fetch:
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     # -- what is here (`protocol.blobs.store.Held`) -----------------------------------------------------------------
 
@@ -392,8 +393,7 @@ class Fetch:
         """
         self._moved_at = self._hoped_at = trio.current_time()
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+            async with self._tasks.open() as nursery:
                 self.add_sources(sources)
                 while self._download.missing and self._failure is None and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
@@ -404,7 +404,6 @@ class Fetch:
                     self._ask_waiting()
                 nursery.cancel_scope.cancel()
         finally:
-            self._nursery = None
             self.transfer.update(self.here, self._download.sources, trio.current_time())
             self.transfer.end(trio.current_time())
         if self._failure is not None:
@@ -489,9 +488,9 @@ class Fetch:
             self._ask(peer)
 
     def _ask(self, peer: PeerId) -> None:
-        if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
+        may_ask = peer != self._session.me and peer not in self._download.barred
+        if may_ask and self._tasks.start(self._ask_what_it_has, peer):
             self._asked[peer] = trio.current_time()
-            self._nursery.start_soon(self._ask_what_it_has, peer)
 
     def _ask_again(self) -> None:
         now, pause_s = trio.current_time(), ASK_AGAIN_S if self._download.has_hope() else ASK_SOON_S
@@ -573,9 +572,8 @@ class Fetch:
 
     def _handle(self, event: DownloadEvent) -> None:
         wants = self._download.handle(event, trio.current_time())
-        if self._nursery is not None:
-            for want in wants:
-                self._nursery.start_soon(self._want, want)
+        for want in wants:
+            self._tasks.start(self._want, want)
         if not self._download.missing:
             self._over.set()
 

@@ -30,6 +30,7 @@ from protocol.transport.rate_limit import guarded
 from protocol.transport.reputation import Channel
 from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, send
 from protocol.transport.streams import answer_with, ask
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -310,13 +311,12 @@ class Meetings:
         self._protocol = own.protocol("meet")
         self._races: dict[tuple[bytes, bytes], Race] = {}
         self._running = {True: 0, False: 0}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         answer_with(own.host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
     async def run(self) -> None:
         """Keep the tasks of meetings running until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open():
             await trio.sleep_forever()
 
     async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
@@ -342,13 +342,16 @@ class Meetings:
                 ours.close()
 
     async def _answer(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
-        if self._nursery is None or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
+        if not self._tasks.is_open or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
             raise Unreachable("no meeting now")
         with ExitStack() as held:
             held.enter_context(self._place(self._members.has_member(peer)))
             outside = await self._outside(held)
             ours = self._offer(outside)
-            self._nursery.start_soon(guarded, self._follow, held.pop_all(), token_of(theirs, ours), theirs, outside)
+            moved = held.pop_all()
+            if not self._tasks.start(guarded, self._follow, moved, token_of(theirs, ours), theirs, outside):
+                moved.close()
+                raise Unreachable("our network is closed")
         return ours
 
     @contextmanager
