@@ -34,6 +34,7 @@ from protocol.blobs.blob import (
     to_bitmap,
 )
 from protocol.blobs.offers import Offer, OriginOffer
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import Held, Shelf
 from protocol.blobs.transfer import NO_BLOB, BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
@@ -56,11 +57,13 @@ MAX_ASKERS = 64
 class Swarm:
     """One node's part in the swarm; call `run` once.  shelf: the blobs on its disk.
 
-    serves: True if other peers may ask us for chunks; chunks that were already promised are sent even if it is False.
+    reliability: of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for chunks;
+    chunks that were already promised are sent even if it is False.
     """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
         self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
+        self.reliability = Reliability(members.has_member)
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}
@@ -116,7 +119,7 @@ class Swarm:
 
         places = BufferPlaces(blob, into) if isinstance(into, memoryview) else into
         transfer = Transfer(purpose, blob, here, trio.current_time(), tell, places.wanted)
-        fetch = Fetch(self._session, self.members, transfer, places, on_chunk)
+        fetch = Fetch(self._session, self.members, self.reliability, transfer, places, on_chunk)
         others.append(fetch)
         try:
             return await fetch.run(sources)

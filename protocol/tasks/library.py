@@ -77,13 +77,13 @@ class Library(BlobFetcher[Hash]):
         return self._folder.sizes().get(root) == size
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        """Return the peers to ask: `first` before other peers, in either group members before strangers, in random order.
+        """Return the peers to ask: `first` before others, in either group the most reliable first, equals in random order.
 
-        Members come first because a peer's place in `first` often rests on its own statement alone.
+        Members rank before strangers because a peer's place in `first` often rests on its own statement alone.
         """
-        connected, members = sorted(self._session.network.connected()), self._swarm.members
+        connected, known = sorted(self._session.network.connected()), self._swarm.reliability
         self._random.shuffle(connected)
-        return sorted(connected, key=lambda peer: (peer not in first, not members.has_member(peer)))[:MOST_SOURCES]
+        return sorted(connected, key=lambda peer: (peer not in first, -known.rank(peer)))[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
         """Remove a blob; return True if its bytes are gone, or needed again.  Bytes that are being read are kept."""
