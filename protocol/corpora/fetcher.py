@@ -150,8 +150,6 @@ class BlockFetcher:
         self._pauses: dict[Block, _Pause] = {}
         self._ahead = BlocksToKeep(store, policy.keeps, session.me)
         self._leaves_locks: dict[Hash, trio.Lock] = {}
-        self._givers: set[PeerId] = set()
-        """Connected peers that have given us a block."""
         self._random = Random(session.me)
         self._came, self._wake = trio.Event(), trio.Event()
         self.tally: Counter[BlockOrigin] = Counter()
@@ -384,11 +382,10 @@ class BlockFetcher:
             transfer.end(trio.current_time())
 
     def _peers(self) -> list[PeerId]:
-        """Return the connected peers, those first that have given us blocks, otherwise in random order."""
+        """Return the connected peers, the most reliable first, equals in random order."""
         peers = sorted(self._session.network.connected())
-        self._givers &= set(peers)
         self._random.shuffle(peers)
-        return sorted(peers, key=lambda peer: peer not in self._givers)
+        return self._swarm.reliability.in_order(peers)
 
     async def _leaves_of(self, shard: Shard) -> Sequence[Hash] | None:
         """Return the hashes of a shard's blocks, from the disk, from peers, or from a mirror; keep them in the cache."""
@@ -408,7 +405,7 @@ class BlockFetcher:
         peers = self._peers()
         if found is None and peers:
             with trio.move_on_after(LEAVES_S):
-                found = await fetch_leaves(self._session, shard.root, len(shard), peers, "corpus")
+                found = await fetch_leaves(self._session, self._swarm.reliability, shard.root, len(shard), peers, "corpus")
         if found is None:
             found = await self._mirrors.read_leaves(shard)
         if found is not None:
@@ -419,7 +416,6 @@ class BlockFetcher:
 
     async def keep_from(self, peer: PeerId, block: Block, data: memoryview) -> None:
         """Keep a block that a peer sent, and whose bytes are right.  Raises `StoreFailed`."""
-        self._givers.add(peer)
         await self._keep(BlockOrigin.SEED if self._policy.is_seed(peer) else BlockOrigin.PEER, block, data)
 
     async def _keep(

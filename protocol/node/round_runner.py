@@ -556,7 +556,6 @@ class RoundRunner:
         self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=start.abstains)
         self._over = trio.Event()
         self._outcome: Outcome | None = None
-        self._nursery: trio.Nursery | None = None
         self._begun, self._computed_s = now - ahead_s, 0.0
         """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
 
@@ -566,8 +565,7 @@ class RoundRunner:
         """Run until the round is committed or we cannot commit it; return the outcome.  Raises `StoreFull`."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._drive)
+                nursery.start_soon(self._drive, nursery)
                 nursery.start_soon(self._tick)
                 nursery.start_soon(self._contribute)
                 await self._over.wait()
@@ -614,11 +612,11 @@ class RoundRunner:
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
-    async def _drive(self) -> None:
+    async def _drive(self, nursery: trio.Nursery) -> None:
         async with aclosing(self.inbox):
             while True:
                 for effect in self._handle_safely(await self.inbox.next()):
-                    await self._perform(effect)
+                    await self._perform(effect, nursery)
 
     def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
         """Handle an event.  If the machine raises, drop a statement, or restart the round for an event of our own."""
@@ -656,21 +654,20 @@ class RoundRunner:
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
-    async def _perform(self, effect: RoundEffect) -> None:
-        assert self._nursery is not None
+    async def _perform(self, effect: RoundEffect, nursery: trio.Nursery) -> None:
         if isinstance(effect, Persist):
             await self._votes.save(effect.kept)
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
-            self._delivery.send(effect, self._nursery)
+            self._delivery.send(effect, nursery)
         elif isinstance(effect, Forward):
-            self._delivery.forward(effect, self._nursery)
+            self._delivery.forward(effect, nursery)
         elif isinstance(effect, BeginExchange):
-            await self._begin_exchange(effect.plan, self._nursery)
+            await self._begin_exchange(effect.plan, nursery)
         elif isinstance(effect, FinishCompute):
             self._contributor.finish(self.base)
         elif isinstance(effect, ObtainResult):
-            self._nursery.start_soon(self._obtain, effect)
+            nursery.start_soon(self._obtain, effect)
         elif isinstance(effect, Committed):
             self.end(effect.commit)
         elif isinstance(effect, Reject):
