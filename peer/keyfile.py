@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from peer.files import LockHeld, locked, remove_left_overs, write_atomically
 from peer.paths import make_private, must_be_writable
+from protocol.disk import Disk, set_aside
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
 
@@ -157,17 +158,18 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
     """Return the number of this start, above every earlier number and at least `floor`.  Stored before it is returned.
 
     A daemon passes the unix time as floor, so that the number also grows after the identity was moved to another computer,
-    which has no record of earlier starts.
+    which has no record of earlier starts.  A damaged record is set aside, and counts as none.
     """
     path = data_dir / INCARNATION_FILE
     try:
         last = int(path.read_bytes()[:32].decode("ascii"))
     except FileNotFoundError:
         last = 0
-    except ValueError as error:
-        raise KeyfileError(f"the file {path} is damaged; remove it") from error
+    except (ValueError, IsADirectoryError):
+        last = -1
     if not 0 <= last < MAX_INCARNATION:
-        raise KeyfileError(f"the file {path} is damaged; remove it")
+        set_aside(Disk(), path)
+        last = 0
     number = max(last + 1, floor)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, f"{number}\n".encode())
