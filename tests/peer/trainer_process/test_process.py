@@ -433,7 +433,7 @@ def test_moments_that_lead_to_no_numbers_are_not_read_twice(tmp_path: Path) -> N
         (tmp_path / TEXT).write_bytes(raw)
         while not bench.stopped:
             await trio.sleep(0.01)
-        with pytest.raises(TrainerDied, match="NotFinite"):
+        with pytest.raises(TrainerDied, match="is not finite|is nan|is inf|loss is"):
             await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
         assert bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data) == first
 
