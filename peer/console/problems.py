@@ -31,7 +31,8 @@ def known_problem(error: BaseException) -> PeerError | None:
         if isinstance(error, kind):
             return PeerError(str(error), code)
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
+        path = error.filename2 or error.filename  # what a written file should replace, not the file that should replace it
+        where = f"{path}: " if path else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "make room on the disk" if full else "check the path and its permissions"
         code = ExitCode.RESOURCES if full else ExitCode.INPUT if error.filename else ExitCode.FAILED
