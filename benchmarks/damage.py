@@ -147,6 +147,8 @@ class Patient:
                 yield event.text
             elif isinstance(event, ev.Left) and event.problem:
                 yield event.problem
+        if self._peer.up and not self._peer.heard(ev.RoundCommitted):
+            yield f"{self._peer.status()['why_idle']}: {self._peer.status()['why_detail']}"
         if not self._peer.up:
             yield from (line for line in self._peer.log.splitlines()[-3:] if line.startswith("peer: "))
         for path in self._peer.folder.glob(IN_RUN + "trainer.log"):
