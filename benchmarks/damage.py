@@ -80,18 +80,19 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"zeros": zero, "cut": cut, "flipped
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a peer.  goes_on: it committed another round.  said: its sentences about the damage."""
+    """What became of a peer.  goes_on: it committed another round.  ended: it left.  said: sentences about the damage."""
 
     kind: str
     damage: str
     files: int
     goes_on: bool
+    ended: bool
     said: str
 
     @property
     def is_good(self) -> bool:
-        """True if the peer repaired the damage, or ended with one foreseen sentence."""
-        return self.goes_on or ("unexpected" not in self.said and bool(self.said) and "crash.log" not in self.said)
+        """True if the peer repaired the damage, or ended with one foreseen sentence.  One that only waits does neither."""
+        return self.goes_on or (self.ended and bool(self.said) and "unexpected" not in self.said)
 
 
 WORDS = ("damaged", "not used", "cannot be", "begin again", "set aside", "copied", "not kept", "is not here", "again")
@@ -133,18 +134,20 @@ class Patient:
         peer = self._peer
         with suppress(AssertionError):  # it waits, or ended with an unforeseen error: the log says which
             self._swarm.until(f"{damage} in {kind}", lambda: not peer.up or bool(peer.heard(ev.RoundCommitted)), PATIENCE_S)
-        goes_on = peer.up and bool(peer.heard(ev.RoundCommitted))
+        goes_on, ended = peer.up and bool(peer.heard(ev.RoundCommitted)), not peer.up
         said = "; ".join(dict.fromkeys(self._told(logs)))
         if peer.up:
             peer.kill()
         else:
             peer.wait()
-        return Outcome(kind, damage, len(paths), goes_on, said)
+        return Outcome(kind, damage, len(paths), goes_on, ended, said)
 
     def _told(self, logs: dict[Path, int]) -> Iterator[str]:
         for event in self._peer.events:
             if isinstance(event, ev.Notice) and event.level == "warning":
                 yield event.text
+            elif isinstance(event, ev.RolledBack):
+                yield f"went back to round {event.to_round}"
             elif isinstance(event, ev.Left) and event.problem:
                 yield event.problem
         if self._peer.up and not self._peer.heard(ev.RoundCommitted):
@@ -183,7 +186,7 @@ def main() -> None:
             if args.json:
                 print(json.dumps({**asdict(found), "said": said, "is_good": found.is_good}), flush=True)
             else:
-                end = "goes on" if found.goes_on else "ends"
+                end = "goes on" if found.goes_on else "ends" if found.ended else "waits"
                 print(f"| {found.kind} | {found.damage} | {end} | {said[:300]} |", flush=True)
 
 
