@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -43,6 +44,7 @@ class ComputeTask:
     continues: True to go on from the trainer's own parameters, where the last compute has ended, in a streamed run.
     rollouts: files of accepted batches, in a run of reinforcement learning.
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
+    most_loss, most_norm: a trainer whose round exceeds these dies, and forgets its moments (`protocol.node.round_limits`).
     """
 
     round: int
@@ -54,6 +56,8 @@ class ComputeTask:
     shares: tuple[float, float] = (0.0, 0.0)
     fragment: int = 0
     continues: bool = False
+    most_loss: float = inf
+    most_norm: float = inf
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,11 @@ def register(subparsers: Subparsers) -> None:
     _register_import(group)
     for name, summary, run in (
         ("show", "show the sources of a corpus, their tokens, and the beginning of a document", run_show),
-        ("verify", "check every block of a corpus against its hash, and every token against the vocabulary", run_verify),
+        (
+            "verify",
+            "check a corpus: its manifest and blocks against their hashes, and every token against the vocabulary",
+            run_verify,
+        ),
         ("sample", "print documents of a corpus as text", run_sample),
     ):
         command = add_command(group, name, summary, run)

@@ -17,7 +17,7 @@ The user of a fetcher says which blocks are needed now and which are needed next
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -141,7 +141,9 @@ class BlockFetcher:
         """Needed blocks that were not looked for on the disk yet."""
         self._suspect: set[Block] = set()
         """Blocks that may have left the disk without our doing."""
-        self._is_told_of_space = False
+        self._refused: set[Block] = set()
+        """Blocks that the trainer did not find, or found damaged."""
+        self._is_told_of_space = self._is_told_of_damage = False
         self._full = ""
         """The sentence of the disk on which the last block did not fit."""
         self._full_until, self._full_s = -inf, FIRST_FULL_S
@@ -191,8 +193,8 @@ class BlockFetcher:
             self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
 
     def recheck(self, block: Block) -> None:
-        """Look for a block on the disk again, because the trainer did not find it; if it is gone, it is fetched again."""
-        self._suspect.add(block)
+        """Check a block on the disk, because the trainer found none that is right; a damaged one is fetched again."""
+        self._refused.add(block)
         self._wake.set()
 
     async def until_here(self, blocks: Sequence[Block]) -> None:
@@ -241,8 +243,10 @@ class BlockFetcher:
             while True:
                 self._wake = wake = trio.Event()
                 needed, uncounted, suspect = [*self._now, *self._next], self._uncounted, self._suspect
-                self._uncounted, self._suspect = set(), set()
+                refused = self._refused
+                self._uncounted, self._suspect, self._refused = set(), set(), set()
                 await self._offload(self.store.cache.check, suspect)
+                await self._drop_damaged(refused)
                 missing: list[Block] = await self._offload(self._missing_of, needed)
                 self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
                 await self._offload(self._ahead.look, trio.current_time())
@@ -251,6 +255,18 @@ class BlockFetcher:
                     nursery.start_soon(self._fetch, batch)
                 with trio.move_on_after(TICK_S):
                     await wake.wait()
+
+    async def _drop_damaged(self, blocks: Collection[Block]) -> None:
+        """Read these blocks, so that damaged ones count as missing, and name the first one."""
+        for block in blocks:
+            here: ChunkSet = await self._offload(self.store.here, block.shard)
+            if here >> block.number & 1 and await self._offload(self.store.read, block) is None:
+                called = self.store.shards[block.shard].name_of(block.number)
+                text = f"{called} is damaged on this computer, and is fetched again"
+                remedy = "`peer data verify FOLDER` checks a corpus in a folder"
+                if not self._is_told_of_damage:
+                    self._session.emit(Notice("warning", f"{text}; {remedy}"))
+                self._is_told_of_damage = True
 
     def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
         """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""

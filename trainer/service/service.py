@@ -459,6 +459,7 @@ class Service:
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
+        task.check(done.loss, done.norm)
         ranks = self._ranks.count if self._ranks is not None else 1
         joules = ranks * self._pace.spent if self._pace.measures else None
         threads = ranks * torch.get_num_threads()
@@ -583,5 +584,7 @@ def _block(missing: BlockMissing) -> dict[str, Any]:
 def _sentence(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU's memory is not enough; close other programs there, or join a smaller run"
+    if isinstance(error, NotFinite):
+        return str(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no details'}"[:300]

@@ -93,6 +93,10 @@ def test_a_block_that_left_the_disk_is_fetched_again_when_it_is_needed_or_missed
         reader.fetcher.recheck(blocks[2])
         await trio.sleep(5)
         assert reader.store.read(blocks[2]) == CORPUS.bytes_of(blocks[2])
+        reader.cache.path(blocks[3]).write_bytes(bytes(blocks[3].size))
+        reader.fetcher.recheck(blocks[3])
+        await trio.sleep(5)
+        assert reader.cache.path(blocks[3]).read_bytes() == CORPUS.bytes_of(blocks[3]), "a damaged one is as good as gone"
 
     on_block_table(CORPUS, check)
 
