@@ -124,11 +124,12 @@ class History:
     def damage(self) -> str:
         """Return a sentence about records that were set aside and not replaced since; empty if there are none.  Blocking."""
         lost = self._store.records.lost_from(self.length)
+        if not lost:
+            return ""
         return (
-            f"{lost} records after round {self.length} are damaged in {self._store.root} or stand on a damaged one, so this "
-            "peer goes on without them, and fetches what others have; if nobody has them, restore that folder from a backup"
-            if lost
-            else ""
+            f"{lost} {'record' if lost == 1 else 'records'} after round {self.length} cannot be read in {self._store.root}, "
+            "because one is damaged, so this peer goes on without them, and fetches what others have; if nobody has them, "
+            "restore that folder from a backup"
         )
 
     @property

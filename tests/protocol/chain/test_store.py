@@ -79,7 +79,7 @@ def test_a_damaged_record_counts_as_absent_and_is_set_aside(
     names = ["00000000", "00000001.corrupt", "00000002.corrupt"]
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == names
     again = Store(tmp_path)
-    assert "2 records after round 1 are damaged" in History(SETTINGS, again).damage(), "also after another start"
+    assert "2 records after round 1 cannot be read" in History(SETTINGS, again).damage(), "also after another start"
     for commit in commits[1:3]:
         again.records.write(commit)
     assert History(SETTINGS, again).damage() == "", "they have come again"
