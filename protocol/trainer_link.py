@@ -182,6 +182,10 @@ class TrainerLink(Protocol):
     def joules_per_token(self) -> float | None:
         """Energy that the GPUs drew for each token of the last round; None if they have no counter of it."""
 
+    @property
+    def start(self) -> str:
+        """Sentence about the start that commands wait for, with the reason of the last end; empty while it is ready."""
+
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
         ...
