@@ -282,7 +282,7 @@ class _Build:
 
     def _write(self) -> BuildResult:
         names = source_names(self._inputs)
-        parts = Parts(self._parts_folder, self._records)
+        parts = Parts(self._parts_folder, self._records, keep_repeated=bool(self._options.fields.keep_repeated))
         try:
             tokenizer = replace(self._options.tokens).open()
             counts = self._count(parts, names)

@@ -238,8 +238,10 @@ class RunDefinition:
     rows: text, chat or preference.  sequence_length: tokens of a row.  is_local: true if each member reads data of its own.
     mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
+    times_read: how often the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  requires: what a computer needs to train, in words.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires: what a
+    computer needs to train, in words.
     prompts: what a member completes at each evaluation.
     """
 
@@ -257,9 +259,11 @@ class RunDefinition:
     mixtures: list[RunMixture] = field(default_factory=list)
     data_tokens: int = 0
     epochs: int = 0
+    times_read: dict[str, float] = field(default_factory=dict)
     environment: str = ""
     warm_rounds: int = 0
     peak_rate: float = 0.0
+    rollout_rate: float = 0.0
     requires: str = ""
     prompts: list[str] = field(default_factory=list)
 
