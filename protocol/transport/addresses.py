@@ -132,7 +132,7 @@ def at_interfaces(ends: Sequence[End]) -> list[End]:
     return found or list(ends)
 
 
-class LinkKind(IntEnum):
+class InterfaceKind(IntEnum):
     """The kind of an interface, in the order in which we announce addresses of each kind."""
 
     PLAIN = 0
@@ -161,12 +161,12 @@ class LinkAddress:
     is_default: bool = False
 
     @property
-    def kind(self) -> LinkKind:
+    def kind(self) -> InterfaceKind:
         """Kind of the interface by its name; a bridge with the default route joins this computer to its network."""
         if _VPN.fullmatch(self.name):
-            return LinkKind.VPN
+            return InterfaceKind.VPN
         is_bridge = not self.is_default and _CONTAINERS.fullmatch(self.name)
-        return LinkKind.CONTAINERS if is_bridge else LinkKind.PLAIN
+        return InterfaceKind.CONTAINERS if is_bridge else InterfaceKind.PLAIN
 
 
 def in_order(links: Iterable[LinkAddress]) -> list[LinkAddress]:
@@ -209,7 +209,7 @@ def interface_addresses() -> list[str]:
 
 def announced_addresses() -> list[str]:
     """Return the same without bridges to containers, at which only this computer answers, unless no other is left."""
-    found = [str(link.ip) for link in link_addresses() if link.kind is not LinkKind.CONTAINERS]
+    found = [str(link.ip) for link in link_addresses() if link.kind is not InterfaceKind.CONTAINERS]
     return list(dict.fromkeys(found)) or interface_addresses()
 
 

@@ -12,8 +12,8 @@ import pytest
 from protocol.transport import addresses
 from protocol.transport.addresses import (
     ANY_IPV4,
+    InterfaceKind,
     LinkAddress,
-    LinkKind,
     OwnAddresses,
     announced_addresses,
     in_order,
@@ -43,21 +43,27 @@ def these(monkeypatch: pytest.MonkeyPatch, links: list[tuple[str, str]], routed:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, LinkKind.PLAIN) for name in ("eth0", "enp3s0", "wlan0", "wlp2s0", "en0", "Ethernet", "Wi-Fi", "br0")),
-        *((name, LinkKind.PLAIN) for name in ("br-lan", "bond0", "ppp0", "eno1.20", "venet0", "WLAN 2", "usb0", "bridge0")),
+        *((name, InterfaceKind.PLAIN) for name in ("eth0", "enp3s0", "wlan0", "wlp2s0", "en0", "Ethernet", "Wi-Fi", "br0")),
         *(
-            (name, LinkKind.VPN)
+            (name, InterfaceKind.PLAIN)
+            for name in ("br-lan", "bond0", "ppp0", "eno1.20", "venet0", "WLAN 2", "usb0", "bridge0")
+        ),
+        *(
+            (name, InterfaceKind.VPN)
             for name in ("tun0", "tap0", "wg0", "wg-home", "tailscale0", "utun4", "ztabc123", "nordlynx")
         ),
-        *((name, LinkKind.CONTAINERS) for name in ("docker0", "docker_gwbridge", "br-0123456789ab", "veth1a2b3c", "virbr0")),
         *(
-            (name, LinkKind.CONTAINERS)
+            (name, InterfaceKind.CONTAINERS)
+            for name in ("docker0", "docker_gwbridge", "br-0123456789ab", "veth1a2b3c", "virbr0")
+        ),
+        *(
+            (name, InterfaceKind.CONTAINERS)
             for name in ("vmnet8", "vboxnet0", "lxdbr0", "cni0", "podman1", "cali12.3", "bridge100")
         ),
-        *((name, LinkKind.CONTAINERS) for name in ("vEthernet (WSL)", "VirtualBox Host-Only Network", "flannel.1")),
+        *((name, InterfaceKind.CONTAINERS) for name in ("vEthernet (WSL)", "VirtualBox Host-Only Network", "flannel.1")),
     ],
 )
-def test_an_interface_is_known_by_its_name(name: str, kind: LinkKind) -> None:
+def test_an_interface_is_known_by_its_name(name: str, kind: InterfaceKind) -> None:
     assert link(name).kind is kind
 
 
@@ -77,7 +83,7 @@ def test_a_vpn_that_takes_the_default_route_stays_behind_the_network_at_home() -
 
 
 def test_a_bridge_with_the_default_route_joins_this_computer_to_its_network() -> None:
-    assert link("br-0123456789ab", is_default=True).kind is LinkKind.PLAIN
+    assert link("br-0123456789ab", is_default=True).kind is InterfaceKind.PLAIN
 
 
 def test_beside_twenty_bridges_to_containers_only_the_network_and_the_vpn_are_announced(
