@@ -97,11 +97,15 @@ class SourceFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class RatedAnswer:
-    """Answer in a rollout, with its reward as the trainer computed it.  prompt, text: any characters."""
+    """Answer in a rollout, with its reward as the trainer computed it.
+
+    prompt, text: any characters.  expected: description of a right answer; empty if the environment knows none.
+    """
 
     reward: float
     prompt: str
     text: str
+    expected: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ class Contribution:
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
     tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
     mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the best one by
-    reward, then one with the median reward; none for text.
+    reward, then one with the median reward; none for text.  informative: number of problems whose answers had different
+    rewards, from which alone something is learned; None for text.
     """
 
     round: int
@@ -129,6 +134,7 @@ class Contribution:
     margin: float | None = None
     accuracy: float | None = None
     answers: tuple[RatedAnswer, ...] = ()
+    informative: int | None = None
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Done:
 
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term. answers: the best and a typical answer; none for text.
+    informative: number of problems whose answers had different rewards, so that they taught something; None for text.
     """
 
     tokens: int
@@ -91,6 +92,7 @@ class Done:
     margin: float | None = None
     accuracy: float | None = None
     answers: tuple[ShownAnswer, ...] = ()
+    informative: int | None = None
 
 
 Between = Callable[[BlockMissing | None], bool]

@@ -518,7 +518,8 @@ class TrainerProcess:
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
             answer["margin"],
             answer["accuracy"],
-            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"]) for each in answer["answers"]),
+            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"], each["expected"]) for each in answer["answers"]),
+            answer["informative"],
         )
 
     async def _ask_and_tell(

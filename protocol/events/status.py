@@ -177,6 +177,8 @@ class RolloutStatus:
     generated_tokens_per_s: tokens that it makes a second, over its last eight batches.
     verified_per_s: rollouts that it verifies a second, over the last minute.
     set_aside: number of peers whose rollouts or verdicts are no longer used.
+    fruitless_rounds: last rounds in a row from which this trainer learned nothing, because all answers to each problem had
+    the same reward.
     """
 
     version: int = 0
@@ -191,6 +193,7 @@ class RolloutStatus:
     generated_tokens_per_s: float = 0.0
     verified_per_s: float = 0.0
     set_aside: int = 0
+    fruitless_rounds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,7 @@ class RolloutCounter:
             generated_tokens_per_s=self.tokens_per_s,
             verified_per_s=self.verified_per_s,
             set_aside=len({(aside.peer, aside.role) for aside in tally.aside}),
+            fruitless_rounds=tally.fruitless,
         )
 
 

@@ -597,3 +597,30 @@ def test_the_run_says_to_its_organiser_until_when_founders_vote_alone() -> None:
     text = " ".join(row.plain.strip() for row in run.draw(alone, 78, 9, Look()))
     assert "you alone vote until round 203 or later: while this computer is cut off" in text.replace("  ", " ")
     assert "this peer and 1 other" in " ".join(row.plain for row in run.draw(of_run(electors=[ME, OTHER]), 78, 24, Look()))
+
+
+def test_a_run_that_learns_from_rollouts_shows_rewards_first_and_no_loss_of_a_text() -> None:
+    picture = Picture()
+    picture.update(status(round=5, rollouts=RolloutStatus(), run_definition=replace(FACTS, environment="add")))
+    picture.apply(Stamped(0.0, 0.0, ev.EvalLoss(3, 19.5, OTHER)))
+    for number in range(3):
+        counted = ev.RolloutsCounted(number, number / 4, 2, 160, {OTHER: 9}, 0, [], 16)
+        picture.apply(Stamped(float(number), float(number), counted))
+    rows = [row.plain for row in training.draw(picture, 98, 12, Look())]
+    assert rows[0].startswith("reward 0.500   loss") and rows[1].startswith("mean reward by round")
+    assert not any("held out" in row or "19" in row for row in rows)
+    picture.update(status(round=5, run_definition=replace(FACTS, environment="add", warm_rounds=9)))
+    assert "held out 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
+
+
+def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> None:
+    picture = Picture()
+    picture.update(status(rollouts=RolloutStatus()))
+    for number in range(3):
+        picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(number, [], 96, 0.0, "aa", informative=0)))
+    told = "! nothing learned in 3 rounds: all answers to each problem had the same reward"
+    assert told in [row.plain.rstrip() for row in rollouts.draw(picture, 98, 12, Look())]
+    picture.apply(Stamped(0.0, 0.0, ev.NothingLearned(2, 3, 0.0, "3 + 4?", "It is 7.", "7")))
+    assert picture.alarms[-1].text.startswith("nothing is learned")
+    picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(3, [], 96, 0.1, "aa", informative=2)))
+    assert not any("nothing learned" in row.plain for row in rollouts.draw(picture, 98, 12, Look()))

@@ -248,7 +248,8 @@ class RolloutJobs:
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         answers = tuple(self._rollouts.answers(groups))
         tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
-        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers)
+        told = sum(group.is_informative for group in groups)
+        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers, informative=told)
 
     def _tried(self, group: Group, round: int) -> Tried:
         """Count the results of a group; score one of its answers twice, a different one each round."""
