@@ -109,7 +109,11 @@ def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
     activity = Activity(lambda event: None)
     report = RoundReport(SimpleNamespace(), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
     plan: Any = SimpleNamespace(members=[None] * members, round=41)
-    report.exchanging(plan)
+
+    async def exchanging() -> None:
+        report.exchanging(plan)
+
+    trio.run(exchanging)
     assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
 
 

@@ -184,7 +184,7 @@ def _passing(trap: Trap, act: Callable[..., Any], name: Name) -> Callable[..., A
     return acts if inspect.iscoroutinefunction(act) else acts_at_once
 
 
-def _name_of_round_effect(effect: RoundEffect) -> str:
+def _name_of_round_effect(effect: RoundEffect, _: object) -> str:
     return f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
 
 

@@ -115,7 +115,8 @@ class Arrival:
         self.asked.append((missing.shard, missing.number))
         if self.asked.count(self.asked[-1]) == 3 and not self.finish:
             (self._cache / missing.shard).mkdir(parents=True, exist_ok=True)
-            shutil.copy(self._whole / missing.shard / str(missing.number), self._cache / missing.shard)
+            for name in (str(missing.number), "leaves"):
+                shutil.copy(self._whole / missing.shard / name, self._cache / missing.shard)
         return self.finish
 
 

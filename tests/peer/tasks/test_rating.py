@@ -130,9 +130,9 @@ def test_who_is_interrupted_goes_on_there_and_comes_to_the_same(place: Place, mo
     asked: list[int] = []
     rates = Rater.rates
 
-    def watched(self: Rater, environment: Any, problems: list[int]) -> Any:
+    def watched(self: Rater, environment: Any, problems: list[int], *rest: Any) -> Any:
         asked.extend(problems)
-        return rates(self, environment, problems)
+        return rates(self, environment, problems, *rest)
 
     monkeypatch.setattr(Rater, "rates", watched)
     place.measure()
