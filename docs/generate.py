@@ -73,8 +73,8 @@ EVENT_GROUPS = {
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",
     "Versions of the weights": "VersionPublished VersionStarted VersionComplete VersionRefused",
-    "Rollouts and tasks": "RolloutsGenerated BatchJudged BatchDecided RolloutsUsed RolloutsCounted RolloutPeerSetAside "
-    "ValidatorSetAside TaskSetOffered TasksAmended TaskSetFellOut",
+    "Rollouts and tasks": "RolloutsGenerated BatchJudged BatchDecided RolloutsUsed RolloutsCounted NothingLearned "
+    "RolloutPeerSetAside ValidatorSetAside TaskSetOffered TasksAmended TaskSetFellOut",
 }
 """Sections of the page on events, each with its events."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import importlib
 import pkgutil
 import sys
@@ -165,28 +164,10 @@ def _complain(text: str) -> None:
 
 def explain(error: Exception) -> PeerError:
     """Return the sentence and exit code for `error`; the sentence for an unforeseen error says how to see its traceback."""
-    from peer.control.client import ControlError
-    from peer.keyfile import KeyfileError
-    from protocol.run.run_file import RunFileError
-    from protocol.wire.canonical import Malformed
+    from peer.console.problems import known_problem
 
-    if isinstance(error, ControlError):
-        return PeerError(str(error), ExitCode.NOT_RUNNING)
-    if isinstance(error, PeerError):
-        return error
-    if isinstance(error, RunFileError):
-        return PeerError(str(error), ExitCode.INPUT)
-    if isinstance(error, KeyfileError):
-        return PeerError(str(error), ExitCode.IDENTITY)
-    if isinstance(error, Malformed):
-        return PeerError(str(error), ExitCode.INPUT)
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room on the disk" if full else "check the path and its permissions"
-        code = ExitCode.RESOURCES if full else ExitCode.INPUT if error.filename else ExitCode.FAILED
-        return PeerError(f"{where}{error.strerror or error}; {remedy}", code)
-    return PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
+    known = known_problem(error)
+    return known or PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
 
 
 if __name__ == "__main__":

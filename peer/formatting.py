@@ -16,7 +16,7 @@ from protocol.short_id import short_id
 from protocol.team import INVISIBLE, MOST_MARKS
 
 if TYPE_CHECKING:
-    from protocol.events.status import GpuStatus, PeerStatus, SwarmPeer
+    from protocol.events.status import GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -185,9 +185,15 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Format seconds roughly: "40 seconds", "12 minutes", "5 hours", "6 days"."""
+    """Format seconds roughly: "40 seconds", "12 minutes", "5 hours", "6 days", "3 years"."""
     whole = max(0, round(seconds))
-    for unit, length, least in (("day", 86_400, 2), ("hour", 3600, 2), ("minute", 60, 2), ("second", 1, 0)):
+    for unit, length, least in (
+        ("year", 31_557_600, 2),
+        ("day", 86_400, 2),
+        ("hour", 3600, 2),
+        ("minute", 60, 2),
+        ("second", 1, 0),
+    ):
         if whole >= least * length:
             count = round(whole / length)
             return f"{count} {unit}{'' if count == 1 else 's'}"
@@ -351,6 +357,32 @@ def founders_alone(founders: Sequence[str], me: str, organiser: str, until_round
         f"{who} until round {until_round} or later: while {which} cut off from the others, the rounds that {others} make "
         "meanwhile are lost"
     )
+
+
+MOST_EPOCHS = 4
+"""Times for which repeated data is worth almost as much as new data (Muennighoff et al. 2023, "Scaling data-constrained
+language models")."""
+
+
+def times_text(times: float) -> str:
+    """Format how often data is read: "0.4 times", "once", "3 times"."""
+    rounded = round(times) if times >= 9.95 else round(times, 1)
+    return "once" if rounded == 1 else f"{rounded:g} times"
+
+
+def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
+    """Describe how often a run reads its sources; empty if nothing is known.
+
+    per_member: True if the number is that of one member alone, because the run's total counts rounds.
+    """
+    times = sorted(facts.times_read.items(), key=lambda each: -each[1])
+    if not times:
+        return ""
+    told = {times_text(count) for _, count in times}
+    listed = ", ".join(f"{clean(name, 64)} about {times_text(count)}" for name, count in times)
+    said = f"each source about {told.pop()}" if len(told) == 1 else listed
+    often = "; above 4 times a model learns its data by heart" if times[0][1] > MOST_EPOCHS else ""
+    return f"reads {said}{' with one member, and more often with more' if per_member else ''}{often}"
 
 
 def goal_amount(status: PeerStatus) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from peer.files import LockHeld, locked, remove_left_overs, write_atomically
 from peer.paths import make_private, must_be_writable
+from protocol.disk import Disk, set_aside
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
 
@@ -33,6 +34,8 @@ KEY_FILE = "identity.pem"
 LOCK_FILE = "identity.lock"
 """Name of the lock; `peer.control.client.LOCK_NAME` repeats it, because that module must stay too light to import this."""
 INCARNATION_FILE = "incarnation"
+OWNER = b"peer-id: "
+"""Beginning of the line before the key."""
 MAX_KEY_BYTES = 4096
 MAX_INCARNATION = 2**53 - 1
 
@@ -108,9 +111,12 @@ def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
 
 
 def to_pem(identity: Identity) -> bytes:
-    """Return the private key as PEM (PKCS #8, without a password)."""
+    """Return the private key as PEM (PKCS #8, without a password), behind a line with the peer's ID.
+
+    Any 32 bytes are a key, so without this line a flipped bit would make another peer of this one.
+    """
     key = Ed25519PrivateKey.from_private_bytes(identity.seed)
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return OWNER + identity.peer_id.encode() + b"\n" + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def parse_key(data: bytes) -> Identity:
@@ -118,6 +124,12 @@ def parse_key(data: bytes) -> Identity:
     if len(data) > MAX_KEY_BYTES:
         raise Malformed("too long for a key")
     text = data.strip()
+    if text.startswith(OWNER):
+        owner, _, text = text.removeprefix(OWNER).partition(b"\n")
+        identity = parse_key(text)
+        if identity.peer_id.encode() != owner.strip():
+            raise Malformed("its key is not that of the peer which it names")
+        return identity
     if not text:
         raise Malformed("empty")
     if not text.startswith(b"-----"):
@@ -129,7 +141,7 @@ def parse_key(data: bytes) -> Identity:
         key = load_pem_private_key(text, password=None)
     except TypeError as error:
         raise Malformed("a key with a password; remove the password first") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:
         raise Malformed("not a private key") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise Malformed("a key of another kind than Ed25519")
@@ -157,17 +169,18 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
     """Return the number of this start, above every earlier number and at least `floor`.  Stored before it is returned.
 
     A daemon passes the unix time as floor, so that the number also grows after the identity was moved to another computer,
-    which has no record of earlier starts.
+    which has no record of earlier starts.  A damaged record is set aside, and counts as none.
     """
     path = data_dir / INCARNATION_FILE
     try:
         last = int(path.read_bytes()[:32].decode("ascii"))
     except FileNotFoundError:
         last = 0
-    except ValueError as error:
-        raise KeyfileError(f"the file {path} is damaged; remove it") from error
+    except (ValueError, IsADirectoryError):
+        last = -1
     if not 0 <= last < MAX_INCARNATION:
-        raise KeyfileError(f"the file {path} is damaged; remove it")
+        set_aside(Disk(), path)
+        last = 0
     number = max(last + 1, floor)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, f"{number}\n".encode())

@@ -52,7 +52,7 @@ def _described(event: ev.Event, name: Naming) -> str:
             return _of_a_transfer(event)
         case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed() | ev.RolloutsCounted():
             return _of_rollouts(event, name)
-        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
+        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside() | ev.NothingLearned():
             return _of_rollouts(event, name)
         case ev.TaskSetOffered() | ev.TasksAmended() | ev.TaskSetFellOut():
             return _of_tasks(event, name)
@@ -96,8 +96,19 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _, kl):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             far = f", {kl:.2g} nats from the reference" if kl is not None else ""
-            learned = f"learned from {many(rollouts, 'rollout')} in {many(len(batches), 'batch', 'batches')}"
-            return f"round {round}: {learned}{mean}{far}"
+            what = f"{many(rollouts, 'rollout')} in {many(len(batches), 'batch', 'batches')}"
+            if event.informative == 0:
+                return f"round {round}: learned nothing from {what}: all answers to each problem had the same reward{mean}"
+            return f"round {round}: learned from {what}{mean}{far}"
+        case ev.NothingLearned(_, rounds, reward, prompt, text, expected):
+            mean = f" (mean reward {number(reward)})" if reward is not None else ""
+            wanted = f"; expected: {clean(expected, 200)}" if expected else ""
+            remedy = "say in the prompts which form an answer has" if not reward else "take problems of another difficulty"
+            return (
+                f"nothing is learned: in {many(rounds, 'round')} all answers to each problem had the same reward{mean}; a "
+                f"typical answer to »{clean(prompt, 200)}« is »{clean(text, 200)}«{wanted}; {remedy}, and try them with "
+                "`peer tasks rate FILE --model FOLDER`"
+            )
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""
@@ -387,7 +398,7 @@ def level(event: ev.Event) -> str:
             return "warning"
         case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
             return "warning"
-        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
+        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside() | ev.NothingLearned():
             return "warning"
         case ev.SecondHistory():
             return "error"

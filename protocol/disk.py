@@ -198,8 +198,12 @@ class Disk:
         self.sync_folder(target.parent)
 
     def move(self, source: Path, target: Path) -> None:
-        """Rename `source` to `target`, replacing it; durable once the folder is synced."""
-        os.replace(source, target)
+        """Rename `source` to `target`, replacing it; durable once the folder is synced.  A folder there is set aside."""
+        try:
+            os.replace(source, target)
+        except IsADirectoryError:
+            os.replace(target, corrupt_name(target))
+            os.replace(source, target)
 
     def remove(self, path: Path) -> None:
         """Remove a file if it exists."""

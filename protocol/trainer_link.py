@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -43,6 +44,7 @@ class ComputeTask:
     continues: True to go on from the trainer's own parameters, where the last compute has ended, in a streamed run.
     rollouts: files of accepted batches, in a run of reinforcement learning.
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
+    most_loss, most_norm: a trainer whose round exceeds these dies, and forgets its moments (`protocol.node.round_limits`).
     """
 
     round: int
@@ -54,6 +56,8 @@ class ComputeTask:
     shares: tuple[float, float] = (0.0, 0.0)
     fragment: int = 0
     continues: bool = False
+    most_loss: float = inf
+    most_norm: float = inf
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,15 @@ class SourceFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class RatedAnswer:
-    """Answer in a rollout, with its reward as the trainer computed it.  prompt, text: any characters."""
+    """Answer in a rollout, with its reward as the trainer computed it.
+
+    prompt, text: any characters.  expected: description of a right answer; empty if the environment knows none.
+    """
 
     reward: float
     prompt: str
     text: str
+    expected: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,8 @@ class Contribution:
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
     tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
     mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the best one by
-    reward, then one with the median reward; none for text.
+    reward, then one with the median reward; none for text.  informative: number of problems whose answers had different
+    rewards, from which alone something is learned; None for text.
     """
 
     round: int
@@ -125,6 +134,7 @@ class Contribution:
     margin: float | None = None
     accuracy: float | None = None
     answers: tuple[RatedAnswer, ...] = ()
+    informative: int | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,10 @@ class TrainerLink(Protocol):
     @property
     def joules_per_token(self) -> float | None:
         """Energy that the GPUs drew for each token of the last round; None if they have no counter of it."""
+
+    @property
+    def start(self) -> str:
+        """Sentence about the start that commands wait for, with the reason of the last end; empty while it is ready."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""

@@ -1,7 +1,7 @@
 """`python -m tests.house_rules`: rules about names and docstrings that no linter knows; part of `make lint`.
 
 A class name is defined once in the product, so that a name means one thing.  A docstring begins with a full statement, so
-never with the words of a clause.
+never with the words of a clause.  No attribute holds a nursery that may be closed: a `TaskGroup` does.
 """
 
 from __future__ import annotations
@@ -30,6 +30,16 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield statement.lineno, text.strip()
 
 
+def kept_nurseries(tree: ast.AST) -> Iterator[int]:
+    """Yield the line of each attribute that is declared as a nursery or None, or bound to a nursery by `async with`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign(target=ast.Attribute(), annotation=ast.BinOp()) if "Nursery" in ast.unparse(node.annotation):
+                yield node.lineno
+            case ast.withitem(optional_vars=ast.Attribute(lineno=line)) if "nursery" in ast.unparse(node.context_expr):
+                yield line
+
+
 def faults(files: dict[str, ast.Module]) -> list[str]:
     """Return a sentence for each place that breaks a rule.  files: parsed, by path."""
     found: list[str] = []
@@ -38,6 +48,10 @@ def faults(files: dict[str, ast.Module]) -> list[str]:
         for line, text in docstrings(tree):
             if CLAUSE.match(text):
                 found.append(f"{path}:{line}: the docstring begins with {text.split()[0]!r}; begin with a full statement")
+        for line in kept_nurseries(tree) if Path(path).name != "task_group.py" else ():
+            found.append(
+                f"{path}:{line}: an attribute holds a nursery, which may be closed; use protocol.transport.task_group"
+            )
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{path}:{node.lineno}")

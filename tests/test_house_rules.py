@@ -25,6 +25,19 @@ def test_a_docstring_begins_with_a_full_statement(source: str, found: int) -> No
     assert len(faults({"a.py": ast.parse(source)})) == found
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("self._nursery: trio.Nursery | None = None", 1),
+        ("async def run(self):\n    async with trio.open_nursery() as self._nursery:\n        pass", 1),
+        ("async def run(self):\n    async with trio.open_nursery() as nursery:\n        pass", 0),
+        ("self._tasks = TaskGroup()", 0),
+    ],
+)
+def test_no_attribute_holds_a_nursery_that_may_be_closed(source: str, found: int) -> None:
+    assert len(faults({"a.py": ast.parse(source)})) == found
+
+
 def test_a_class_name_is_defined_once() -> None:
     tree = ast.parse("class A:\n    class Inner:\n        pass")
     assert faults({"a.py": tree, "b.py": ast.parse("class B:\n    class Inner:\n        pass")}) == []

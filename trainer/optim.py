@@ -11,12 +11,13 @@ import math
 import os
 import sys
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -284,6 +285,8 @@ MOST_STEPS = 1 << 40
 """Most updates that a file may name."""
 BLOCK = 1 << 20
 """Count of values copied from the device at a time."""
+CHECKSUM_BYTES = 4
+"""Bytes at the end of the file, a tensor to other programs."""
 
 
 class MomentsFile:
@@ -316,7 +319,7 @@ class MomentsFile:
         return True
 
     def store(self, optimiser: Optimiser, ranks: Ranks | None = None) -> None:
-        """Write the moments atomically; do nothing if recent writing took more than its share of the time.
+        """Write the moments atomically, with a checksum; do nothing if recent writing took more than its share of the time.
 
         ranks: each writes its own, by `write`; None for one.  A write error, such as a full disk, is logged, and the trainer
         continues; a restart then needs a warm-up.
@@ -329,12 +332,17 @@ class MomentsFile:
             unfinished.unlink(missing_ok=True)  # of a process that was killed
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
-                file.write(header_of(_places(optimiser), ExportFormat.FP32))
-                file.flush()
+                places = _places(optimiser)
+                header = header_of(places, ExportFormat.FP32)
+                file.write(header)
+                file.truncate(len(header) + 4 * (places[-1].offset + places[-1].count))
                 with ranks.operation("write_moments", unfinished):
                     flaws = [flaw for flaw in ranks.collect(self.write(optimiser, unfinished)) if flaw]
                 if flaws:
                     raise OSError(0, flaws[0])
+                with unfinished.open("r+b") as whole:
+                    checksum = _checksum(whole)
+                    whole.write(checksum)
                 os.fsync(file.fileno())
             os.replace(unfinished, self.path)
             self._stored = optimiser.steps
@@ -359,7 +367,7 @@ class MomentsFile:
         spans["steps"] = [MomentSpan(0, torch.tensor([float(optimiser.steps)]))]
         try:
             with path.open("r+b", buffering=0) as file:
-                for place in places:
+                for place in places[:-1]:
                     for span in spans[place.name]:
                         file.seek(body + 4 * (place.offset + span.start))
                         for at in range(0, len(span.values), BLOCK):
@@ -370,6 +378,9 @@ class MomentsFile:
 
     def _read(self, optimiser: Optimiser) -> None:
         stored = tensors_in(self.path)
+        with self.path.open("rb") as file:
+            if _checksum(file) != file.read():
+                raise ValueError(f"{self.path} is damaged")
         for place in _places(optimiser):
             if place.name not in stored or stored[place.name].shape != place.shape:
                 raise ValueError(f"{self.path} is of another model")
@@ -391,10 +402,19 @@ class MomentsFile:
 def _places(optimiser: Optimiser) -> list[ParameterPlace]:
     """Return the tensors of a file, in order."""
     places, at = [], 0
-    for name, count in (*optimiser.sizes().items(), ("steps", 1)):
+    for name, count in (*optimiser.sizes().items(), ("steps", 1), ("checksum", CHECKSUM_BYTES // 4)):
         places.append(ParameterPlace(name, (count,), at))
         at += count
     return places
+
+
+def _checksum(file: BinaryIO) -> bytes:
+    """Return the CRC-32 of a file of moments without its end, where the checksum is; the file is then read up to there."""
+    found, left = 0, os.fstat(file.fileno()).st_size - CHECKSUM_BYTES
+    file.seek(0)
+    while left > 0 and (data := file.read(min(left, 4 * BLOCK))):
+        found, left = zlib.crc32(data, found), left - len(data)
+    return found.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:

@@ -175,9 +175,15 @@ class RankWork:
 
     def encode_difference(self, theta: F32, out: memoryview, fragment: int = 0) -> float:
         """Encode theta minus the parameters of a fragment into `out`; return the difference's norm.  Raises NotFinite."""
+        leads, span = self._ranks.number == 0, self._span(fragment)
+        if self._residual is not None and leads:
+            self._residual.verify()
         with self._ranks.operation("encode", fragment):
             residual = self._residual.values if self._residual is not None else None
-            return self.parameters.encode_difference(theta, self.layouts, residual, out, self._span(fragment).start)
+            norm = self.parameters.encode_difference(theta, self.layouts, residual, out, span.start)
+            if self._residual is not None and leads:
+                self._residual.seal(span)
+            return norm
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""

@@ -44,6 +44,7 @@ class Task:
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
     reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
     fragment: whose difference is encoded.  continues: True to go on from the parameters where the last compute has ended.
+    most_loss, most_norm: a round that exceeds these is no result of training.
     """
 
     round: int
@@ -56,6 +57,17 @@ class Task:
     shares: Sequence[float] = (0.0, 0.0)
     fragment: int = 0
     continues: bool = False
+    most_loss: float = math.inf
+    most_norm: float = math.inf
+
+    def check(self, loss: float, norm: float) -> None:
+        """Raise NotFinite with a sentence for a round that exceeds the limits."""
+        for name, value, most in (("loss", loss, self.most_loss), ("norm", norm, self.most_norm)):
+            if value > most:
+                raise NotFinite(
+                    f"round {self.round} is not contributed, because its {name} of {value:.3g} is above {most:.3g}, the "
+                    "limit by this peer's last rounds; the trainer forgets its moments and does the round again"
+                )
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Done:
 
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term. answers: the best and a typical answer; none for text.
+    informative: number of problems whose answers had different rewards, so that they taught something; None for text.
     """
 
     tokens: int
@@ -79,6 +92,7 @@ class Done:
     margin: float | None = None
     accuracy: float | None = None
     answers: tuple[ShownAnswer, ...] = ()
+    informative: int | None = None
 
 
 Between = Callable[[BlockMissing | None], bool]

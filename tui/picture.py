@@ -40,6 +40,7 @@ ALARMS = (
     ev.HandlerFailed,
     ev.RolloutPeerSetAside,
     ev.ValidatorSetAside,
+    ev.NothingLearned,
 )
 PLUMBING = (
     ev.ReadySent,

@@ -36,6 +36,7 @@ ALARMS = (
     "HandlerFailed",
     "RolloutPeerSetAside",
     "ValidatorSetAside",
+    "NothingLearned",
 )
 MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
 """Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""

@@ -36,7 +36,11 @@ def register(subparsers: Subparsers) -> None:
     _register_import(group)
     for name, summary, run in (
         ("show", "show the sources of a corpus, their tokens, and the beginning of a document", run_show),
-        ("verify", "check every block of a corpus against its hash, and every token against the vocabulary", run_verify),
+        (
+            "verify",
+            "check a corpus: its manifest and blocks against their hashes, and every token against the vocabulary",
+            run_verify,
+        ),
         ("sample", "print documents of a corpus as text", run_sample),
     ):
         command = add_command(group, name, summary, run)
@@ -86,6 +90,9 @@ def _register_build(group: Subparsers) -> None:
     )
     parser.add_argument(
         "--most-rows", type=whole_number(1, 1 << 40), metavar="N", help="rows that are read of each input (default: all)"
+    )
+    parser.add_argument(
+        "--keep-repeated", action="store_true", help="keep documents with the text of another (default: the first)"
     )
     parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
     parser.add_argument(
@@ -141,7 +148,7 @@ def run_build(args: argparse.Namespace) -> int:
         where[name] = (*where.get(name, ()), *values)
     options = BuildOptions(
         tokens=_format(args, args.kind, args.sequence_length, args.template),
-        fields=FieldSelection(args.text, args.id, args.least, args.most, where, args.most_rows),
+        fields=FieldSelection(args.text, args.id, args.least, args.most, where, args.most_rows, args.keep_repeated or None),
         held_out_percent=args.held_out,
         seed=args.seed,
         block_bytes=args.block,
@@ -335,14 +342,18 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
 
 def _left_out(tally: BuildTally) -> list[str]:
     """Return the counts of rows left out, and the first of them by name."""
-    from peer.corpora.options import MOST_NAMED
+    from peer.corpora.options import MOST_NAMED, LeftOut
     from peer.formatting import visible
 
     lines = []
     if tally.cut:
         lines.append(f"cut         {tally.cut} chats that are longer than a row")
     for is_bad, heading in ((True, "bad"), (False, "left out")):
-        counts = [f"{count} {reason.value}" for reason, count in sorted(tally.left_out.items()) if reason.is_bad == is_bad]
+        counts = [
+            f"{count} {reason.value}" + (" (--keep-repeated keeps them)" if reason is LeftOut.SAME_TEXT else "")
+            for reason, count in sorted(tally.left_out.items())
+            if reason.is_bad == is_bad
+        ]
         if counts:
             lines.append(f"{heading:<12}{', '.join(counts)}")
             lines += [f"{'':<12}{visible(str(row))[:200]}" for row in sorted(tally.named[is_bad])[:MOST_NAMED]]

@@ -104,7 +104,7 @@ def run_create(args: argparse.Namespace) -> int:
     from peer.files import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import friends_line, token_for_friends
-    from peer.joining.purpose import about_lines, purpose_lines, unusual_data
+    from peer.joining.purpose import about_lines, often_read, purpose_lines, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
@@ -126,8 +126,9 @@ def run_create(args: argparse.Namespace) -> int:
         print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
-    if warning := unusual_data(manifest):
-        print(f"peer: {warning}", file=sys.stderr, flush=True)
+    for warning in (unusual_data(manifest), often_read(manifest)):
+        if warning:
+            print(f"peer: {warning}", file=sys.stderr, flush=True)
     if stay := _stay_sentence(signed, data):
         print(stay)
     if manifest.admission is not Admission.INVITE:
@@ -395,7 +396,7 @@ def _print_needs(manifest: RunManifest) -> None:
     from peer.resources.needs import need_lines
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
-    round = f"{amount(manifest.tokens_per_round)} tokens of each member in a round"
+    round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
     for subject, said in [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest)]:
         print(f"# {subject:<10}{said}")
 

@@ -23,7 +23,7 @@ def register(subparsers: Subparsers) -> None:
         run_simulate,
         epilog="A quantity is a value, or a range LOW..HIGH over whose logarithm the peers are spread evenly.  A TOML file "
         "has a section [[peers]] for each group of peers, with count and any of speed, up, down, rtt and online; the "
-        "options are used for the others.  Nothing is sent, and a run file's data is not read.",
+        "options are used for the others.  Nothing is sent, and a run file's text is not read.",
     )
     parser.add_argument("what", metavar="RUN", help="a run file, a manifest or a run ID")
     parser.add_argument("--peers", metavar="N", default="8", help="number of peers, or a TOML file with groups (default: 8)")
@@ -53,17 +53,17 @@ def run_simulate(args: argparse.Namespace) -> int:
 
     from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
-    from peer.joining.purpose import assumed_speed
+    from peer.joining.purpose import assumed_rate
     from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
     from peer.planning.model import NeverTogether, simulate
     from peer.planning.proposal import propose
-    from peer.planning.report import NamedForecast, RunNeeds, drawing, fields, peers_line, remarks, table
+    from peer.planning.report import NamedForecast, RunNeeds, drawing, end_line, fields, peers_line, remarks, table
     from peer.planning.swarm import PlannedPeers, read_groups
 
     manifest = _manifest(args)
     if manifest.rl is not None:
         raise PeerError("only rounds of text can be predicted; give a run file without [rl]", ExitCode.INPUT)
-    speed = args.speed or f"{assumed_speed(manifest).tokens_per_s:.3f}"
+    speed = args.speed or f"{assumed_rate(manifest):.3f}"
     options = {"speed": speed, "up": args.up, "down": args.down, "rtt": args.rtt, "online": args.online}
     groups = read_groups(args.peers, options)
     peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest)
@@ -73,7 +73,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         if settings["run file"] == settings["proposed"]:
             settings = {"run file, as proposed": proposal.setting}
         forecasts = [
-            NamedForecast(name, setting, simulate(RoundLoad.of(manifest, setting), rules, peers))
+            NamedForecast.of(manifest, name, setting, simulate(RoundLoad.of(manifest, setting), rules, peers))
             for name, setting in settings.items()
         ]
     except NeverTogether as error:
@@ -82,7 +82,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.json:
         print_json(fields(manifest, groups, forecasts, needs, proposal.why))
         return ExitCode.OK
-    print("\n".join([*peers_line(groups), "", *table(forecasts, needs), "", f"The proposal: {proposal.why}."]))
+    told = [*peers_line(groups, is_assumed=not args.speed and args.peers.isdigit()), "", *table(forecasts, needs), ""]
+    print("\n".join([*told, f"The proposal: {proposal.why}.", *end_line(manifest, forecasts)]))
     for remark in remarks(forecasts[-1].forecast, rules.max_members):
         print(remark)
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
@@ -92,7 +93,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _manifest(args: argparse.Namespace) -> RunManifest:
-    """Return the run; a run file's data is not read, because only its sizes count."""
+    """Return the run.  Text is not read, because only its sizes count; of chats and preferences, only some tokens count."""
     from peer.joining.run_source import find_run
     from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
@@ -101,7 +102,9 @@ def _manifest(args: argparse.Namespace) -> RunManifest:
 
     data = data_dir(args.data_dir)
     path = Path(args.what)
-    if path.suffix == ".toml" and "rl" not in (sections := sections_of(path)) and "from" not in sections.get("model", {}):
+    sections = sections_of(path) if path.suffix == ".toml" else None
+    reads_text = sections is not None and sections.get("data", {}).get("format", "text") == "text"  # all of its tokens count
+    if sections is not None and reads_text and "rl" not in sections and "from" not in sections.get("model", {}):
         return sketch_run_file(path, load_or_create_identity(data).peer_id)
     found = find_run(args.what, data)
     if isinstance(found, Invitation):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from peer.joining.run_source import KnownRun
     from protocol.events.status import PeerStatus, RolloutStatus
 
+MANY_FRUITLESS = 3
+"""Rounds without two different rewards from which the status says so."""
+
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
@@ -88,7 +91,10 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
     verdicts = f"{told.accepted} accepted, {told.rejected} rejected, {told.waiting} waiting"
     earned = f", {amount(told.accepted_tokens)} tokens learned from" if role == "rollout" else ""
     aside = f"; {many(told.set_aside, 'peer')} set aside" if told.set_aside else ""
-    return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
+    nothing = ""
+    if told.fruitless_rounds >= MANY_FRUITLESS:
+        nothing = f"; NOTHING LEARNED in {told.fruitless_rounds} rounds: all answers to each problem had the same reward"
+    return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}{nothing}"
 
 
 def describe_status(status: PeerStatus) -> list[str]:

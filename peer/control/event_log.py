@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -86,7 +86,7 @@ def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
 
 
 class EventLog:
-    """Event log of a peer; `emit` adds every event, from trio's thread.
+    """Event log of a peer; `emit` adds every event.
 
     file: the file to write, or None.  first: makes the event with which the log of every process begins.  wall, mono: the
     two clocks of the stamps.
@@ -106,6 +106,8 @@ class EventLog:
         self._subscribers: list[Subscription] = []
         self._pending: deque[str] = deque()
         self._wake = trio.Event()
+        self._home: tuple[int, trio.lowlevel.TrioToken] | None = None
+        """Thread and run of trio in which `run` writes and listeners wait; events of other threads are handed to it."""
         self._closed = False
         self.lines_lost = 0
         self.listeners_dropped = 0
@@ -117,7 +119,11 @@ class EventLog:
             self.emit(first)
 
     def emit(self, event: Event) -> None:
-        """Stamp an event and hand it out; never blocks, never raises."""
+        """Stamp an event and hand it out; never blocks, never raises.  From another thread, the event waits for trio's."""
+        if self._home is not None and threading.get_ident() != self._home[0]:
+            with suppress(trio.RunFinishedError):
+                self._home[1].run_sync_soon(self.emit, event)
+            return
         self.begin()
         stamped = self.stamp(event)
         if isinstance(event, PROGRESS):
@@ -162,6 +168,7 @@ class EventLog:
 
     async def run(self) -> None:
         """Write emitted events to disk until cancelled; `flush` writes the events that are then still pending."""
+        self._home = threading.get_ident(), trio.lowlevel.current_trio_token()
         while True:
             while not self._pending:
                 self._wake = trio.Event()

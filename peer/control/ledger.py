@@ -100,8 +100,8 @@ MAX_MEMBERS_TOLD = 10_000
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
     """Return all contributions: `{rounds, tokens, accepted_tokens, members, untold}`.
 
-    Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by the tokens they
-    trained, then by the tokens of their rollouts that were learned from.  A share is a share of the tokens trained.
+    Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by their
+    shares.  A share is one of all tokens that were trained, or that were made for rollouts that were learned from.
 
     most: number of members to list; `untold` counts the other members.
     """
@@ -146,14 +146,15 @@ class CountedChain:
 
 def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:
     """Return the same for credits over `length` rounds that were counted already."""
-    total = sum(each.tokens for each in credits.values())
-    ranked = sorted(credits.items(), key=lambda item: (-item[1].tokens, -item[1].accepted_tokens, item[0]))
-    members = [{"peer": peer, "share": each.tokens / max(total, 1), **vars(each)} for peer, each in ranked]
+    total, made = (sum(getattr(each, name) for each in credits.values()) for name in ("tokens", "accepted_tokens"))
+    work = {peer: each.tokens + each.accepted_tokens for peer, each in credits.items()}
+    ranked = sorted(credits.items(), key=lambda item: (-work[item[0]], -item[1].tokens, item[0]))
+    members = [{"peer": peer, "share": work[peer] / max(total + made, 1), **vars(each)} for peer, each in ranked]
     told = members[:most]
     return {
         "rounds": length,
         "tokens": total,
-        "accepted_tokens": sum(each.accepted_tokens for each in credits.values()),
+        "accepted_tokens": made,
         "members": told,
         "untold": len(members) - len(told),
     }
@@ -161,7 +162,7 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
 
 @dataclass(frozen=True)
 class TeamCredit:
-    """Sum of the credit of a team's members.  peers: number of them.  share: of all tokens trained."""
+    """Sum of the credit of a team's members.  peers: number of them.  share: as of a member."""
 
     team: str
     peers: int
@@ -183,8 +184,8 @@ def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[Team
     credits = []
     for team, members in of_team.items():
         tokens, accepted = (sum(member[what] for member in members) for what in ("tokens", "accepted_tokens"))
-        credits.append(TeamCredit(team, len(members), tokens, tokens / max(told["tokens"], 1), accepted))
-    return sorted(credits, key=lambda each: (-each.tokens, -each.accepted_tokens, each.team))
+        credits.append(TeamCredit(team, len(members), tokens, sum(member["share"] for member in members), accepted))
+    return sorted(credits, key=lambda each: (-each.tokens - each.accepted_tokens, -each.tokens, each.team))
 
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:

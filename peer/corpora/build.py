@@ -57,7 +57,7 @@ from trainer.data.templates import TemplatedTokenizer
 
 VERSION = 1
 """Version of the build; another one may give other bytes for the same inputs."""
-MANIFEST, TOKENIZER = "corpus.msgpack", "tokenizer.json"
+MANIFEST, DIGEST, TOKENIZER = "corpus.msgpack", "corpus.digest", "tokenizer.json"
 """Names of files in a corpus's folder."""
 PARTIAL = ".partial"
 LEAST_BLOCKS = 256
@@ -282,7 +282,7 @@ class _Build:
 
     def _write(self) -> BuildResult:
         names = source_names(self._inputs)
-        parts = Parts(self._parts_folder, self._records)
+        parts = Parts(self._parts_folder, self._records, keep_repeated=bool(self._options.fields.keep_repeated))
         try:
             tokenizer = replace(self._options.tokens).open()
             counts = self._count(parts, names)
@@ -298,7 +298,9 @@ class _Build:
         finally:
             parts.close()
         manifest = self._manifest(names, tokenizer, shape)
-        write_durably(self._corpus / MANIFEST, [manifest.encode()])
+        raw = manifest.encode()
+        write_durably(self._corpus / DIGEST, [f"{chunk_hash(raw).hex()}\n".encode()])
+        write_durably(self._corpus / MANIFEST, [raw])
         sync_folder(self._corpus)
         os.rename(self._corpus, self._out)
         sync_folder(self._out.absolute().parent)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.corpora.build import MANIFEST, build
+from peer.corpora.folder import FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions
 from peer.corpora.run_data import OwnDocuments, RunData, link_corpus
@@ -77,7 +78,11 @@ def provide_builtin(manifest: RunManifest, files: BlobStore, run_folder: Path, b
 
 
 def _is_whole(folder: Path) -> bool:
+    """Return True if all bytes of the corpus are as built; reads its 4 MB."""
     try:
-        return file_section((folder / MANIFEST).read_bytes()) == BUILTIN
-    except OSError:
+        if file_section((folder / MANIFEST).read_bytes()) != BUILTIN:
+            return False
+        FinishedCorpus(folder).verify()
+    except (OSError, PeerError):
         return False
+    return True

@@ -2,7 +2,8 @@
 
 A preference has a prompt and two answers.  Its record is `{"prompt": …, "chosen": …, "rejected": …}`, all texts, or lists of
 messages; or `chosen` and `rejected` are whole conversations, whose common beginning is the prompt.  It becomes two rows,
-which begin with the same prompt.  The messages after the prompt count.
+which begin with the same prompt.  The messages after the prompt count.  An answer that repeats the prompt, in whatever form,
+is the whole conversation or is refused: no question stands twice in a row.
 
 A row is filled up with end tokens.  The first of them has the flag `BEGINS`, so that it belongs to no chat, and none counts.
 """
@@ -10,6 +11,7 @@ A row is filled up with end tokens.  The first of them has the flag `BEGINS`, so
 from __future__ import annotations
 
 import bisect
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ import numpy.typing as npt
 
 from peer.corpora.options import TokenFormat
 from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
-from trainer.data.chat import messages_of
+from trainer.data.chat import listed_messages, messages_of
 from trainer.data.rows import Mask, Tokens
 from trainer.data.templates import LEARNT, Message, TemplatedTokenizer
 
@@ -122,6 +124,9 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
         raise ValueError("chosen and rejected do not begin with the same prompt; add the field prompt")
     if any(not any(message.role == LEARNT for message in each[common:]) for each in pair):
         raise ValueError("chosen and rejected are the same, or one of them has no answer of the assistant")
+    replies = [next(message.content for message in each[common:] if message.role == LEARNT) for each in pair]
+    if all(_begins_with(reply, pair[0][common - 1].content) for reply in replies):
+        raise ValueError("both answers begin with the text of the prompt, so that it would stand twice; remove it from them")
     ours, theirs = (
         [each._replace(excluded=each.excluded or place < common) for place, each in enumerate(whole)] for whole in pair
     )
@@ -135,10 +140,52 @@ def _prompt(prompt: Any) -> list[Any]:
 
 
 def _whole(prompt: list[Any], answer: Any) -> list[Any]:
-    """Return the messages of a conversation.  An answer that repeats the prompt is the whole conversation."""
+    """Return the messages of a conversation, with the prompt once.  answer: a text, messages, or the whole conversation.
+
+    A system prompt may stand before the prompt, before the answer, or before both.  Raises ValueError for an answer that
+    goes on neither where the prompt ends nor from its beginning.
+    """
     if not isinstance(answer, list):
         return [*prompt, {"role": LEARNT, "content": answer}]
-    return list(answer) if answer[: len(prompt)] == prompt else [*prompt, *answer]
+    asked, said = listed_messages(prompt), listed_messages(answer)
+    ours, theirs = _system_messages(asked), _system_messages(said)
+    if prompt and _same(asked[ours:], said[theirs : theirs + len(asked) - ours]):
+        if ours and theirs and not _same(asked[:ours], said[:theirs]):
+            raise ValueError("an answer repeats the prompt with another message of the system; keep one of the two")
+        return [*(prompt[:ours] or answer[:theirs]), *prompt[ours:], *answer[theirs + len(asked) - ours :]]
+    if asked and said and not _follows(asked, said):
+        raise ValueError(
+            "an answer asks what the prompt asked, or something else in its place, so that a question could stand twice; "
+            "leave the prompt out of the answers, or remove the field prompt if both answers are whole conversations"
+        )
+    return [*prompt, *answer]
+
+
+def _follows(asked: list[Message], said: list[Message]) -> bool:
+    """Return True if an answer can go on where the prompt ends, and asks nothing that the prompt has asked."""
+    begins_well = said[0].role == LEARNT or (said[0].role == "user" and asked[-1].role == LEARNT)
+    questions = {_plain(each.content) for each in asked if each.role != LEARNT}
+    return begins_well and not any(_plain(each.content) in questions for each in said if each.role != LEARNT)
+
+
+def _system_messages(messages: list[Message]) -> int:
+    """Return the number of messages of the system at the beginning."""
+    return next((place for place, each in enumerate(messages) if each.role != "system"), len(messages))
+
+
+def _same(some: list[Message], others: list[Message]) -> bool:
+    """Return True if two conversations say the same, but for white space and the form of the characters."""
+    return [(each.role, _plain(each.content)) for each in some] == [(each.role, _plain(each.content)) for each in others]
+
+
+def _plain(content: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", content).split())
+
+
+def _begins_with(reply: str, question: str) -> bool:
+    """Return True if a reply is the question's text with more behind it; one word, as "Hello", proves nothing."""
+    question, reply = _plain(question), _plain(reply)
+    return " " in question and reply.startswith(f"{question} ")
 
 
 def _common(one: list[Message], other: list[Message]) -> int:

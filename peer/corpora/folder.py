@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.corpora.blocks import leaves_path, shard_path
-from peer.corpora.build import MANIFEST, TOKENIZER
+from peer.corpora.build import DIGEST, MANIFEST, TOKENIZER
 from peer.corpora.options import MAX_DOCUMENT_BYTES, TokenFormat
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import (
@@ -143,11 +143,27 @@ class FinishedCorpus:
         if chunk_hash(data) != self.manifest.tokenizer:
             raise self._damage(path, "it is not the tokenizer of the corpus")
 
+    def _check_manifest(self) -> None:
+        """Compare the manifest with the digest that the build has written."""
+        path, digest = self.path / DIGEST, self.digest.hex()
+        try:
+            with path.open("rb") as file:
+                noted = file.read(2 * HASH_BYTES + 2).strip()
+        except OSError as error:
+            raise PeerError(
+                f"{path} cannot be read ({error.strerror}), so a change of {MANIFEST} would go unnoticed; if the corpus had "
+                f"the digest {digest} when it was built, write that into {path}; otherwise {REMEDY}",
+                ExitCode.INPUT,
+            ) from error
+        if noted != digest.encode():
+            raise self._damage(self.path / MANIFEST, f"its digest is not the one in {DIGEST}")
+
     def _damage(self, path: Path, flaw: str) -> PeerError:
         return PeerError(f"{path} is damaged: {flaw}; {REMEDY}", ExitCode.INPUT)
 
     def verify(self, tell: Callable[[int], None] = lambda tokens: None) -> None:
         """Read the whole corpus; raise `PeerError` for the first damage.  tell: called with the tokens that are checked."""
+        self._check_manifest()
         if self.manifest.tokenizer != bytes(HASH_BYTES):
             self._check_tokenizer()
         done = 0

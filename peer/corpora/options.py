@@ -95,7 +95,8 @@ class FieldSelection:
 
     text, identity: names of fields; `a.b` is field b of field a.  Without `identity`, a document is identified by its text.
     least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
-    read of each input, from its beginning; None for all.  words: for all options of the build, in remedies.
+    read of each input, from its beginning; None for all.  keep_repeated: True to keep documents with the text of another,
+    all in one split; None to keep the first.  words: for all options of the build, in remedies.
     """
 
     text: str = "text"
@@ -104,6 +105,7 @@ class FieldSelection:
     most: int | None = None
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_rows: int | None = None
+    keep_repeated: bool | None = None
     words: OptionWords = OptionWords()
 
 

@@ -130,6 +130,7 @@ class OwnData:
             "least_characters": local.least_characters,
             "most_characters": local.most_characters or None,
             "most_rows": local.most_rows or None,
+            "keep_repeated": local.keep_repeated,
         }
 
     def _remove_others(self, key: str) -> None:

@@ -152,21 +152,21 @@ class HashRange(NamedTuple):
 
 
 class Parts:
-    """All parts of a build, for reading."""
+    """All parts of a build, for reading.  keep_repeated: True to keep all documents with one hash, not only the first."""
 
-    def __init__(self, folder: Path, records: Iterable[PartRecord]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, records: Iterable[PartRecord], *, keep_repeated: bool = False) -> None:
+        self._folder, self._keep_repeated = folder, keep_repeated
         self._records = sorted((record for record in records if record.name), key=lambda record: record.name)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
 
     def ranges(self, group: int) -> Iterator[HashRange]:
-        """Yield the documents of a split, range after range.  Of documents with one hash the first is kept."""
+        """Yield the documents of a split, range after range.  Documents with one hash are in one split."""
         own = [part for part, record in enumerate(self._records) if group in record.groups]
         size = sum(self._records[part].groups[group][1] for part in own)
         steps = min(MOST_RANGES, max(1, -(-size // RANGE_BYTES)))
         for step in range(steps):
             low, high = (step << HALF_BITS) // steps, ((step + 1) << HALF_BITS) // steps - 1
-            yield _merged({part: self._between(part, group, low, high) for part in own})
+            yield _merged({part: self._between(part, group, low, high) for part in own}, self._keep_repeated)
 
     def payload(self, document: KeptDocument) -> bytes:
         """Return the payload of a document."""
@@ -196,13 +196,14 @@ class Parts:
         return np.array(index[first:last])
 
 
-def _merged(slices: Mapping[int, Entries]) -> HashRange:
+def _merged(slices: Mapping[int, Entries], keep_repeated: bool) -> HashRange:
     entries = np.concatenate([*slices.values()]) if slices else np.zeros(0, ENTRY)
     owners = np.concatenate([np.full(len(each), part) for part, each in slices.items()]) if slices else np.zeros(0, int)
     order = np.lexsort((entries["row"], entries["file"], entries["low"], entries["high"]))
     entries, owners = entries[order], owners[order]
     is_first = np.ones(len(entries), np.bool_)
-    is_first[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
+    if not keep_repeated:
+        is_first[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
     kept = entries[is_first]
     columns = (kept[name].tolist() for name in ("offset", "size", "tokens", "text_bytes"))
     repeated = entries[~is_first]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.corpora.blocks import SHARDS
+from peer.corpora.blocks import SHARDS, shard_path
 from peer.corpora.build import BuildProgress, build
 from peer.corpora.inputs import BuildInput, Document, files_of
 from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
@@ -27,7 +27,7 @@ from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.fitting import corpora_flaw
-from protocol.corpora.manifest import MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
+from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
 from protocol.run.builtin import EXAMPLES
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
@@ -214,6 +214,8 @@ def run_data(
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}
+            if manifests[number].kind is not CorpusKind.TEXT and section.get("source") != "local":
+                said["counted"] = counted_tokens(folders[number], manifests[number], name)
             sources[number, name] = {"name": name, "corpus": number, "rows": rows, **said}
     fields = {
         "corpora": [file_section(_manifest_bytes(folder)).model_dump() for folder in folders],
@@ -280,6 +282,11 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
     where, percent = section.get("where", {}), section.get("held_out_percent", HELD_OUT_PERCENT)
     names = {name: section.get(name) for name in ("text", "id")}
     sizes = {name: section.get(name) for name in ("least_characters", "most_characters", "most_rows")}
+    keep = section.get("keep_repeated", False)
+    if not isinstance(keep, bool):
+        raise PeerError("[data] keep_repeated is true or false; correct it", ExitCode.INPUT)
+    if keep and names["id"]:
+        raise PeerError("[data] id names documents that are the same; remove it, or keep_repeated", ExitCode.INPUT)
     if not isinstance(where, Mapping) or not all(isinstance(each, str | None) for each in names.values()):
         raise PeerError(
             "[data] text and id are names of fields, and where is { FIELD = VALUE }; correct them", ExitCode.INPUT
@@ -292,6 +299,7 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         least=max(1, sizes["least_characters"] or 1),
         most=sizes["most_characters"],
         most_rows=sizes["most_rows"],
+        keep_repeated=keep or None,
         words=WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
@@ -334,9 +342,34 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
     recipe = json.loads(manifest.recipe)
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
-    left = ", ".join(f"{count} {LeftOut[name.upper()].value}" for name, count in recipe["left_out"].items())
+    left = ", ".join(_left_out(LeftOut[name.upper()], count) for name, count in recipe["left_out"].items())
     first = tally.first(True) if tally is not None else None
     return noun, told + (f"; left out: {left}" if left else "") + (f"; the first bad row is {first}" if first else "")
+
+
+def _left_out(reason: LeftOut, count: int) -> str:
+    """Describe the rows that are left out for a reason, with the switch that keeps them, if there is one."""
+    switch = " (keep_repeated = true in [data] keeps them)" if reason is LeftOut.SAME_TEXT else ""
+    return f"{count} {reason.value}{switch}"
+
+
+def counted_tokens(folder: Path, manifest: CorpusManifest, name: str) -> int:
+    """Return the tokens to learn from in a source of chats or preferences: those whose predictions the loss counts.
+
+    Reads all flags of the source.  Raises `PeerError` for a corpus without one of its shards.
+    """
+    split = next(source.train for source in manifest.sources if source.name == name)
+    counted = 0
+    try:
+        for number in range(manifest.blocks(split)):
+            block = manifest.block(split, number)
+            tokens = block.size // manifest.bytes_per_token
+            start = block.number * manifest.block_tokens * manifest.bytes_per_token + tokens * manifest.token_bytes
+            flags = np.fromfile(shard_path(folder, block.shard), np.uint8, tokens, offset=start)
+            counted += int(np.count_nonzero(flags & COUNTS))
+    except OSError as error:
+        raise PeerError(f"{folder} lacks {error.filename} ({error.strerror}); build it again", ExitCode.INPUT) from error
+    return counted
 
 
 def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import trio
 
 from peer.console.display import Output, Style, show
+from peer.console.problems import known_problem
 from peer.console.streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
 from peer.control.contribution import ContributionCount, ContributionMonitor
@@ -48,7 +49,6 @@ from protocol.events.status import PeerStatus
 from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands
-from protocol.transport.interface import NetworkError
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
@@ -72,13 +72,11 @@ def reader_gone() -> PeerError:
 def problem_of(error: BaseException, folder: Path) -> PeerError:
     """Return the error to show for `error`, which may be a group; unforeseen ones are detailed in a file in `folder`."""
     singles = list(_singles(error))
-    for single in singles:
-        if isinstance(single, PeerError):
-            return single
+    for single in sorted(singles, key=lambda single: not isinstance(single, PeerError)):
         if isinstance(single, StoreFailed):
             return PeerError(f"{single}; nothing is lost: then start the peer again", ExitCode.RESOURCES)
-        if isinstance(single, NetworkError):
-            return PeerError(str(single), ExitCode.RESOURCES)
+        if (known := known_problem(single)) is not None:
+            return known
     path = folder / CRASH_LOG
     try:
         path.write_text("".join(traceback.format_exception(error)), errors="replace")

@@ -414,6 +414,8 @@ class Participation:
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, store, state)
+        if damage := await trio.to_thread.run_sync(replica.history.damage):
+            self._emit(Notice("warning", damage))
         compare_with_anchor(self.choice.anchor, replica.history, signed.run)
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node

@@ -65,12 +65,12 @@ class AddressBook:
                     await self._meet(rendezvous)
                 looks += 1
                 if looks % SAVE_EVERY == 2:
-                    await trio.to_thread.run_sync(self._save)
+                    self._tell(await trio.to_thread.run_sync(self._save, self._known()))
                 await trio.sleep(REREAD_S)
         finally:
             if rendezvous is not None:
                 rendezvous.withdraw()
-            self._save()
+            self._tell(self._save(self._known()))
 
     async def _meet(self, rendezvous: Rendezvous) -> None:
         try:
@@ -80,19 +80,23 @@ class AddressBook:
             self._tell(f"peers on this computer cannot be found through {rendezvous.folder}: {error.strerror}")
 
     def _tell(self, text: str) -> None:
-        if not self._told:
+        if text and not self._told:
             self._told = True
             self._emit(Notice("warning", text))
 
-    def _save(self) -> None:
-        known = list(self._network.known_addresses())[:MAX_KEPT_ADDRESSES]  # best first
+    def _known(self) -> list[str]:
+        return list(self._network.known_addresses())[:MAX_KEPT_ADDRESSES]  # best first
+
+    def _save(self, known: list[str]) -> str:
+        """Write the book if it has changed; return a sentence if that fails, otherwise nothing.  Blocking."""
         if set(known) == set(self._saved) or not self._path.parent.is_dir():
-            return
+            return ""
         try:
             write_atomically(self._path, json.dumps(known).encode())
-            self._saved = known
         except OSError as error:
-            self._tell(f"the address book cannot be written: {error.strerror}")
+            return f"the address book {self._path} cannot be written ({error.strerror}); remove what is in its place"
+        self._saved = known
+        return ""
 
 
 def read_book(path: Path) -> list[str]:

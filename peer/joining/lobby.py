@@ -48,7 +48,7 @@ class Lobby:
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Return the node's answer; before the node runs, a greeting waits, and other requests raise Refused."""
         if kind == "hello":
-            await self._open.wait()  # an early greeting need not be repeated; it waits until its sender gives up
+            await self._open.wait()  # until its sender gives up, and greets again
         if self._node is None:
             raise Refused("this peer is still starting; ask again")
         return await self._node.on_request(peer, kind, data)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from peer.formatting import amount, clean, founders_alone, many, roughly, short
+from peer.formatting import MOST_EPOCHS, amount, clean, epochs_read, founders_alone, many, roughly, short, times_text
 from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
@@ -29,16 +30,21 @@ MOST_TOKENS_PER_S = 50_000.0
 
 @dataclass(frozen=True)
 class Speed:
-    """Pace of a whole run.  of: the source of the number, as a phrase."""
+    """Pace of a whole run, in tokens that the loss counts.  of: the source of the number, as a phrase."""
 
     tokens_per_s: float
     of: str
 
 
+def assumed_rate(manifest: RunManifest) -> float:
+    """Return the tokens per second that one member is assumed to compute, whether the loss counts them or not."""
+    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
+
+
 def assumed_speed(manifest: RunManifest) -> Speed:
     """Return the speed that is assumed for one member of a run whose speed was never measured."""
-    rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
-    return Speed(rate, "assumed for one member with 1 TFLOP/s")
+    rate = assumed_rate(manifest)
+    return Speed(rate * manifest.data.counted_share, "assumed for one member with 1 TFLOP/s")
 
 
 def run_definition(manifest: RunManifest) -> RunDefinition:
@@ -59,11 +65,13 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         sequence_length=data.sequence_length,
         is_local=data.is_local,
         mixtures=[RunMixture(from_tokens=start, shares=_shares(manifest, weights)) for start, weights in mixtures],
-        data_tokens=data.sequence_length * sum(source.rows for source in data.sources),
+        data_tokens=sum(map(data.epoch_tokens, data.sources)),
         epochs=data.epochs,
+        times_read={clean(OWN_SOURCES.get(name, name), 64): times for name, times in manifest.times_read().items()},
         environment=manifest.rl.environment if manifest.rl is not None else "",
         warm_rounds=manifest.rl.warm_rounds if manifest.rl is not None else 0,
         peak_rate=manifest.inner.lr,
+        rollout_rate=manifest.rl.lr if manifest.rl is not None else 0.0,
         requires=training_needs(manifest),
         prompts=manifest.samples.prompts if manifest.samples is not None else [],
     )
@@ -95,6 +103,7 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "
     return [
         ("trains", _trains(manifest)),
         ("reads", _reads(manifest)),
+        *_epochs(manifest),
         ("rate", _rate(manifest)),
         ("until", until(manifest, speed or assumed_speed(manifest))),
         *_prompts(manifest),
@@ -114,18 +123,40 @@ def purpose_sentence(manifest: RunManifest) -> str:
 
 def until(manifest: RunManifest, speed: Speed) -> str:
     """Describe the goal in tokens, rounds and hours, for one member that trains on all permitted tokens in each round."""
-    goal, per_round = manifest.goal, manifest.tokens_per_round
+    goal, per_round = manifest.goal, manifest.counted_per_round
     if manifest.rl is not None:
         warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
         return f"{_total(manifest)}{warm}; how long that takes follows from who makes rollouts"
     if goal.unit is Unit.TOKENS:
-        tokens, rounds = goal.total, -(-goal.total // per_round)
-        counted = f"{amount(tokens)} tokens of all members together ({rounds} rounds of one member)"
+        tokens, rounds = float(goal.total), ceil(goal.total / per_round)
+        counted = f"{amount(tokens)} tokens of all members together ({many(rounds, 'round')} of one member)"
     else:
         tokens, rounds = goal.total * per_round, goal.total
-        counted = f"{rounds} rounds ({amount(tokens)} tokens of each member)"
+        counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
     seconds = tokens / max(1e-9, speed.tokens_per_s)
     return f"{counted}, about {roughly(seconds)} at {amount(speed.tokens_per_s)} tokens/s ({speed.of})"
+
+
+def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:
+    """Return the line on how often the run reads its sources; none for a run without sources."""
+    facts = run_definition(manifest)
+    said = epochs_read(facts, per_member=manifest.goal.unit is Unit.ROUNDS)
+    return [("epochs", said)] if said else []
+
+
+def often_read(manifest: RunManifest) -> str:
+    """Return a warning if the run reads a source more often than it can learn from it; empty otherwise."""
+    times = manifest.times_read()
+    name = max(times, key=lambda each: times[each], default="")
+    if not name or times[name] <= MOST_EPOCHS:
+        return ""
+    total = "total_tokens" if manifest.total_tokens is not None else "total_rounds"
+    if manifest.rl is not None:
+        total = "warm_rounds in [rl]"
+    return (
+        f"the run reads {OWN_SOURCES.get(name, name)} about {times_text(times[name])}, and from about {MOST_EPOCHS} times "
+        f"on a model learns its data by heart; give more data, or make {total} smaller"
+    )
 
 
 def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -212,9 +243,9 @@ def _mixed(manifest: RunManifest) -> str:
     alone = OWN_SOURCES.get(names[0], f"{ROWS[data.format]}: {names[0]}")
     first = f"{ROWS[data.format]}: {shares([source.weight for source in data.sources])}" if len(names) > 1 else alone
     later = "".join(f"; from {amount(phase.from_tokens).strip()} tokens {shares(phase.weights)}" for phase in data.phases)
-    rows = data.sequence_length * sum(source.rows for source in data.sources)
+    tokens = sum(map(data.epoch_tokens, data.sources))
     limit = f", at most {data.epochs} times" if data.epochs else ""
-    return f"{first}{later} (about {amount(rows).strip()} tokens in all{limit})"
+    return f"{first}{later} (about {amount(tokens).strip()} tokens in all{limit})"
 
 
 def unusual_data(manifest: RunManifest) -> str:

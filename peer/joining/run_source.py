@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
@@ -28,6 +25,7 @@ from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file, sections_of, sketch_run_file
+from protocol.transport.addresses import announced_addresses
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
@@ -237,14 +235,9 @@ def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
 
 
 def own_addresses(port: int) -> list[str]:
-    """Return the multiaddrs at which a peer here listens (IPv4); the loopback address only if there is no other."""
-    found: list[str] = []
-    for links in psutil.net_if_addrs().values():
-        for link in links:
-            local = link.address.startswith("127.")
-            if link.family is socket.AF_INET and not local:
-                found.append(f"/ip4/{link.address}/tcp/{port}")
-    return sorted(found)[:MAX_OWN_ADDRESSES] or [f"/ip4/127.0.0.1/tcp/{port}"]
+    """Return the multiaddrs at which a peer here listens (IPv4), best first; loopback if there is no other."""
+    found = [address for address in announced_addresses() if ":" not in address]
+    return [f"/ip4/{address}/tcp/{port}" for address in found[:MAX_OWN_ADDRESSES]] or [f"/ip4/127.0.0.1/tcp/{port}"]
 
 
 def organised_runs(data: Path, organiser: PeerId) -> list[SignedManifest]:

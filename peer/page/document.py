@@ -136,8 +136,9 @@ def _curves(curves: Curves) -> str:
     figure = partial(_figure, steps_back=curves.steps_back)
     figures = [figure("Loss", "nats a token", lambda of: _loss_lines(curves, of), LOSS)]
     if curves.reward:
-        figures.append(
-            figure("Reward of the rollouts", "mean, 0 to 1", lambda of: [_line("reward", "c3", curves.reward, of)], REWARD)
+        figures.insert(
+            0,
+            figure("Reward of the rollouts", "mean, 0 to 1", lambda of: [_line("reward", "c3", curves.reward, of)], REWARD),
         )
     measured = [name for each in curves.held_out for name in each.losses]
     sources = list(dict.fromkeys([*curves.sources, *measured]))[:MOST_SOURCES]

@@ -146,7 +146,8 @@ class PeerFacts:
 class CreditedPeer:
     """A peer in the record chain.
 
-    share: of all tokens trained.  accepted_tokens: of its rollouts that were learned from.  team: empty without one.
+    share: of all tokens that were trained, or made for rollouts that were learned from.  accepted_tokens: the latter.
+    team: empty without one.
     """
 
     peer: str
@@ -206,11 +207,13 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         )
         for each in counted["members"]
     ]
+    rl = signed.manifest.rl
+    reads_text = rl is None or rl.warm_rounds > 0  # else the held-out loss is of a text that nobody trains on
     credited_teams = team_credits(counted, {each.peer: each.team for each in contributors})
     return PageFacts(
         at=_utc(now),
         run=_run(signed, history, status),
-        curves=_curves(history.rounds, history.held_out, history.steps_back),
+        curves=_curves(history.rounds, history.held_out if reads_text else {}, history.steps_back),
         samples=[_sampled(each, names) for each in history.samples.states],
         answers=_answers(history.answers),
         peers_here=len(here) if status is not None else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,31 @@ from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
 from protocol.run.manifest import RunManifest
+from protocol.run.sections import Unit
 from protocol.wire.envelope import MAX_MEMBERS
 from trainer.memory import TrainerSetup
 
 
 @dataclass(frozen=True)
 class NamedForecast:
-    """Forecast of one setting.  name: heading of its column."""
+    """Forecast of one setting.
+
+    name: heading of its column.  forecast: its tokens are those that the loss counts, as in the run's total.  end_s: seconds
+    until that total.
+    """
 
     name: str
     setting: RoundSetting
     forecast: Forecast
+    end_s: float
+
+    @classmethod
+    def of(cls, manifest: RunManifest, name: str, setting: RoundSetting, forecast: Forecast) -> NamedForecast:
+        """Return the forecast of a run with a setting.  forecast: of all tokens that its peers compute."""
+        counted = replace(forecast, tokens_a_day=forecast.tokens_a_day * manifest.data.counted_share)
+        if manifest.goal.unit is Unit.ROUNDS:
+            return cls(name, setting, counted, manifest.goal.total * forecast.round_s)
+        return cls(name, setting, counted, DAY_S * manifest.goal.total / max(counted.tokens_a_day, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -49,10 +63,18 @@ class RunNeeds:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def peers_line(groups: Sequence[PeerGroup]) -> list[str]:
-    """Return a line for each group of peers."""
+DAY_S, YEAR_S = 86_400, 31_557_600
+
+
+def peers_line(groups: Sequence[PeerGroup], *, is_assumed: bool = False) -> list[str]:
+    """Return a line for each group of peers.  is_assumed: True if nobody said their speed."""
+    source = " (assumed: 1 TFLOP/s; `peer bench` measures it)" if is_assumed else ""
+
+    def speed(group: PeerGroup) -> str:
+        return f"{_between(group.speed, amount)} tokens/s{' each' if group.count > 1 else ''}{source}"
+
     return [
-        f"{many(group.count, 'peer')}: {_between(group.speed, amount)} tokens/s, {_between(group.up, line_rate)} up, "
+        f"{many(group.count, 'peer')}: {speed(group)}, {_between(group.up, line_rate)} up, "
         f"{_between(group.down, line_rate)} down, round trips of {_between(group.rtt, lambda s: f'{1e3 * s:.0f} ms')}, "
         + (
             f"{roughly(group.online.online_s)} online and {roughly(group.online.offline_s)} offline in the mean"
@@ -109,7 +131,23 @@ def _figures(each: NamedForecast) -> list[tuple[str, str]]:
         ("a peer sends a day", f"{size(forecast.up_day[0])}, at most {size(forecast.up_day[1])}"),
         ("  receives", f"{size(forecast.down_day[0])}, at most {size(forecast.down_day[1])}"),
         ("tokens a day", amount(forecast.tokens_a_day)),
+        ("the run ends after", _long(each.end_s)),
     ]
+
+
+def _long(seconds: float) -> str:
+    """Format a time roughly, with its years if they are many days."""
+    if seconds < YEAR_S:
+        return roughly(seconds)
+    return f"{seconds / DAY_S:,.0f} days ({seconds / YEAR_S:,.1f} years)"
+
+
+def end_line(manifest: RunManifest, forecasts: Sequence[NamedForecast]) -> list[str]:
+    """Return the sentence on the end of the run: after what, when, and at whose speed."""
+    each, goal = forecasts[0], manifest.goal
+    total = f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else many(goal.total, "round")
+    rate = amount(each.forecast.tokens_a_day / DAY_S)
+    return [f"The run ends after {total}: in {_long(each.end_s)}, at {rate} tokens/s of all these peers together."]
 
 
 def _share(share: float) -> str:
@@ -129,6 +167,7 @@ def fields(
                 "name": each.name,
                 **each.setting._asdict(),
                 **{name: value for name, value in asdict(each.forecast).items() if name != "trace"},
+                "end_s": each.end_s,
             }
             for each in forecasts
         ],

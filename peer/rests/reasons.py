@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[str, int]:
 
 
 LOOK_S = 1.0
-KEEP_S = 5.0
+KEEP_S = 60.0
 """Seconds between two writes of the count: a killed process loses at most the traffic of this time."""
 
 Clock = Callable[[], Awaitable[datetime | None]]
@@ -114,7 +114,7 @@ class MonthlyQuota:
                 counted = total
                 rest = self._judge(now)
                 if rest is not None and not was_spent:
-                    was_spent = True
+                    was_spent, kept_at = True, -math.inf  # a process killed now must not begin the month's rest anew
                     spent(rest)
                 if trio.current_time() - kept_at >= KEEP_S:
                     kept_at = trio.current_time()

@@ -16,12 +16,14 @@ import torch
 
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
+from peer.formatting import clean
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile
 from trainer.device import pick_device
+from trainer.environments.environment import Environment
 from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, SolveRates, read_tasks, told
 from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
@@ -29,7 +31,7 @@ from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, 
 from trainer.outside_files import named_file, read_outside
 from trainer.rl import rating
 from trainer.rl.config import RlConfig
-from trainer.rl.rating import Rater, Sampling
+from trainer.rl.rating import Answer, Rater, Sampling
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
@@ -160,12 +162,48 @@ class Answering:
     device: str = "auto"
 
 
+SHOWN_ANSWERS = 3
+SHOWN_CHARACTERS = 200
+
+
+class ShownAnswers:
+    """The first answers to some tasks, as lines for a person, each with its score and a right answer.
+
+    They tell why a model solves nothing: most often it answers in another form than the one that is read.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._lines: dict[int, str] = {}
+
+    def note(self, answer: Answer) -> None:
+        """Keep an answer if it is the first to its problem, and few are kept."""
+        if answer.problem in self._lines or len(self._lines) >= SHOWN_ANSWERS:
+            return
+        problem = self._environment.problem(answer.problem)
+        prompt, said, right = (
+            clean(" ".join(text.split()), SHOWN_CHARACTERS)
+            for text in (problem.prompt, answer.turns[-1] if answer.turns else "", self._environment.expected(problem))
+        )
+        wanted = f"; expected: {right}" if right else ""
+        self._lines[answer.problem] = f"answer      »{prompt}« »{said}« scores {answer.score:g}{wanted}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, one for each answer."""
+        return tuple(self._lines.values())
+
+
 @dataclass(frozen=True)
 class MeasuredRates:
-    """Rates measured, in the order of the tasks.  digest: hash of the written file as in a run file; may be empty."""
+    """Rates measured, in the order of the tasks.
+
+    digest: hash of the written file as in a run file; may be empty.  answers: lines of `ShownAnswers`.
+    """
 
     rates: tuple[float, ...]
     digest: str = ""
+    answers: tuple[str, ...] = ()
 
     def told(self, bounds: SolveRates) -> list[str]:
         """Describe the rates for a person, and the tasks that a run with these bounds would use."""
@@ -176,7 +214,7 @@ class MeasuredRates:
             lines.append(f"in a run    {told(inside, count, bounds)}")
         else:
             lines.append(f"in bounds   {inside} of {count}, {bounds.low:g} to {bounds.high:g}; a run has the others, too")
-        return lines
+        return [*lines, *self.answers]
 
 
 def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> MeasuredRates:
@@ -190,17 +228,18 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
         environment, records = _tasks(source, data)
         _rated(records, [LONGEST] * len(records), how.sampling.samples)  # fails before hours of measuring
         rater, of = _rater(how)
+        shown = ShownAnswers(environment)
         with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
             on_progress(len(kept.rates), environment.size)
             missing = [task for task in range(environment.size) if task not in kept.rates]
-            for task, rate in rater.rates(environment, missing) if missing else ():
+            for task, rate in rater.rates(environment, missing, shown.note) if missing else ():
                 kept.keep(task, rate)
                 on_progress(len(kept.rates), environment.size)
         rates = tuple(kept.rates[task] for task in range(environment.size))
         written = _rated(records, rates, how.sampling.samples)
         _write(target, written)
         kept.path.unlink(missing_ok=True)
-    return MeasuredRates(rates, digest_of(written))
+    return MeasuredRates(rates, digest_of(written), shown.lines)
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -223,10 +262,11 @@ def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lamb
         problems = [number * environment.size // count for number in range(count)]
         on_progress(0, count)
         rates: dict[int, float] = {}
-        for problem, rate in rater.rates(environment, problems):
+        shown = ShownAnswers(environment)
+        for problem, rate in rater.rates(environment, problems, shown.note):
             rates[problem] = rate
             on_progress(len(rates), count)
-    return MeasuredRates(tuple(rates[problem] for problem in problems))
+    return MeasuredRates(tuple(rates[problem] for problem in problems), answers=shown.lines)
 
 
 def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any]]]:

@@ -397,7 +397,7 @@ class TrainerProcess:
         self._measures_power = True
         self._changed = trio.Event()
         self._gave_up = ""
-        self._failures = self._spoilt = 0
+        self._failures = self._spoilt = self._ends = 0
         self._lacked_memory = self._spares_memory = False
         """True if the last process ran out of memory, and if later ones do with less."""
         self._at_risk = False
@@ -414,6 +414,8 @@ class TrainerProcess:
         self.figures: DeviceFigures | None = None
         self.joules_per_token: float | None = None
         self._shifts: BusyHour | None = None
+        self._ends, self._last_end = 0, ""
+        """Number of processes that have ended, and the reason of the last end."""
 
     @property
     def busy_share(self) -> float | None:
@@ -424,6 +426,16 @@ class TrainerProcess:
     def pid(self) -> int | None:
         """ID of the process while it is ready for work."""
         return self._channel.process.pid if self._channel is not None and self._ready else None
+
+    @property
+    def start(self) -> str:
+        """Sentence about the start that commands wait for, with the reason of the last end; empty while it is ready."""
+        if self._ready:
+            return ""
+        if not self._ends:
+            return "the trainer starts, which takes seconds, or minutes with a large model"
+        times = "once" if self._ends == 1 else f"{self._ends} times"
+        return f"the trainer ended {times} and is started again; last: {self._last_end}"
 
     async def run(self) -> str:
         """Keep a trainer process alive until cancelled or failed too often in a row; return the reason.  Call it once."""
@@ -506,7 +518,8 @@ class TrainerProcess:
             tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
             answer["margin"],
             answer["accuracy"],
-            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"]) for each in answer["answers"]),
+            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"], each["expected"]) for each in answer["answers"]),
+            answer["informative"],
         )
 
     async def _ask_and_tell(
@@ -609,7 +622,7 @@ class TrainerProcess:
 
     def _worked(self) -> None:
         """Reset the counts of failures, after a finished piece of work."""
-        self._failures = self._spoilt = 0
+        self._failures = self._spoilt = self._ends = 0
 
     def _check_theta(self, theta: memoryview) -> None:
         assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
@@ -640,6 +653,7 @@ class TrainerProcess:
         while True:
             self._lacked_memory = False
             reason = await self._one_life()
+            self._ends, self._last_end = self._ends + 1, reason
             if self._lacked_memory and not self._spares_memory:
                 self._spares_memory = True
                 self._emit(Notice("warning", f"the trainer ran out of memory, and starts again with less: {reason}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from peer.corpora.run_data import (
     tokenizer_in,
 )
 from peer.errors import ExitCode, PeerError
+from peer.formatting import clean
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_files, check_readable, keep_tokenizer, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
@@ -46,7 +48,7 @@ from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.packages import PackageMissing
-from trainer.environments.records import SolveRates, TaskRecord, read_tasks, told
+from trainer.environments.records import CodeTests, SolveRates, TaskRecord, read_tasks, told
 from trainer.environments.registry import check_named, files_of, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
@@ -147,6 +149,9 @@ def _refusals() -> Iterator[None]:
 SAMPLE = 64
 """Number of an environment's problems whose prompts are checked before a run begins."""
 
+ASKS_FOR_FORM = re.compile(r"(?i)answer\s*:|boxed|only|nothing else|just the")
+"""Pattern of a prompt that asks for a form of the answer that is read."""
+
 Tell = Callable[[str, str], None]
 """Function called with the subject and the text of one fact for a person."""
 
@@ -209,7 +214,7 @@ class Brought:
                 self.corpora.check(manifest, self._paths.get(TOKENIZER))
             if manifest.rl is not None:
                 self._check_tasks(manifest.rl, tokenizer, tell)
-                _check_environment(config, manifest.rl, tokenizer)
+                _check_environment(config, manifest.rl, tokenizer, tell)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
         for remark in self.corpora.remarks if self.corpora is not None else ():
@@ -230,6 +235,14 @@ class Brought:
                 raise ValueError(f"{self._paths[name]}: {error}") from error
             about = f"{name.removeprefix(TASKS)}: {told(count, len(tasks), rates)}"
             tell("tasks", about)
+            texts = [task.prompt for task in stay if not isinstance(task.verification, CodeTests)]
+            if texts and not any(map(ASKS_FOR_FORM.search, texts)):
+                tell(
+                    "answers",
+                    "no prompt says in which form to answer, and a model that writes a sentence then gets 0; add to the "
+                    'prompts, for example, "End with Answer: and the number.", and try them with '
+                    "`peer tasks rate FILE --model FOLDER`",
+                )
             if count < len(tasks):
                 remarks.append(about)
         try:
@@ -256,10 +269,16 @@ def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: Templa
             raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
 
 
-def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell."""
+def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
+    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell.
+
+    tell: called with the first problem, and a right answer to it.
+    """
     with suppress(PackageMissing, SandboxUnavailable):
         environment = environment_of(config)
+        first = environment.problem(0)
+        prompt, right = (clean(" ".join(text.split()), 200) for text in (first.prompt, environment.expected(first)))
+        tell("a task", f"»{prompt}«" + (f", right: {right}" if right else ""))
         for index in range(0, environment.size, max(1, environment.size // SAMPLE)):
             prompt = environment.problem(index).prompt
             if flaw := prompt_flaw(prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):

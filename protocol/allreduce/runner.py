@@ -60,6 +60,7 @@ from protocol.transport.interface import (
     Refused,
     Session,
 )
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_CHUNKS, Body, Envelope, FragmentNumber, HashField, decode_body
 from protocol.wire.hashes import Hash, chunk_hash
@@ -479,15 +480,14 @@ class ExchangeRunner:
         self._receiver = Receiver(self.machine, session.run, buffers, session.emit)
         self._averager = Averager(self.machine, session, buffers, offload, rule)
         self._progress = ProgressReport(self.machine, session.emit)
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Exchange until cancelled; emit the bytes sent only then, because others may need chunks after us."""
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+            async with self._tasks.open() as nursery:  # chunks that arrive after it start no tasks
                 for peer in self.machine.others:
                     nursery.start_soon(self._sender.serve, peer)
                 self._handle(ContributionReady())
@@ -497,7 +497,6 @@ class ExchangeRunner:
                     self._handle(ExchangeTick())
                     await trio.sleep(TICK_S)
         finally:
-            self._nursery = None  # chunks that still arrive must not start new tasks
             self._progress.finish(self._sender.up_bytes, self._receiver.down_bytes)
 
     def entries(self) -> tuple[ChunkEntry, ...]:
@@ -573,11 +572,9 @@ class ExchangeRunner:
         if isinstance(effect, SendPart | SendResult):
             self._sender.order(effect)
         elif isinstance(effect, Reduce):
-            if self._nursery is not None:
-                self._nursery.start_soon(self._reduce, effect)
+            self._tasks.start(self._reduce, effect)
         elif isinstance(effect, Ask):
-            if self._nursery is not None:
-                self._nursery.start_soon(self._ask, effect)
+            self._tasks.start(self._ask, effect)
         elif isinstance(effect, Lost):
             self._session.emit(MemberLost(self.machine.plan.round, effect.peer))
             self._buffers.parts.wake_senders()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 
 from protocol.blobs.blob import Blob, ChunkSet, Copies, any_of, chunks_in, set_of
+from protocol.blobs.reliability import Reliability
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -25,12 +26,14 @@ from protocol.wire.identity import PeerId
 # * **Ties by a seed.**  Among equally rare chunks, pick one with the caller's random generator: peers that begin together
 #   ask for different chunks, and serve them to each other.
 # * **Endgame.**  Once every missing chunk was asked for, an idle source is asked for a chunk that another source owes us:
-#   the chunk that will take longest.  A chunk is asked of at most `COPIES` sources at a time, and of twice as many each time
-#   that it was overdue, up to `MOST_COPIES`: sources may withhold it.  The copy that arrives second is refused.
+#   one that only less reliable sources owe, or else the chunk that will take longest.  Of the sources that are as reliable
+#   as this one, at most `COPIES` are asked for a chunk at a time, and twice as many each time that it was overdue, up to
+#   `MOST_COPIES`.  Less reliable sources do not count, for they may withhold it, and sources without merit count by
+#   themselves, for one of them may be the only one that sends it.  The copy that arrives second is refused.
 
 
 COPIES, MOST_COPIES = 2, 16
-"""Most sources that are asked for one chunk at a time: if it was never overdue, and however often it was."""
+"""Most equally reliable sources asked for one chunk at a time: if it was never overdue, and however often it was."""
 
 
 class Picker:
@@ -113,26 +116,33 @@ class Picker:
         """True if every missing chunk was asked for; while nobody has some missing chunk, no second copies are fetched."""
         return not self.missing & ~self._asked_set
 
-    def pick_again(self, peer: PeerId, takes_s: Callable[[int], float], longer_than_s: float) -> int | None:
+    def pick_again(
+        self,
+        peer: PeerId,
+        takes_s: Callable[[PeerId, int], float],
+        longer_than_s: float,
+        rank: Callable[[PeerId], int] = lambda peer: 0,
+    ) -> int | None:
         """In the endgame, ask this source for a chunk that another source already owes us; None if there is no such chunk.
 
-        takes_s: seconds until a chunk comes from the sources that were asked.  longer_than_s: a chunk is asked for again
-        only if it takes longer than this.
+        takes_s: seconds until a source that was asked sends a chunk.  longer_than_s: a chunk is asked for again only if all
+        sources of at least this one's rank take longer than this.
         """
         if not self.in_endgame:
             return None
-        held = self._held.get(peer, 0)
-        candidates = [
-            chunk
-            for chunk, peers in self._asked.items()
-            if held >> chunk & 1
-            and peer not in peers
-            and len(peers) < min(COPIES << self._overdue[chunk], MOST_COPIES)
-            and (self._overdue[chunk] or takes_s(chunk) > longer_than_s)
-        ]
+        held, ours, candidates = self._held.get(peer, 0), rank(peer), dict[int, float]()
+        for chunk, peers in self._asked.items():
+            if not held >> chunk & 1 or peer in peers:
+                continue
+            equals = [other for other in peers if rank(other) >= ours]
+            soonest_s = min((takes_s(other, chunk) for other in equals), default=inf)
+            is_worth_it = self._overdue[chunk] or soonest_s > longer_than_s
+            copies = len(equals) if ours > 0 else sum(rank(other) <= 0 for other in peers)
+            if is_worth_it and copies < min(COPIES << self._overdue[chunk], MOST_COPIES):
+                candidates[chunk] = soonest_s
         if not candidates:
             return None
-        chunk = max(candidates, key=takes_s)
+        chunk = max(candidates, key=candidates.__getitem__)
         self._ask(peer, chunk)
         return chunk
 
@@ -146,10 +156,12 @@ class Picker:
 #
 # Pure.  Policy:
 #
-# * **Score.**  A source is worth its success (an exponential average over its chunks: 1 brought, 0 failed) times its rate
-#   (an exponential average of bytes a second).  A failure lowers both.  The sources with the best scores are asked first.
-#   In one of twenty cases the order is random, so that we notice when a source that was bad once has become good again.
-#   Until its rate is known, a new source is given the best rate of all.
+# * **Reliability.**  The most reliable sources (`Reliability`) are asked first, and sources without merit owe us at most
+#   `MOST_UNPROVEN_BYTES` together: keys are free, so whatever they promise must not keep us from asking others.
+# * **Score.**  Equally reliable sources are asked by their scores, the best first.  A source is worth its success (an
+#   exponential average over its chunks: 1 brought, 0 failed) times its rate (an exponential average of bytes a second).  A
+#   failure lowers both.  In one of twenty cases the order is random, so that we notice when a source that was bad once has
+#   become good again.  Until its rate is known, a new source is given the best rate of all.
 # * **Window.**  Each source is asked for a few chunks at a time: one more for each chunk that came soon (within `SOON_S`, so
 #   its line may have stood idle), one less for each chunk that came late, half as many after a failure (additive increase,
 #   multiplicative decrease).
@@ -176,6 +188,9 @@ FIRST_DUE_S, FIRST_BYTES_PER_S = 2.0, 512 << 10
 BUSY_S, MOST_BUSY_S = 0.25, 0.5
 FAILURES = 2
 REST_S, MOST_REST_S = 4.0, 120.0
+MOST_OWED_BYTES = 64 << 20
+"""Most bytes of one blob that are asked for and not here yet: up to this much memory may be in use for unchecked chunks."""
+MOST_UNPROVEN_BYTES = MOST_OWED_BYTES // 2
 
 
 @dataclass
@@ -208,10 +223,11 @@ class Source:
 
 
 class Sources:
-    """The sources of one blob.  `now` is trio time."""
+    """The sources of one blob.  reliability: of all peers, from other fetches too.  `now` is trio time."""
 
-    def __init__(self, random_: random.Random) -> None:
+    def __init__(self, random_: random.Random, reliability: Reliability | None = None) -> None:
         self._random = random_
+        self.reliability = reliability if reliability is not None else Reliability()
         self._known: dict[PeerId, Source] = {}
         self.barred: set[PeerId] = set()
         """Peers that are never asked again, because their bytes were wrong."""
@@ -253,7 +269,14 @@ class Sources:
             self._random.shuffle(peers)
             return peers
         best = max((self._known[peer].rate for peer in peers), default=0.0) or 1.0
-        return sorted(peers, key=lambda peer: -self._known[peer].score(best))
+        return self.reliability.in_order(sorted(peers, key=lambda peer: -self._known[peer].score(best)))
+
+    def may_owe_more(self, peer: PeerId) -> bool:
+        """Return True unless the sources without merit, of which this is one, owe us as much together as they may."""
+        if self.reliability.is_proven(peer):
+            return True
+        unproven = (source.owed_bytes for each, source in self._known.items() if not self.reliability.is_proven(each))
+        return sum(unproven) < MOST_UNPROVEN_BYTES
 
     def asked(self, peer: PeerId, size: int, now: float) -> int:
         """Note that a source owes us `size` more bytes; return the bytes that it owes in all."""
@@ -321,8 +344,6 @@ class Sources:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-MOST_OWED_BYTES = 64 << 20
-"""Most bytes of one blob that are asked for and not here yet: up to this much memory may be in use for unchecked chunks."""
 MOST_SOURCES = 32
 AGAIN_TIMES = 2.0
 """In the endgame, a chunk is asked for a second time if the second source should be this many times as fast."""
@@ -424,13 +445,22 @@ class _Debt:
 class Download:
     """The chunks of `blob` that are here, and the chunks that sources owe us.
 
-    seed: of random choices.  wanted: the chunks to fetch; None for all.  `now` is trio time.
+    seed: of random choices.  wanted: the chunks to fetch; None for all.  reliability: of all peers, which the download also
+    reports to.  `now` is trio time.
     """
 
-    def __init__(self, blob: Blob, here: ChunkSet, seed: bytes, wanted: ChunkSet | None = None) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        here: ChunkSet,
+        seed: bytes,
+        wanted: ChunkSet | None = None,
+        reliability: Reliability | None = None,
+    ) -> None:
         self.blob = blob
         random_ = random.Random(seed)
-        self._picker, self._sources = Picker(len(blob), here, random_, wanted), Sources(random_)
+        self._picker, self._sources = Picker(len(blob), here, random_, wanted), Sources(random_, reliability)
+        self._reliability = self._sources.reliability
         self._debts: dict[PeerId, dict[int, _Debt]] = {}
         self._late: set[tuple[PeerId, int]] = set()
         """Chunks that were overdue; they are still accepted if they come."""
@@ -501,6 +531,7 @@ class Download:
             case Came(peer, chunk):
                 self._came(peer, chunk, now)
             case Wrong(peer, _):
+                self._reliability.withheld(peer)
                 self._forget(peer)
                 self._sources.bar(peer)
             case TurnedDown(peer, chunks):
@@ -535,6 +566,8 @@ class Download:
         if peer is not None and debt is not None:
             self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
             self._withheld.pop(peer, None)
+        if peer is not None and (debt is not None or (peer, chunk) in self._late):
+            self._reliability.brought(peer)
         for other in [*([peer] if peer is not None else []), *self._picker.asked_for(chunk)]:
             self._settle(other, (chunk,))
         self._late = {(late, other) for late, other in self._late if other != chunk}
@@ -556,6 +589,7 @@ class Download:
                 self._withheld[peer] = self._withheld.get(peer, 0) | set_of(overdue)
                 noted |= set_of(overdue)
                 self._sources.failed(peer, now)
+                self._reliability.withheld(peer)
         self._picker.overdue(noted)
 
     def _settle(self, peer: PeerId, chunks: Iterable[int]) -> list[int]:
@@ -587,10 +621,14 @@ class Download:
         debts = self._debts.setdefault(peer, {})
         if len(debts) >= self._sources.window(peer) or self._owed_bytes >= MOST_OWED_BYTES:
             return False
+        if not self._sources.may_owe_more(peer):
+            return False
         chunk = self._picker.pick(peer)
         if chunk is None:
             times_s = AGAIN_TIMES * self._sources.due_s(peer, self.blob.sizes[0])
-            chunk = self._picker.pick_again(peer, lambda other: self._takes_s(other, now), times_s)
+            chunk = self._picker.pick_again(
+                peer, lambda other, chunk: self._debts[other][chunk].takes_s(now), times_s, self._reliability.rank
+            )
         if chunk is None:
             return False
         size = self.blob.sizes[chunk]
@@ -600,7 +638,3 @@ class Download:
         self._late.discard((peer, chunk))
         wanted.setdefault(peer, []).append(chunk)
         return True
-
-    def _takes_s(self, chunk: int, now: float) -> float:
-        """Return the seconds until a chunk comes from the fastest of the sources that owe it to us."""
-        return min(self._debts[peer][chunk].takes_s(now) for peer in self._picker.asked_for(chunk))

@@ -15,6 +15,7 @@ from typing import Generic
 import trio
 
 from protocol.blobs.blob import Blob, LeavesRequest, Spans, set_of
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobFolder, K
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
@@ -126,7 +127,8 @@ class BlobFetcher(Generic[K]):
             return leaves
         fetched = None
         with trio.move_on_after(LEAVES_S):
-            fetched = await fetch_leaves(self._session, wanted.name, count, sources, wanted.purpose.what)
+            known, what = self._swarm.reliability, wanted.purpose.what
+            fetched = await fetch_leaves(self._session, known, wanted.name, count, sources, what)
         if fetched is not None:
             await self._offload(self._folder.write_leaves, wanted.key, fetched)
         return fetched
@@ -137,18 +139,31 @@ class BlobFetcher(Generic[K]):
 
 
 ASK_TIMEOUT_S = 10.0
+PATIENCE_S = 4.0
+"""A peer that is silent for longer withholds the hashes."""
 SOON_S, AT_ONCE = 1.0, 8
 """After this long without an answer, one more peer is asked, up to this many at a time: a silent peer causes no delay."""
 
 
-async def fetch_leaves(session: Session, root: Hash, count: int, sources: Iterable[PeerId], what: str) -> list[Hash] | None:
-    """Fetch the `count` hashes under `root`; None if no source has them.  what: the kind of the blob, for the log."""
+async def fetch_leaves(
+    session: Session, reliability: Reliability, root: Hash, count: int, sources: Iterable[PeerId], what: str
+) -> list[Hash] | None:
+    """Fetch the `count` hashes under `root` from sources in their order; None if no source has them.
+
+    Sources that rank below strangers are asked after all others.  what: the kind of the blob, for the log.
+    """
     found: list[list[Hash]] = []
-    waiting, over = iter(sources), trio.Event()
+    in_turn = sorted(sources, key=lambda peer: reliability.rank(peer) < 0)
+    waiting, over = iter(in_turn), trio.Event()
 
     async def ask_in_turn() -> None:
         for peer in waiting:
-            leaves = await _ask(session, root, count, peer, what)
+            leaves, asked_at = None, trio.current_time()
+            try:
+                leaves = await _ask(session, root, count, peer, what)
+            finally:
+                if leaves is None and trio.current_time() - asked_at > PATIENCE_S:
+                    reliability.withheld(peer)
             if leaves is not None:
                 found.append(leaves)
                 nursery.cancel_scope.cancel()

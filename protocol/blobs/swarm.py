@@ -34,6 +34,7 @@ from protocol.blobs.blob import (
     to_bitmap,
 )
 from protocol.blobs.offers import Offer, OriginOffer
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import Held, Shelf
 from protocol.blobs.transfer import NO_BLOB, BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
@@ -41,6 +42,7 @@ from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
 from protocol.transport.handlers import PeerMoment, answers, at, landed, lands
 from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
@@ -55,11 +57,13 @@ MAX_ASKERS = 64
 class Swarm:
     """One node's part in the swarm; call `run` once.  shelf: the blobs on its disk.
 
-    serves: True if other peers may ask us for chunks; chunks that were already promised are sent even if it is False.
+    reliability: of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for chunks;
+    chunks that were already promised are sent even if it is False.
     """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
         self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
+        self.reliability = Reliability(members.has_member)
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}
@@ -67,7 +71,7 @@ class Swarm:
         self._samples: list[Sample] = []
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
         """Chunks that a peer has not been told of yet; for each entry, a task is telling the peer."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
 
@@ -78,16 +82,12 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve chunks and tell other peers of new chunks, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                nursery.start_soon(self._uploads.run)
-                while True:
-                    for name, offer in self._offers():
-                        self._spread(name, offer, trio.current_time())
-                    await trio.sleep(NEWS_S)
-            finally:
-                self._nursery = None  # a fetch that ends later sends no news
+        async with self._tasks.open() as nursery:  # a fetch that ends later sends no news
+            nursery.start_soon(self._uploads.run)
+            while True:
+                for name, offer in self._offers():
+                    self._spread(name, offer, trio.current_time())
+                await trio.sleep(NEWS_S)
 
     def serve(self, on: bool) -> None:
         """Set whether other peers may ask us for chunks."""
@@ -119,7 +119,7 @@ class Swarm:
 
         places = BufferPlaces(blob, into) if isinstance(into, memoryview) else into
         transfer = Transfer(purpose, blob, here, trio.current_time(), tell, places.wanted)
-        fetch = Fetch(self._session, self.members, transfer, places, on_chunk)
+        fetch = Fetch(self._session, self.members, self.reliability, transfer, places, on_chunk)
         others.append(fetch)
         try:
             return await fetch.run(sources)
@@ -196,9 +196,8 @@ class Swarm:
         for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
-            elif self._nursery is not None:
+            elif self._tasks.start(self._tell, peer, name):
                 self._untold[peer, name] = chunks
-                self._nursery.start_soon(self._tell, peer, name)
 
     async def _tell(self, peer: PeerId, name: Hash) -> None:
         try:

@@ -43,9 +43,11 @@ from protocol.blobs.download import (
     Wrong,
 )
 from protocol.blobs.offers import OpenOffer
+from protocol.blobs.reliability import Reliability
 from protocol.disk import StoreFailed, let_go
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash
@@ -332,13 +334,21 @@ class Fetch:
     """
 
     def __init__(
-        self, session: Session, members: Members, transfer: Transfer, places: ChunkPlaces, on_chunk: Callable[[], None]
+        self,
+        session: Session,
+        members: Members,
+        reliability: Reliability,
+        transfer: Transfer,
+        places: ChunkPlaces,
+        on_chunk: Callable[[], None],
     ) -> None:
         self.transfer, self.blob = transfer, transfer.blob
         self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
-        self._session, self._members = session, members
+        self._session, self._reliability = session, reliability
         self._places, self._on_chunk = places, on_chunk
-        self._download = Download(self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted)
+        self._download = Download(
+            self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted, reliability
+        )
         self._failure: StoreFailed | None = None
         self._asked: dict[PeerId, float] = {}
         self._waiting: dict[PeerId, None] = {}
@@ -352,7 +362,7 @@ class Fetch:
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     # -- what is here (`protocol.blobs.store.Held`) -----------------------------------------------------------------
 
@@ -392,8 +402,7 @@ class Fetch:
         """
         self._moved_at = self._hoped_at = trio.current_time()
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+            async with self._tasks.open() as nursery:
                 self.add_sources(sources)
                 while self._download.missing and self._failure is None and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
@@ -404,7 +413,6 @@ class Fetch:
                     self._ask_waiting()
                 nursery.cancel_scope.cancel()
         finally:
-            self._nursery = None
             self.transfer.update(self.here, self._download.sources, trio.current_time())
             self.transfer.end(trio.current_time())
         if self._failure is not None:
@@ -429,7 +437,7 @@ class Fetch:
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
         """Ask these peers too about their chunks."""
-        for peer in peers:
+        for peer in self._reliability.in_order(peers):
             self._consider(peer)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
@@ -447,19 +455,23 @@ class Fetch:
         self._apart.discard(peer)
         self._handle(SourceGone(peer))
 
-    def _has_room(self) -> bool:
-        """Return True if one more peer may be asked about its chunks; drop a useless peer to make room.
+    def _has_room(self, newcomer: PeerId) -> bool:
+        """Return True if one more peer may be asked about its chunks; drop another peer to make room.
 
-        A peer that withholds all that it claims waits behind all others for another place.
+        A peer is dropped if it is useless, or withholds all that it claims, or if it has no merit and the newcomer has some.
+        It then waits for another place, unless it is useless.
         """
         if len(self._asked) < MOST_SOURCES:
             return True
         now, sending = trio.current_time(), {peer for peer, _ in self._landings}
-        for peer, at in self._asked.items():
+        may_displace = self._reliability.is_proven(newcomer)
+        for peer in reversed(self._reliability.in_order(self._asked)):
             is_withholding = self._download.is_withholding(peer) and peer not in sending
-            if is_withholding or (now - at > ASK_TIMEOUT_S and not self._download.has_use_of(peer)):
+            is_displaced = may_displace and peer not in sending and not self._reliability.is_proven(peer)
+            is_useless = now - self._asked[peer] > ASK_TIMEOUT_S and not self._download.has_use_of(peer)
+            if is_withholding or is_displaced or is_useless:
                 self._drop(peer)
-                if is_withholding:
+                if is_withholding or is_displaced:
                     self._wait(peer)
                 return True
         return False
@@ -467,31 +479,29 @@ class Fetch:
     def _consider(self, peer: PeerId) -> None:
         """Ask a peer about its chunks now, or when there is a place for it."""
         if peer not in self._asked and peer not in self._waiting:
-            if not self._waiting and self._has_room():
+            if not self._waiting and self._has_room(peer):
                 self._ask(peer)
             else:
                 self._wait(peer)
 
     def _wait(self, peer: PeerId) -> None:
-        """Let a peer wait for a place; a member takes a stranger's if too many wait."""
-        if len(self._waiting) >= MAX_WAITING and self._members.has_member(peer):
-            stranger = next((other for other in self._waiting if not self._members.has_member(other)), None)
-            self._waiting.pop(stranger or peer, None)
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting[peer] = None
+        """Let a peer wait for a place; if too many wait, the least reliable of them leaves."""
+        self._waiting[peer] = None
+        if len(self._waiting) > MAX_WAITING:
+            del self._waiting[self._reliability.in_order(self._waiting)[-1]]
 
     def _ask_waiting(self) -> None:
-        """Give free places to the peers that have waited longest, to members first."""
-        for peer in sorted(self._waiting, key=lambda peer: not self._members.has_member(peer)):
-            if not self._has_room():
+        """Give free places to the most reliable peers that wait, among equals to those that have waited longest."""
+        for peer in self._reliability.in_order(self._waiting):
+            if not self._has_room(peer):
                 return
             del self._waiting[peer]
             self._ask(peer)
 
     def _ask(self, peer: PeerId) -> None:
-        if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
+        may_ask = peer != self._session.me and peer not in self._download.barred
+        if may_ask and self._tasks.start(self._ask_what_it_has, peer):
             self._asked[peer] = trio.current_time()
-            self._nursery.start_soon(self._ask_what_it_has, peer)
 
     def _ask_again(self) -> None:
         now, pause_s = trio.current_time(), ASK_AGAIN_S if self._download.has_hope() else ASK_SOON_S
@@ -573,9 +583,8 @@ class Fetch:
 
     def _handle(self, event: DownloadEvent) -> None:
         wants = self._download.handle(event, trio.current_time())
-        if self._nursery is not None:
-            for want in wants:
-                self._nursery.start_soon(self._want, want)
+        for want in wants:
+            self._tasks.start(self._want, want)
         if not self._download.missing:
             self._over.set()
 

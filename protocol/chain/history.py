@@ -117,9 +117,20 @@ class History:
         for round in range(store.records.length()):
             commit = store.records.at(round)
             if commit is None or commit.record.previous != memory.tips[-1]:
-                store.records.truncate(round)
+                store.records.set_aside_from(round)
                 break
             memory.add(memory.link(commit))
+
+    def damage(self) -> str:
+        """Return a sentence about records that were set aside and not replaced since; empty if there are none.  Blocking."""
+        lost = self._store.records.lost_from(self.length)
+        if not lost:
+            return ""
+        return (
+            f"{lost} {'record' if lost == 1 else 'records'} after round {self.length} cannot be read in {self._store.root}, "
+            "because one is damaged, so this peer goes on without them, and fetches what others have; if nobody has them, "
+            "restore that folder from a backup"
+        )
 
     @property
     def length(self) -> int:

@@ -249,6 +249,17 @@ class Records:
         """Return the commit of a round as it was encoded; None if it is missing or damaged."""
         return read_guarded(self._disk, self._path(round))
 
+    def set_aside_from(self, length: int) -> None:
+        """Move the records of rounds `length` and above out of the way, the newest first.  Raises `StoreFailed`."""
+        for path in sorted(self._folder.iterdir(), reverse=True):
+            if path.name.isdigit() and int(path.name) >= length:
+                set_aside(self._disk, path)
+
+    def lost_from(self, length: int) -> int:
+        """Return the number of records of rounds `length` and above that were set aside."""
+        names = [path.name.partition(".") for path in self._folder.iterdir()]
+        return sum(round.isdigit() and end == "corrupt" and int(round) >= length for round, _, end in names)
+
     def truncate(self, length: int) -> None:
         """Remove the records of rounds `length` and above, the newest first."""
         for path in sorted(self._folder.iterdir(), reverse=True):

@@ -4,10 +4,10 @@
     <folder>/<shard root>/leaves      the hashes of the shard's blocks
 
 A block is written to a temporary name, flushed and renamed, so that a file with a number for a name is whole.  Sizes are
-checked at the start, and hashes whenever a block is served.  The cache has a cap: the blocks that were not needed for the
-longest time leave first.  **Pinned** blocks never leave: those of the leases of this round and the next.  **Kept** blocks,
-which this peer keeps for others, leave when no other block can.  Blocks also leave when some other file of the peer does not
-fit on the disk (`Disk.add_relief`).
+checked at the start, and hashes whenever a block is served; the trainer checks the hash of a block at its first use.  The
+cache has a cap: the blocks that were not needed for the longest time leave first.  **Pinned** blocks never leave: those
+of the leases of this round and the next.  **Kept** blocks, which this peer keeps for others, leave when no other block
+can.  Blocks also leave when some other file of the peer does not fit on the disk (`Disk.add_relief`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protocol.blobs.blob import ChunkSet
-from protocol.blobs.store import Held, Holding
+from protocol.blobs.store import SHORTAGES, Held, Holding
 from protocol.corpora.manifest import Block
 from protocol.corpora.shards import BlockReader, CorpusShelf, HeldShard, LeavesMemory, Shards, read_block
 from protocol.disk import Disk, size_of
@@ -105,8 +105,12 @@ class BlockCache:
 
     def read(self, block: Block) -> bytes | None:
         """Return a block as `BlockReader.read` describes; a damaged one is removed."""
-        leaves = self.leaves(block.shard) if self.has(block) else None
+        if not self.has(block):
+            return None
+        leaves = self.leaves(block.shard)
         if leaves is None:
+            if not self._lacks_descriptors(block.shard):
+                self._remove(block)  # it can be checked no more; the hashes are fetched again with it
             return None
         try:
             data = read_block(self.path(block), 0, block.size, leaves[block.number])
@@ -121,6 +125,14 @@ class BlockCache:
         """Return the hashes as `BlockReader.leaves` describes."""
         known = self._shards.get(shard)
         return self._leaves.get(known, self._load_leaves) if known is not None else None
+
+    def _lacks_descriptors(self, shard: Hash) -> bool:
+        """Return True if this computer currently lacks memory or file descriptors, which says nothing about the hashes."""
+        try:
+            (self._folder / shard.hex() / LEAVES).open("rb").close()
+        except OSError as error:
+            return error.errno in SHORTAGES
+        return False
 
     def _load_leaves(self, shard: Hash) -> bytes | None:
         path = self._folder / shard.hex() / LEAVES

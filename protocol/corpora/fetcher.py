@@ -17,7 +17,7 @@ The user of a fetcher says which blocks are needed now and which are needed next
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -141,7 +141,9 @@ class BlockFetcher:
         """Needed blocks that were not looked for on the disk yet."""
         self._suspect: set[Block] = set()
         """Blocks that may have left the disk without our doing."""
-        self._is_told_of_space = False
+        self._refused: set[Block] = set()
+        """Blocks that the trainer did not find, or found damaged."""
+        self._is_told_of_space = self._is_told_of_damage = False
         self._full = ""
         """The sentence of the disk on which the last block did not fit."""
         self._full_until, self._full_s = -inf, FIRST_FULL_S
@@ -150,8 +152,6 @@ class BlockFetcher:
         self._pauses: dict[Block, _Pause] = {}
         self._ahead = BlocksToKeep(store, policy.keeps, session.me)
         self._leaves_locks: dict[Hash, trio.Lock] = {}
-        self._givers: set[PeerId] = set()
-        """Connected peers that have given us a block."""
         self._random = Random(session.me)
         self._came, self._wake = trio.Event(), trio.Event()
         self.tally: Counter[BlockOrigin] = Counter()
@@ -193,8 +193,8 @@ class BlockFetcher:
             self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
 
     def recheck(self, block: Block) -> None:
-        """Look for a block on the disk again, because the trainer did not find it; if it is gone, it is fetched again."""
-        self._suspect.add(block)
+        """Check a block on the disk, because the trainer found none that is right; a damaged one is fetched again."""
+        self._refused.add(block)
         self._wake.set()
 
     async def until_here(self, blocks: Sequence[Block]) -> None:
@@ -243,8 +243,10 @@ class BlockFetcher:
             while True:
                 self._wake = wake = trio.Event()
                 needed, uncounted, suspect = [*self._now, *self._next], self._uncounted, self._suspect
-                self._uncounted, self._suspect = set(), set()
+                refused = self._refused
+                self._uncounted, self._suspect, self._refused = set(), set(), set()
                 await self._offload(self.store.cache.check, suspect)
+                await self._drop_damaged(refused)
                 missing: list[Block] = await self._offload(self._missing_of, needed)
                 self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
                 await self._offload(self._ahead.look, trio.current_time())
@@ -253,6 +255,18 @@ class BlockFetcher:
                     nursery.start_soon(self._fetch, batch)
                 with trio.move_on_after(TICK_S):
                     await wake.wait()
+
+    async def _drop_damaged(self, blocks: Collection[Block]) -> None:
+        """Read these blocks, so that damaged ones count as missing, and name the first one."""
+        for block in blocks:
+            here: ChunkSet = await self._offload(self.store.here, block.shard)
+            if here >> block.number & 1 and await self._offload(self.store.read, block) is None:
+                called = self.store.shards[block.shard].name_of(block.number)
+                text = f"{called} is damaged on this computer, and is fetched again"
+                remedy = "`peer data verify FOLDER` checks a corpus in a folder"
+                if not self._is_told_of_damage:
+                    self._session.emit(Notice("warning", f"{text}; {remedy}"))
+                self._is_told_of_damage = True
 
     def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
         """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""
@@ -384,11 +398,10 @@ class BlockFetcher:
             transfer.end(trio.current_time())
 
     def _peers(self) -> list[PeerId]:
-        """Return the connected peers, those first that have given us blocks, otherwise in random order."""
+        """Return the connected peers, the most reliable first, equals in random order."""
         peers = sorted(self._session.network.connected())
-        self._givers &= set(peers)
         self._random.shuffle(peers)
-        return sorted(peers, key=lambda peer: peer not in self._givers)
+        return self._swarm.reliability.in_order(peers)
 
     async def _leaves_of(self, shard: Shard) -> Sequence[Hash] | None:
         """Return the hashes of a shard's blocks, from the disk, from peers, or from a mirror; keep them in the cache."""
@@ -408,7 +421,7 @@ class BlockFetcher:
         peers = self._peers()
         if found is None and peers:
             with trio.move_on_after(LEAVES_S):
-                found = await fetch_leaves(self._session, shard.root, len(shard), peers, "corpus")
+                found = await fetch_leaves(self._session, self._swarm.reliability, shard.root, len(shard), peers, "corpus")
         if found is None:
             found = await self._mirrors.read_leaves(shard)
         if found is not None:
@@ -419,7 +432,6 @@ class BlockFetcher:
 
     async def keep_from(self, peer: PeerId, block: Block, data: memoryview) -> None:
         """Keep a block that a peer sent, and whose bytes are right.  Raises `StoreFailed`."""
-        self._givers.add(peer)
         await self._keep(BlockOrigin.SEED if self._policy.is_seed(peer) else BlockOrigin.PEER, block, data)
 
     async def _keep(

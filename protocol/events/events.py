@@ -258,6 +258,7 @@ class RolloutsUsed(Event):
     reward: mean reward of the rollouts, 0 to 1, as computed here.  kl: distance of the policy from the reference weights,
     nats a token; None if the loss has no KL term, or nothing moved the policy.  answers: the best one by reward, then one
     with the median reward: maps of reward, prompt and text, each text a line in which ↵ stands for a line break.
+    informative: number of problems whose answers had different rewards; without any nothing was learned.  None if unknown.
     """
 
     round: int
@@ -267,6 +268,24 @@ class RolloutsUsed(Event):
     root: str
     kl: float | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
+    informative: int | None = None
+
+
+@dataclass(frozen=True)
+class NothingLearned(Event):
+    """This trainer learned nothing in its last `rounds` rounds of rollouts: all answers to each problem had the same reward.
+
+    Emitted after three such rounds in a row, and each time their number has doubled.  reward: mean reward in the last one.
+    prompt, text: a problem, and a typical answer to it.  expected: a right answer to it; empty if none is known.  All three
+    are lines in which ↵ stands for a line break.
+    """
+
+    round: int
+    rounds: int
+    reward: float | None
+    prompt: str
+    text: str
+    expected: str
 
 
 @dataclass(frozen=True)

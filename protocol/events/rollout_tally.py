@@ -85,6 +85,8 @@ class RolloutTally:
     """Number of our tokens that each round's record names, by round."""
     learned: dict[str, None] = field(default_factory=dict)
     """Names of the last batches from which this trainer learned."""
+    fruitless: int = 0
+    """Last rounds in a row from which this trainer learned nothing, because no problem's answers had different rewards."""
     seen: bool = False
     """True once an event was about rollouts."""
 
@@ -104,6 +106,7 @@ class RolloutTally:
                     verdict = known.verdict  # a record names it: a validator that we did not hear has accepted it
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
+                self.fruitless = self.fruitless + 1 if event.informative == 0 else 0
                 self._learned(roots)
                 self._use(roots, number, at)
             case ev.RolloutsCounted():

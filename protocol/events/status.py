@@ -177,6 +177,8 @@ class RolloutStatus:
     generated_tokens_per_s: tokens that it makes a second, over its last eight batches.
     verified_per_s: rollouts that it verifies a second, over the last minute.
     set_aside: number of peers whose rollouts or verdicts are no longer used.
+    fruitless_rounds: last rounds in a row from which this trainer learned nothing, because all answers to each problem had
+    the same reward.
     """
 
     version: int = 0
@@ -191,6 +193,7 @@ class RolloutStatus:
     generated_tokens_per_s: float = 0.0
     verified_per_s: float = 0.0
     set_aside: int = 0
+    fruitless_rounds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +241,10 @@ class RunDefinition:
     rows: text, chat or preference.  sequence_length: tokens of a row.  is_local: true if each member reads data of its own.
     mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
+    times_read: how often the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  requires: what a computer needs to train, in words.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires: what a
+    computer needs to train, in words.
     prompts: what a member completes at each evaluation.
     """
 
@@ -257,9 +262,11 @@ class RunDefinition:
     mixtures: list[RunMixture] = field(default_factory=list)
     data_tokens: int = 0
     epochs: int = 0
+    times_read: dict[str, float] = field(default_factory=dict)
     environment: str = ""
     warm_rounds: int = 0
     peak_rate: float = 0.0
+    rollout_rate: float = 0.0
     requires: str = ""
     prompts: list[str] = field(default_factory=list)
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
+import trio
+
 from protocol.chain.history import History
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
@@ -188,6 +190,8 @@ def _span(seconds: float) -> str:
 
 
 GREET_TIMEOUT_S = 10.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Seconds between two greetings of a connected peer that does not answer: at first, and at most."""
 MAX_HELLO_BYTES = 8192
 COMING_IN_S = 86_400.0
 """Seconds for which a token still counts after its expiry, for a peer on its way from the handshake to a record."""
@@ -208,6 +212,8 @@ class Handshake:
         self.clocks = ClockOffsets(settings.wall_clock, settings.boot_clock)
         self._guests = Guests(history.has_member)
         """Newcomers admitted with proofs; empty in runs that require none."""
+        self._greetings: dict[PeerId, object] = {}
+        """Newest greeting of each peer that has not answered yet."""
 
     def may_speak(self, peer: PeerId) -> bool:
         """Return True if we accept statements of `peer`."""
@@ -284,11 +290,27 @@ class Handshake:
         return None
 
     async def greet(self, peer: PeerId) -> bool:
-        """Greet a newly connected peer, and send our next heartbeat soon; return False if it refuses us.
+        """Greet a newly connected peer, and send our next heartbeat soon; return True if it accepts us.
 
-        Warn the user of the refusal, and of a wrong clock.
+        Without an answer, greet it again while it is connected: a peer that is too busy to answer in time might otherwise
+        never hear us.  Warn the user of a refusal, and of a wrong clock.
         """
-        refusal = await self._refusal(peer)
+        greeting, pause_s = object(), FIRST_PAUSE_S
+        self._greetings[peer] = greeting
+        try:
+            while True:
+                try:
+                    refusal = await self._refusal(peer)
+                    break
+                except Unreachable:
+                    self._activity.tell_now()
+                    await trio.sleep(pause_s)
+                    pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+                if self._greetings.get(peer) is not greeting or peer not in self._session.network.connected():
+                    return False  # it is gone, or greeted on a newer connection
+        finally:
+            if self._greetings.get(peer) is greeting:
+                del self._greetings[peer]
         self._activity.tell_now()
         for warning in (self.clocks.take_warning(), refusal):
             if warning:
@@ -296,7 +318,7 @@ class Handshake:
         return refusal is None
 
     async def _refusal(self, peer: PeerId) -> str | None:
-        """Greet a peer; return its reason for refusing us, or None if it accepts us or cannot be reached."""
+        """Greet a peer; return its reason for refusing us, or None if it accepts us.  Raises `Unreachable`."""
         settings = self._settings
         hello = make_hello(self._run, settings.role, settings.admission, settings.version)
         asked = settings.boot_clock()
@@ -304,8 +326,6 @@ class Handshake:
             answer = await self._session.network.request(peer, "hello", hello.encode(), timeout_s=GREET_TIMEOUT_S)
         except Refused as refusal:
             return str(refusal)
-        except Unreachable:
-            return None
         note_clock(self.clocks, peer, answer, asked)
         return None
 

@@ -20,6 +20,7 @@ from protocol.offload import Offload
 from protocol.run.sections import Unit
 from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, NetworkError, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -112,7 +113,7 @@ class Extensions:
         self._known: tuple[Extension, bytes] | None = None
         """The largest extension, kept even once a record carries it: a branch that replaces ours may lack that record."""
         self._keeping = trio.Lock()
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     async def load(self) -> None:
         """Load the extension that this peer received before a restart."""
@@ -129,7 +130,7 @@ class Extensions:
     async def run(self) -> None:
         """Repeat an extension until a record carries it, and then tell the user; run until cancelled."""
         said_at, seen = -REPEAT_S, self._replica.history.roster.progress.goal
-        async with trio.open_nursery() as self._nursery:
+        async with self._tasks.open():
             while True:
                 if (raw := self.amendment()) is not None and trio.current_time() - said_at >= REPEAT_S:
                     said_at = trio.current_time()
@@ -174,10 +175,10 @@ class Extensions:
         """Receive an extension; return ACCEPT if the network should forward it."""
         if said.sender != self._organiser:
             return Acceptance.REJECT  # the forwarder could have checked the sender
-        if self._nursery is None or not self._is_news(said.body):
+        if not self._tasks.is_open or not self._is_news(said.body):
             return Acceptance.IGNORE
         self._known = said.body, said.raw
-        self._nursery.start_soon(self._keep_heard)
+        self._tasks.start(self._keep_heard)
         return Acceptance.ACCEPT
 
     def _is_news(self, body: Extension) -> bool:
@@ -217,7 +218,7 @@ class Extensions:
             )
         if total > MAX_TOTAL:
             raise CannotExtend(f"a run has at most {MAX_TOTAL} {unit}; give a smaller total")
-        if self._nursery is None:
+        if not self._tasks.is_open:
             raise CannotExtend("the peer is still starting; try again in a moment")
         body = Extension(total=total)
         raw = self._session.seal(body).raw

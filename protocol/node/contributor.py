@@ -31,6 +31,7 @@ from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.initial_weights import InitialWeights
+from protocol.node.round_limits import LOOKED_BACK, RoundLimits, limits_from
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
@@ -305,6 +306,8 @@ class Contributor:
         self._amendments = amendments
         self._serials = count()
         self._ahead: _NextRound | None = None
+        self._died_in: int | None = None
+        """The round in which the trainer died: its next attempt has no limits."""
 
     @property
     def computes(self) -> bool:
@@ -351,6 +354,7 @@ class Contributor:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
                 return None
             except TrainerDied as death:
+                self._died_in = base.round
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
 
     # -- training ahead -----------------------------------------------------------------------------------------------
@@ -410,11 +414,12 @@ class Contributor:
                     ahead.work.begin(steps, stretches)
                 await self._own.lease(rows, ())
                 task = replace(task, rows=rows, steps=steps, reference=await self._own.reference())
+                task = await self._limited(task)
                 ahead.work.training.set()
                 theta, note = self._replica.state.theta, partial(self._on_progress_ahead, ahead)
                 ahead.contribution = await self._own.compute(task, theta, note, ahead.applied)
         except TrainerDied:
-            pass  # the round begins anew once it is due
+            self._died_in = task.round  # which begins anew once it is due
         finally:
             self._activity.train_on(False)
             ahead.ended.set()
@@ -485,7 +490,7 @@ class Contributor:
         progress = self._amendments.progress(base)
         begun = 0 if learns else progress.first  # the learning rate never decays with rollouts
         rows = lease if learns else base.rows_read(manifest, self._session.me, wanted, stretches)
-        task = self._task(base.round, rows, wanted, begun, (progress.share, progress.next_share))
+        task = await self._limited(self._task(base.round, rows, wanted, begun, (progress.share, progress.next_share)))
         if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
         await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
@@ -503,6 +508,20 @@ class Contributor:
         rows = first_rows(lease, steps * manifest.data.sequences_per_step)
         first, fragment = (round - begun) * manifest.steps_of(round), fragment_of(round, manifest.fragments)
         return ComputeTask(round, rows, steps, first, shares=shares, fragment=fragment)
+
+    async def _limited(self, task: ComputeTask) -> ComputeTask:
+        """Return the task with the limits that our last rounds set, unless the trainer has died in its round."""
+        if task.round == self._died_in:
+            return task
+        limits: RoundLimits = await self._offload(self._limits, task.steps)
+        return replace(task, most_loss=limits.loss, most_norm=limits.norm)
+
+    def _limits(self, steps: int) -> RoundLimits:
+        """Return the limits on a round of `steps`.  Blocking."""
+        history = self._replica.history
+        lately = range(max(0, history.length - LOOKED_BACK), history.length)
+        records = (history.commit_at(round).record for round in lately)
+        return limits_from(self._replica.manifest, records, self._session.me, steps)
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """Train as `_train` does, but from accepted rollouts, once there are enough of them."""

@@ -216,12 +216,12 @@ class LeasedBlocks:
         if store is None or (known := store.shards.get(shard)) is None or not 0 <= number < len(known):
             return
         block = known.block(number)
+        if self._fetcher is not None:
+            self._fetcher.recheck(block)
         if block in self._leased[0]:
             now = trio.current_time()
             since = self._awaited[1] if self._awaited is not None and self._awaited[0] == block else now
             self._awaited = block, since, now
-            if self._fetcher is not None:
-                self._fetcher.recheck(block)
             self._stalled.set()
             return
         self._asked.pop(block, None)

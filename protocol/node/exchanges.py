@@ -23,6 +23,8 @@ from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile, ResultName
 from protocol.disk import in_turn
+from protocol.events.status import WhyIdle
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.contributor import Work
 from protocol.offload import Offload
@@ -31,6 +33,7 @@ from protocol.transport.interface import Landing, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
+from protocol.wire.presence import Phase
 
 RETRY_S = 0.5
 MAX_EXCHANGES = 6
@@ -160,6 +163,50 @@ class Exchanges:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Peers that have the chunks of a record's result: its members and whoever showed it; after some failures everybody else who
+# is alive, too, because the members may be gone, or may have newer states only.
+
+
+FAILURES = 3
+"""Fetches that fail before other peers are asked and the user is told."""
+MAX_OTHERS = 16
+"""Most peers besides a record's members that are asked."""
+
+
+class ResultSources:
+    """Sources of results.  activity: shows what we wait for."""
+
+    def __init__(self, supplies: StateFetcher, membership: Membership, activity: Activity) -> None:
+        self._supplies, self._membership, self._activity = supplies, membership, activity
+
+    async def fetch(self, effect: ObtainResult, missing: Sequence[int], into: memoryview) -> None:
+        """Fetch the missing chunks of a result; try again until all are here, or until cancelled.
+
+        A round that waits for the result of a certified record is left for the others' chain as soon as we have a state on
+        it (`protocol.node.lifecycle.LivenessTicker`).
+        """
+        failures, sources = 0, effect.sources
+        while not await self._supplies.fetch_chunks(effect.record, effect.index, missing, into, sources):
+            failures += 1
+            if failures >= FAILURES:
+                others = sorted(self._membership.live_peers(), key=self._membership.has_member, reverse=True)
+                sources = tuple(dict.fromkeys([*effect.sources, *others[:MAX_OTHERS]]))
+                self._show(effect, len(missing), failures)
+            await trio.sleep(RETRY_S)
+
+    def _show(self, effect: ObtainResult, missing: int, failures: int) -> None:
+        names = ", ".join(self._membership.name(peer) for peer in effect.sources[:4])
+        parts = f"{missing} part{'' if missing == 1 else 's'} of the result of round {effect.record.round}"
+        tried = f"{failures} tries; asking {names} and everybody else who is here"
+        if effect.provenance is None:
+            text = f"the others have agreed on round {effect.record.round} without us; nobody gave us {parts} in {tried}"
+            self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, text)
+        else:
+            text = f"cannot check the proposed record: nobody gave us {parts} in {tried}"
+            self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, text)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 # Writing the result of a record to disk: chunks come from our exchange, and missing chunks from peers that have them.
 #
 # A certified record's result is fetched until it is complete.  The result of a record proposal is audited first, and dropped
@@ -179,10 +226,10 @@ class ResultObtainer:
     """Obtainer of results for one round.  exchanges: the exchanges of the round."""
 
     def __init__(
-        self, replica: Replica, offload: Offload, supplies: StateFetcher, auditor: Auditor, exchanges: Exchanges
+        self, replica: Replica, offload: Offload, sources: ResultSources, auditor: Auditor, exchanges: Exchanges
     ) -> None:
         self._replica, self._offload = replica, offload
-        self._supplies, self._auditor, self._exchanges = supplies, auditor, exchanges
+        self._sources, self._auditor, self._exchanges = sources, auditor, exchanges
         self._certified: dict[bytes, None] = {}
         self._motion: _Motion | None = None
 
@@ -265,10 +312,8 @@ class ResultObtainer:
         record, index = effect.record, effect.index
         file, missing = await self._begin(index)
         try:
-            while missing:
-                if await self._supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
-                    break
-                await trio.sleep(RETRY_S)
+            if missing:
+                await self._sources.fetch(effect, missing, file.view)
             if effect.provenance is not None:
                 await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
             await self._offload(file.commit, ResultName.of(record))
@@ -290,11 +335,11 @@ class AuditedResults:
         replica: Replica,
         offload: Offload,
         membership: Membership,
-        supplies: StateFetcher,
+        sources: ResultSources,
         ejections: Ejections,
     ) -> None:
         self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
-        self._supplies, self._ejections = supplies, ejections
+        self._sources, self._ejections = sources, ejections
 
     def exchanges(self, on_progress: Callable[[], None]) -> Exchanges:
         """Return the exchanges of a round that begins."""
@@ -303,7 +348,7 @@ class AuditedResults:
     def obtainer(self, work: Work, exchanges: Exchanges) -> ResultObtainer:
         """Return the obtainer of results for a round that begins."""
         auditor = Auditor(self._session, self._replica, self._offload, self._membership, work)
-        return ResultObtainer(self._replica, self._offload, self._supplies, auditor, exchanges)
+        return ResultObtainer(self._replica, self._offload, self._sources, auditor, exchanges)
 
     async def convict(self, evidence: Evidence) -> None:
         """Eject the peer that is proven to have lied."""

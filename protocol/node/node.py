@@ -30,14 +30,14 @@ from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
 from protocol.node.copies import CopyCensus
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.evaluator import Evaluator
-from protocol.node.exchanges import AuditedResults
+from protocol.node.exchanges import AuditedResults, ResultSources
 from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
 from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.run_corpora import RunCorpora
-from protocol.node.state import StateKeeper
+from protocol.node.state import StateKeeper, shown_while_it_starts
 from protocol.offload import Offload, charged
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
 from protocol.rollouts.trainer import SharedTrainer
@@ -130,7 +130,7 @@ class Node:
     async def _initialise(self, trainer: TrainerLink, theta: memoryview) -> None:
         """Have the trainer write the initial parameters; it may still be training for a round of another branch."""
         await self._contributor.drop_ahead()
-        await trainer.initialise(theta)
+        await shown_while_it_starts(trainer, self._activity, partial(trainer.initialise, theta))
 
     def _make_blocks(self, trainer: TrainerLink | None) -> LeasedBlocks | None:
         """Build the fetching of blocks; return None in a run without corpora, or without a folder for them."""
@@ -195,7 +195,9 @@ class Node:
             replica,
             RoundPeers(session, membership, activity),
             VoteLog(session, replica, offload, membership, is_copy=settings.is_copy),
-            AuditedResults(session, replica, offload, membership, supplies, self._ejections),
+            AuditedResults(
+                session, replica, offload, membership, ResultSources(supplies, membership, activity), self._ejections
+            ),
             self._contributor,
             self._round,
         )

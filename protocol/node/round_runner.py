@@ -39,6 +39,7 @@ from protocol.agreement.events import (
 )
 from protocol.agreement.machine import RoundMachine
 from protocol.allreduce.lateness import Patience, fair_time
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Unaccountable
 from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base
@@ -217,6 +218,10 @@ class Delivery:
 # Reports about a round to the user of this peer: events, and a sentence with the reason why the round waits.
 
 
+SHOW_EXCHANGE_S = 5.0
+"""Seconds between two sentences about the same exchange."""
+
+
 class RoundReport:
     """Reporter on one round, which changes only the display.  abstains: True if this peer does not vote."""
 
@@ -224,6 +229,7 @@ class RoundReport:
         self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
         self._complained: dict[str, None] = {}
         self._proposed = -1
+        self._whom, self._exchange_shown_at = "", 0.0
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
         """Show the peers that the round waits for while we are ready."""
@@ -245,8 +251,26 @@ class RoundReport:
     def exchanging(self, plan: Plan) -> None:
         """Show that an exchange begins."""
         others = len(plan.members) - 1
-        whom = f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
-        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, whom)
+        self._whom = (
+            f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
+        )
+        self._exchange_shown_at = trio.current_time()
+        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, self._whom)
+
+    def exchange_waits(self, exchange: ExchangeRunner) -> None:
+        """Show the members for which a long exchange waits; once it is complete, that we wait for the record."""
+        now, is_done = trio.current_time(), exchange.done.is_set()
+        if self._activity.beneath is not Phase.EXCHANGING or now - self._exchange_shown_at < SHOW_EXCHANGE_S:
+            return
+        self._exchange_shown_at = now
+        if is_done:
+            text = "all parts are averaged here; waiting for the others, and for the record proposal"
+            self._activity.show(Phase.EXCHANGING, WhyIdle.COMMITTING, text)
+            return
+        names = ", ".join(self._membership.name(peer) for peer in exchange.machine.waiting_for()[:4])
+        self._activity.show(
+            Phase.EXCHANGING, WhyIdle.EXCHANGING, f"{self._whom}, waiting for {names}" if names else self._whom
+        )
 
     def ready(self, ready: Ready, contribution: Contribution, fragments: int) -> None:
         """Report that we have contributed."""
@@ -556,7 +580,6 @@ class RoundRunner:
         self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=start.abstains)
         self._over = trio.Event()
         self._outcome: Outcome | None = None
-        self._nursery: trio.Nursery | None = None
         self._begun, self._computed_s = now - ahead_s, 0.0
         """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
 
@@ -566,8 +589,7 @@ class RoundRunner:
         """Run until the round is committed or we cannot commit it; return the outcome.  Raises `StoreFull`."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._drive)
+                nursery.start_soon(self._drive, nursery)
                 nursery.start_soon(self._tick)
                 nursery.start_soon(self._contribute)
                 await self._over.wait()
@@ -614,11 +636,11 @@ class RoundRunner:
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
-    async def _drive(self) -> None:
+    async def _drive(self, nursery: trio.Nursery) -> None:
         async with aclosing(self.inbox):
             while True:
                 for effect in self._handle_safely(await self.inbox.next()):
-                    await self._perform(effect)
+                    await self._perform(effect, nursery)
 
     def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
         """Handle an event.  If the machine raises, drop a statement, or restart the round for an event of our own."""
@@ -651,26 +673,28 @@ class RoundRunner:
             await trio.sleep(TICK_S)
 
     def _show_waiting(self) -> None:
-        if self.work.ready is not None and not self.exchanges.any:
+        newest = self.exchanges.newest
+        if newest is not None:
+            self._report.exchange_waits(newest.exchange)
+        elif self.work.ready is not None:
             self._report.waiting(self.machine, self._view(), self._replica.rounds.min_members)
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
-    async def _perform(self, effect: RoundEffect) -> None:
-        assert self._nursery is not None
+    async def _perform(self, effect: RoundEffect, nursery: trio.Nursery) -> None:
         if isinstance(effect, Persist):
             await self._votes.save(effect.kept)
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
-            self._delivery.send(effect, self._nursery)
+            self._delivery.send(effect, nursery)
         elif isinstance(effect, Forward):
-            self._delivery.forward(effect, self._nursery)
+            self._delivery.forward(effect, nursery)
         elif isinstance(effect, BeginExchange):
-            await self._begin_exchange(effect.plan, self._nursery)
+            await self._begin_exchange(effect.plan, nursery)
         elif isinstance(effect, FinishCompute):
             self._contributor.finish(self.base)
         elif isinstance(effect, ObtainResult):
-            self._nursery.start_soon(self._obtain, effect)
+            nursery.start_soon(self._obtain, effect)
         elif isinstance(effect, Committed):
             self.end(effect.commit)
         elif isinstance(effect, Reject):

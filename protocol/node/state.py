@@ -5,6 +5,8 @@ restore from disk -> catch up with the swarm -> (commit -> apply -> sometimes a 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from protocol.chain.electorate import FEWEST_SEATED
@@ -18,7 +20,7 @@ from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.following import Following, Move
 from protocol.sync.remote_chains import Claims
-from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
@@ -58,6 +60,32 @@ class StateRecheckBackoff:
 
 TICK_S = 0.1
 RETRY_S = 1.0
+SHOW_START_S = 0.5
+
+
+async def shown_while_it_starts(trainer: TrainerLink, activity: Activity, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work of the trainer, and show meanwhile what its start waits for.  Raises what `work` raises."""
+    over = trio.Event()
+
+    async def show() -> None:
+        while not over.is_set():
+            if start := trainer.start:
+                activity.show(Phase.SYNCING, WhyIdle.TRAINER_RESTARTING, start[:200])
+            else:
+                activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer computes the first weights")
+            with trio.move_on_after(SHOW_START_S):
+                await over.wait()
+
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(show)
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - raised below, outside the nursery, which would wrap it
+            failure = error
+        over.set()
+    if failure is not None:
+        raise failure
 
 
 class StateKeeper:

@@ -52,6 +52,7 @@ from protocol.tasks.library import BlobKind, Library
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -116,6 +117,7 @@ class RolloutCounter:
             generated_tokens_per_s=self.tokens_per_s,
             verified_per_s=self.verified_per_s,
             set_aside=len({(aside.peer, aside.role) for aside in tally.aside}),
+            fruitless_rounds=tally.fruitless,
         )
 
 
@@ -195,7 +197,7 @@ class Rollouts:
         self._tip: Hash | None = None
         self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self._checking = BatchVerifier(session, rl, self._files, trainer.lock, trainer.tasks)
         self._reference = reference_of(session, replica, offload, swarm, peers.membership, trainer.keeping, trainer.role)
         self.selection = Selection(session, pool, self._files, trainer, rl.batches_per_round, self._reference)
@@ -230,8 +232,7 @@ class Rollouts:
     async def run(self) -> None:
         """Run until cancelled."""
         await self._begin()
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open() as nursery:
             nursery.start_soon(self._again, self._look)
             if self._reference is not None:
                 nursery.start_soon(self._again, self._reference.run)
@@ -241,6 +242,7 @@ class Rollouts:
                     nursery.start_soon(self._again, self._check, self._trainer.link)
                 if self._trainer.role is Role.ROLLOUT:
                     nursery.start_soon(self._again, self._work)
+            await trio.sleep_forever()
 
     async def _begin(self) -> None:
         """State again the batches that we made before a restart, and remove the batches of other peers."""
@@ -351,7 +353,7 @@ class Rollouts:
         return self._hear(said.sender, JudgementHeard(said.sender, said.body))
 
     def _hear(self, sender: PeerId, event: PoolEvent) -> Acceptance:
-        heard = self._handle(event) if self._nursery is not None else False
+        heard = self._handle(event) if self._tasks.is_open else False
         if isinstance(heard, ContradictoryBatches):
             self._peers.liars.accuse(sender, heard.first, heard.second)
             return Acceptance.IGNORE
@@ -380,8 +382,7 @@ class Rollouts:
                 case GossipDeal():
                     self._deal(effect.batch)
                 case FetchBatch():
-                    if self._nursery is not None:
-                        self._nursery.start_soon(self._fetching.fetch, effect.batch)
+                    self._tasks.start(self._fetching.fetch, effect.batch)
                 case VerifyBatch():
                     raise AssertionError("a check that nobody asked for")
         return answer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 import trio
 
 from protocol.blobs.store import BlobStore
-from protocol.events.events import RolloutsUsed
+from protocol.events.events import NothingLearned, RolloutsUsed
 from protocol.events.status import WhyIdle
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
@@ -26,6 +26,8 @@ from protocol.wire.messages import Learned, UsedBatch, learned_from
 from protocol.wire.presence import sample_line
 
 LOOK_S = 0.25
+FRUITLESS = 3
+"""Rounds in a row that taught nothing after which a person is told."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Selection:
         self._session, self._pool, self._files, self._trainer, self.wanted = session, pool, files, trainer, wanted
         self._tasks, self.reference = trainer.tasks, reference
         self._hurried, self._begun = False, 0.0
+        self._fruitless = 0
+        """Rounds in a row from which we learned nothing, because no problem's answers had different rewards."""
 
     def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
         """Note the batches (author, root) from which we have already learned."""
@@ -154,5 +158,16 @@ class Selection:
             for each in contribution.answers
         ]
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl, answers)
-        self._session.emit(told)
+        self._session.emit(replace(told, informative=contribution.informative))
+        self._tell_if_fruitless(round, contribution)
         return learned
+
+    def _tell_if_fruitless(self, round: int, contribution: Contribution) -> None:
+        """Emit `NothingLearned` after some rounds from which we learned nothing."""
+        self._fruitless = self._fruitless + 1 if contribution.informative == 0 else 0
+        times, rest = divmod(self._fruitless, FRUITLESS)
+        if rest or times.bit_count() != 1 or not contribution.answers:
+            return
+        typical = contribution.answers[-1]
+        lines = (sample_line(each) for each in (typical.prompt, typical.text, typical.expected))
+        self._session.emit(NothingLearned(round, self._fruitless, contribution.reward, *lines))

@@ -339,8 +339,13 @@ class RunManifest(Section):
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens that a member reads in a round of all its inner steps."""
+        """Tokens that a member reads in a round of all its inner steps, which the loss counts at most."""
         return self.round_steps * self.data.sequences_per_step * self.data.row_tokens
+
+    @property
+    def counted_per_round(self) -> float:
+        """Tokens that the loss counts in such a round, as totals and credits do; exact for text."""
+        return self.tokens_per_round * self.data.counted_share
 
     @property
     def mixture(self) -> RowMixture:
@@ -359,6 +364,38 @@ class RunManifest(Section):
         if not self.data.epochs or not self.data.sources:
             return None
         return _rows_within(self._phases, tuple(source.rows * self.data.epochs for source in self.data.sources))
+
+    def times_read(self) -> dict[str, float]:
+        """Return how often the run reads each source until its total; for a total of rounds, with one member.
+
+        Empty without sources, and in a run whose rounds all learn from rollouts.
+        """
+        data, warm = self.data, self.rl.warm_rounds if self.rl is not None else None
+        if not data.sources or warm == 0:
+            return {}
+        round_rows = self.round_steps * data.sequences_per_step
+        rounds = self.total_rounds if warm is None else min(warm, self.total_rounds or warm)
+        rows = (
+            self._rows_of_tokens(self.total_tokens) if rounds is None and self.total_tokens else (rounds or 0) * round_rows
+        )
+        limit = self.data_rows
+        counts = self.mixture.counts(rows if limit is None else min(rows, limit))
+        return {source.name: count / source.rows for source, count in zip(data.sources, counts, strict=True)}
+
+    def tokens_of_rows(self, rows: int) -> int:
+        """Return the tokens that the loss counts in the first rows of the run."""
+        counts = self.mixture.counts(rows)
+        return sum(
+            count * self.data.epoch_tokens(each) // each.rows for count, each in zip(counts, self.data.sources, strict=True)
+        )
+
+    def _rows_of_tokens(self, tokens: int) -> int:
+        """Return the rows after which the loss has counted this many tokens."""
+        low, high = 0, tokens
+        while low < high:
+            rows = (low + high) // 2
+            low, high = (low, rows) if self.tokens_of_rows(rows) >= tokens else (rows + 1, high)
+        return low
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 
@@ -52,7 +52,10 @@ DERIVED = {
     "chunk_parameters": "the model's size",
     "checkpoint_chunk_bytes": "the model's size",
     "inner.lr": "what is trained",
-    "total_tokens": "the model's size",
+    "inner.warmup_steps": "the run's length",
+    "rl.warmup_steps": "the run's length",
+    "rounds.inner_steps": "the run's length, if it follows from the data",
+    "total_tokens": "the model's size, or the data",
     "total_rounds": "what is trained",
 }
 """Fields that follow from others, each with its source."""
@@ -65,6 +68,12 @@ FEWEST_ROUNDS = 200
 """Rounds of one member that a run from scratch has at least: small models learn for longer than their size demands."""
 TUNING_ROUNDS = 100
 """Rounds of a run that begins with weights."""
+EPOCHS = 3
+"""Times that a run on chats or preferences reads its data, and one that begins with weights if its text is short."""
+FEWEST_TUNING_ROUNDS = 10
+"""Rounds of one member that such a run has at least, if it has the steps: each round of several members reads more."""
+WARM_UP = 20
+"""Steps of one member in a run over those of its warm-up, where the warm-up follows from the run's length."""
 ROLLOUT_ROUNDS = 200
 """Rounds that learn from rollouts."""
 TUNING_RATE = 1e-5
@@ -100,8 +109,53 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     filled.setdefault("chunk_parameters", chunk_size(exchanged))
     filled.setdefault("checkpoint_chunk_bytes", checkpoint_chunk_size(STATE_BYTES_PER_PARAMETER * parameters))
     if "total_tokens" not in filled and "total_rounds" not in filled:
-        filled |= _total(filled, parameters, tunes=tunes)
-    return filled
+        filled |= _by_epochs(filled, tunes=tunes) or _total(filled, parameters, tunes=tunes)
+    return _with_warm_ups(filled)
+
+
+def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
+    """Return the total of a run that ends after some epochs of its data, and the steps of its rounds; empty for others.
+
+    The total counts what the loss counts, so the epochs are as many with any number of members.  A source that is weighted
+    more than others ends the run, as with `data.epochs`.
+    """
+    data, said = fields.get("data"), fields.get("rounds", {})
+    if "rl" in fields or not isinstance(data, dict) or not isinstance(said, dict):
+        return {}
+    try:
+        run = RunManifest.model_validate({**fields, "data": {"epochs": EPOCHS, **data}, "total_rounds": 1})
+    except ValidationError:
+        return {}
+    if (rows := run.data_rows) is None:
+        return {}
+    steps = rows // run.data.sequences_per_step
+    if run.data.format == "text" and not (tunes and steps < TUNING_ROUNDS * run.rounds.inner_steps):
+        return {}
+    total = {"total_tokens": max(1, run.tokens_of_rows(rows))}
+    if {"inner_steps", "delay"} & set(said) or run.fragments > 1:
+        return total
+    inner_steps = max(1, min(run.rounds.inner_steps, steps // FEWEST_TUNING_ROUNDS))
+    return total | {"rounds": {**said, "inner_steps": inner_steps}}
+
+
+def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
+    inner, rl = fields.get("inner", {}), fields.get("rl")
+    if not isinstance(inner, dict):
+        return fields
+    try:
+        run = RunManifest.model_validate(fields)
+    except ValidationError:
+        return fields
+    if run.rl is not None and run.total_rounds is None:
+        return fields
+    rounds = run.total_rounds or ceil((run.total_tokens or 1) / run.counted_per_round)
+    warm = rounds if run.rl is None else min(rounds, run.rl.warm_rounds)
+    filled = fields | {"inner": {"warmup_steps": min(run.inner.warmup_steps, warm * run.round_steps // WARM_UP), **inner}}
+    if run.rl is None or not isinstance(rl, dict):
+        return filled
+    steps = (rounds - warm) * run.rl.optimizer_steps
+    return filled | {"rl": {"warmup_steps": min(run.rl.warmup_steps, steps // WARM_UP), **rl}}
 
 
 def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[str, int]:
@@ -181,6 +235,7 @@ BROUGHT = {
         "most_characters",
         "most_rows",
         "held_out_percent",
+        "keep_repeated",
         "sources",
         "phases",
     )

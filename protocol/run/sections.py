@@ -279,6 +279,8 @@ class TasksSection(FileSection):
 class SourceSection(Section):
     """A source of rows: one source of one of the run's corpora."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset({"counted"})
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
     """Name of the source in its corpus."""
     corpus: Annotated[int, Field(ge=0, lt=MAX_CORPORA)] = 0
@@ -287,6 +289,8 @@ class SourceSection(Section):
     """Share of the rows that come from it: its weight, divided by the sum of all weights."""
     rows: Annotated[int, Field(ge=1, le=1 << 44)]
     """Rows that it has to learn from, in one epoch."""
+    counted: Annotated[int, Field(ge=0, le=1 << 61)] = 0
+    """Tokens of these rows that the loss counts; 0: all that they predict.  For people: nothing follows from it."""
 
 
 class PhaseSection(Section):
@@ -313,6 +317,8 @@ class ConditionSection(Section):
 class LocalSection(Section):
     """Reading of the members' own data, in a run with source = "local"."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset({"keep_repeated"})
+
     text: FieldName = "text"
     """Field of a record that holds its text or its turns."""
     id: Annotated[str, Field(max_length=200)] = ""
@@ -327,6 +333,8 @@ class LocalSection(Section):
     """Records that are read of each input, from its beginning; 0: all."""
     held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
     """Share of the documents that is held out for the evaluation loss, in percent."""
+    keep_repeated: bool = False
+    """True: documents with the text of another are read as often as they are there; false: once."""
 
 
 class DataSection(Section):
@@ -386,6 +394,20 @@ class DataSection(Section):
     def row_tokens(self) -> int:
         """Most tokens that the loss of a row of the run counts; a row of preferences is a pair of rows."""
         return self.sequence_length * (2 if self.format == "preference" else 1)
+
+    def epoch_tokens(self, source: SourceSection) -> int:
+        """Return the tokens of a source that the loss counts in one epoch."""
+        most = source.rows * self.row_tokens
+        return max(source.rows, min(source.counted, most)) if source.counted else most
+
+    @property
+    def counted_share(self) -> float:
+        """Share of the tokens of a row that the loss counts, in the first mixture: rows have questions and padding, too."""
+        weights = sum(source.weight for source in self.sources)
+        if not weights:
+            return 1.0
+        counted = sum(source.weight * self.epoch_tokens(source) / source.rows for source in self.sources)
+        return counted / weights / self.row_tokens
 
     @property
     def is_local(self) -> bool:

@@ -262,6 +262,8 @@ class Following:
                 return
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
+                claims.disbelieve(peer, is_unanswered=True)
+                return
             except Malformed as error:
                 self._session.emit(Dropped(peer, "chain", str(error)))
         claims.disbelieve(peer)
@@ -331,7 +333,7 @@ class Following:
         rounds = await self._bring(branch, choice.rounds, peer)
         is_fork = branch.is_rooted and branch.common < self._replica.history.length
         if rounds is None or rounds <= branch.common or (is_fork and rounds < choice.rounds):
-            claims.disbelieve(peer)
+            claims.disbelieve(peer, is_unanswered=True)
             return
         claims.believe(peer)
         self._move = Move(branch, rounds, peer, self._replica.history.tip)

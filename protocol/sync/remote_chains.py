@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 import trio
@@ -40,6 +41,11 @@ MAX_REMEMBERED = 1024
 """Most peers remembered as disbelieved, and most peers remembered as claimants."""
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
+MAX_UNANSWERED_S = 60.0
+"""Longest time without a look at a peer that did not answer, or whose verified branch leads to a state that nobody gave (s).
+
+It may have told the truth, like a peer on a busy computer.  It counts for known peers, and for everybody while we have no
+record and know nobody."""
 WAIT_S = 2.0
 """Seconds until we look again at a provisional record that we did not adopt: other electors may be heard by then."""
 HOPE_S = 30.0
@@ -81,19 +87,24 @@ class Claims:
     def ahead(self, *, known: bool) -> list[PeerId]:
         """Return live, believed peers whose tip is not in our chain, in the order in which to look at them.
 
-        known: return electors and members if True, strangers if False.
+        known: return electors and members if True, strangers if False.  Known peers that were never disbelieved come first,
+        the most advanced first; the others take turns.  Every other stranger is the one that was disbelieved longest ago, so
+        that older keys cannot take all turns either.
         """
         now = trio.current_time()
         if not known and now < self._strangers_until:
             return []
         claimants = sorted(peer for peer in self._leading(now) if self.is_known(peer) is known)
         if known:
-            return sorted(claimants, key=self.rounds_of, reverse=True)
+            return sorted(claimants, key=lambda peer: (*self._disbelieved.get(peer, (0.0, 0.0)), -self.rounds_of(peer)))
         for peer in claimants:
             if peer not in self._first:
                 self._heard += 1
                 _remember(self._first, peer, self._heard)
-        return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
+        by_age = sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
+        again = sorted((peer for peer in claimants if peer in self._disbelieved), key=lambda peer: self._disbelieved[peer])
+        both = (peer for pair in zip_longest(by_age, again) for peer in pair if peer is not None)
+        return list(dict.fromkeys(both))
 
     def _leading(self, now: float) -> Iterator[PeerId]:
         """Yield live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
@@ -156,10 +167,14 @@ class Claims:
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, patience))
 
-    def disbelieve(self, peer: PeerId) -> None:
-        """Ignore a peer's claims for a while, for twice as long as the last time."""
+    def disbelieve(self, peer: PeerId, *, is_unanswered: bool = False) -> None:
+        """Ignore a peer's claims for a while, for twice as long as the last time.
+
+        is_unanswered: the peer showed nothing false; it did not answer, or nobody gave us the state of its branch.
+        """
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
-        patience = min(patience * 2, MAX_DISBELIEF_S)
+        may_be_busy = is_unanswered and (self.is_known(peer) or self._replica.history.length == 0)
+        patience = max(patience, min(patience * 2, MAX_UNANSWERED_S if may_be_busy else MAX_DISBELIEF_S))
         _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
 
     def false_state(self, leader: PeerId) -> None:

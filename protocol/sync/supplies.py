@@ -7,6 +7,7 @@ outer state, so it can run in parallel with a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -223,13 +224,18 @@ class StateFetcher:
 
         Returns the number of rounds applied in it; None if there is no such checkpoint.
         """
+        answers: dict[PeerId, HaveReply] = {}
+
+        async def ask(peer: PeerId) -> None:
+            with suppress(NetworkError, Malformed):
+                answers[peer] = await self._ask(peer, "have", HaveRequest(), HaveReply)
+
+        async with trio.open_nursery() as nursery:  # all at once: peers that stay silent must not delay it one by one
+            for peer in sources:
+                nursery.start_soon(ask, peer)
         holders: dict[int, list[PeerId]] = {}
-        for peer in sources:
-            try:
-                have = await self._ask(peer, "have", HaveRequest(), HaveReply)
-            except (NetworkError, Malformed):
-                continue
-            for rounds in have.checkpoints:
+        for peer in (source for source in sources if source in answers):
+            for rounds in answers[peer].checkpoints:
                 if at_least <= rounds < chain.length:
                     holders.setdefault(rounds, []).append(peer)
         for rounds in sorted(holders, reverse=True):

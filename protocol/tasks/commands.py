@@ -106,14 +106,14 @@ class TaskSetCommands:
 
     async def obtain(self, name: str) -> tuple[SignedOffer, Path]:
         """Fetch an offered set, named by the beginning of its ID.  Raises `CannotAmend`."""
-        nursery = self._must_run()
+        self._must_run()
         found = [offer for offer in self._sets.offers if offer.root.hex().startswith(name)]
         if len(found) != 1:
             raise CannotAmend(f"{len(found)} sets that are offered begin with {name}; `peer tasks list` shows their IDs")
         offer = found[0]
         async with self._sets.tidying:
             self._sets.ask_for(offer.root)
-        if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
+        if not await self._sets.files.obtain(self._sets.running, offer.root, offer.body.size, offer.publisher):
             if offer.publisher != self._session.me:
                 self._sets.offers.drop(offer.root)  # the offer may name another peer's set with a false size
             raise CannotAmend(
@@ -157,11 +157,9 @@ class TaskSetCommands:
         await self._sets.say(raw)
         return body
 
-    def _must_run(self) -> Any:
-        nursery = self._sets.nursery
-        if nursery is None:
+    def _must_run(self) -> None:
+        if not self._sets.running.is_open:
             raise CannotAmend("the peer is still starting; try again in a moment")
-        return nursery
 
     def _must_be_organiser(self) -> None:
         self._must_run()

@@ -21,6 +21,7 @@ from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import MAX_SET_BYTES, TASK_CHUNK_BYTES
@@ -76,13 +77,13 @@ class Library(BlobFetcher[Hash]):
         return self._folder.sizes().get(root) == size
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        """Return the peers to ask: `first` before other peers, in either group members before strangers, in random order.
+        """Return the peers to ask: `first` before others, in either group the most reliable first, equals in random order.
 
-        Members come first because a peer's place in `first` often rests on its own statement alone.
+        Members rank before strangers because a peer's place in `first` often rests on its own statement alone.
         """
-        connected, members = sorted(self._session.network.connected()), self._swarm.members
+        connected, known = sorted(self._session.network.connected()), self._swarm.reliability
         self._random.shuffle(connected)
-        return sorted(connected, key=lambda peer: (peer not in first, not members.has_member(peer)))[:MOST_SOURCES]
+        return sorted(connected, key=lambda peer: (peer not in first, -known.rank(peer)))[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
         """Remove a blob; return True if its bytes are gone, or needed again.  Bytes that are being read are kept."""
@@ -144,16 +145,16 @@ class SetFiles:
             if await self._library.remove(root):
                 self.digests.pop(root, None)
 
-    def begin(self, nursery: trio.Nursery, needed: Mapping[Hash, tuple[int, PeerId]]) -> None:
+    def begin(self, tasks: TaskGroup, needed: Mapping[Hash, tuple[int, PeerId]]) -> None:
         """Start to fetch the sets that we lack.  needed: (size, publisher) of each set."""
         for root, (size, maker) in needed.items():
-            if root not in self.digests and root not in self._coming:
+            is_lacking = root not in self.digests and root not in self._coming
+            if is_lacking and tasks.start(self._fetch, root, size, maker):
                 self._coming[root] = trio.Event()
-                nursery.start_soon(self._fetch, root, size, maker)
 
-    async def obtain(self, nursery: trio.Nursery, root: Hash, size: int, maker: PeerId) -> bool:
+    async def obtain(self, tasks: TaskGroup, root: Hash, size: int, maker: PeerId) -> bool:
         """Fetch a set; return True if we then have it."""
-        self.begin(nursery, {root: (size, maker)})
+        self.begin(tasks, {root: (size, maker)})
         if root in self._coming:
             await self._coming[root].wait()
         return root in self.digests

@@ -25,6 +25,7 @@ from protocol.tasks.library import SetFiles
 from protocol.trainer_link import SharedTaskFile, Tried
 from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, NetworkError, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -234,7 +235,7 @@ class TaskSets:
         self._newest = NewestAmendment()
         self.asked: set[Hash] = set()
         self.tidying = trio.Lock()
-        self.nursery: trio.Nursery | None = None
+        self.running = TaskGroup()
         self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
         self.lost = LostSets(session, replica)
@@ -248,11 +249,10 @@ class TaskSets:
         await self.files.load()
         await self._recall()
         self._seen = self.in_force
-        async with trio.open_nursery() as nursery:
-            self.nursery = nursery
+        async with self.running.open():
             while True:
                 with self._guard.watch(self._session.me, "tasks"):
-                    await self._tend(nursery)
+                    await self._tend()
                 await trio.sleep(LOOK_S)
 
     async def _recall(self) -> None:
@@ -273,13 +273,13 @@ class TaskSets:
         except ValueError as error:
             self._session.emit(Notice("warning", f"what was counted of tasks cannot be read, and is counted anew: {error}"))
 
-    async def _tend(self, nursery: trio.Nursery) -> None:
+    async def _tend(self) -> None:
         tasks = self.in_force
         self._tell(tasks)
         self.lost.note(tasks, self.files.digests, self.unusable, trio.current_time())
         async with self.tidying:
             needed = self._needed()
-            self.files.begin(nursery, needed)
+            self.files.begin(self.running, needed)
             await self.files.tidy({*needed, *self.own, *self.asked})
         if self.counting.is_new:
             self.counting.keep_only(roots_of(tasks.sets))
@@ -407,20 +407,20 @@ class TaskSets:
     @hears(TaskSet)
     def hear_task_set(self, said: Statement[TaskSet]) -> Acceptance:
         """Receive an offer of another peer."""
-        if self.nursery is None:
+        if not self.running.is_open:
             return Acceptance.IGNORE
         return Acceptance.of_news(self.hear_offer(said.sender, said.body, said.raw))
 
     @hears(Amendment, anyone=True)  # the manifest alone authorises the organiser
     def hear_amendment(self, said: Statement[Amendment]) -> Acceptance:
         """Receive an amendment; return ACCEPT if the network should forward it."""
-        if self.nursery is None:
+        if not self.running.is_open:
             return Acceptance.IGNORE
         if said.sender != self.organiser:
             return Acceptance.REJECT  # the forwarder could have checked the sender
         if not self.take(said.body, said.raw):
             return Acceptance.IGNORE
-        self.nursery.start_soon(self._keep, said.body.number, said.raw)
+        self.running.start(self._keep, said.body.number, said.raw)
         return Acceptance.ACCEPT
 
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:

@@ -7,12 +7,13 @@ An address is a multiaddr that ends in a peer ID: /ip4/192.0.2.1/tcp/4001/p2p/PE
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 import trio
 
@@ -131,24 +132,85 @@ def at_interfaces(ends: Sequence[End]) -> list[End]:
     return found or list(ends)
 
 
-def interface_addresses() -> list[str]:
-    """Return the IP addresses of our interfaces, IPv4 first, without loopback and link-local addresses.
+class InterfaceKind(IntEnum):
+    """The kind of an interface, in the order in which we announce addresses of each kind."""
 
-    Returns the loopback address if no other address is left.
-    """
+    PLAIN = 0
+    VPN = 1
+    """Reached by the members of one private network alone."""
+    CONTAINERS = 2
+    """A bridge to containers and virtual machines of this computer; never announced beside other addresses."""
+
+
+_VPN = re.compile(r"(utun|tun|tap|wg|tailscale|zt|ipsec|nordlynx|proton|cscotun|gpd|warp|nebula|hamachi)[\w-]*", re.I)
+_CONTAINERS = re.compile(
+    r"(docker|podman|veth|virbr|vmnet|vnet|vboxnet|lxcbr|lxdbr|incusbr|cni|flannel|cali|cilium_|kube-|crc|waydroid)[\w.-]*"
+    r"|br-[0-9a-f]{12}|bridge1\d\d|(vethernet|virtualbox|vmware) .*",
+    re.I,
+)
+_ROUTED = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
+"""Addresses for documentation, to which only a default route leads."""
+
+
+@dataclass(frozen=True)
+class LinkAddress:
+    """An address of an interface.  name: the interface's.  is_default: True if the default route leaves from it."""
+
+    ip: Address
+    name: str
+    is_default: bool = False
+
+    @property
+    def kind(self) -> InterfaceKind:
+        """Kind of the interface by its name; a bridge with the default route joins this computer to its network."""
+        if _VPN.fullmatch(self.name):
+            return InterfaceKind.VPN
+        is_bridge = not self.is_default and _CONTAINERS.fullmatch(self.name)
+        return InterfaceKind.CONTAINERS if is_bridge else InterfaceKind.PLAIN
+
+
+def in_order(links: Iterable[LinkAddress]) -> list[LinkAddress]:
+    """Sort addresses by the chance that another computer reaches them: by kind, then IPv4 and the default route first."""
+    return sorted(links, key=lambda link: (link.kind, link.ip.version, not link.is_default, link.ip.packed))
+
+
+def link_addresses() -> list[LinkAddress]:
+    """Return the addresses of our interfaces in order, without loopback and link-local addresses."""
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    routed = _routed_addresses()
     found = {
-        ipaddress.ip_address(entry.address.partition("%")[0])
+        (ipaddress.ip_address(entry.address.partition("%")[0]), name)
         for name, entries in psutil.net_if_addrs().items()
         if name in up
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     }
-    reachable = [address for address in found if not (address.is_loopback or address.is_link_local)]
-    reachable.sort(key=lambda address: (address.version, address.packed))
-    return [str(address) for address in reachable] or ["127.0.0.1"]
+    usable = [each for each in found if not (each[0].is_loopback or each[0].is_link_local)]
+    return in_order(LinkAddress(ip, name, ip in routed) for ip, name in usable)
+
+
+def _routed_addresses() -> set[Address]:
+    """Return the addresses from which this computer reaches the internet, at most one of each family.  Sends nothing."""
+    found = set()
+    for remote, family in _ROUTED:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((remote, 9))
+            if (ip := address_of(probe.getsockname()[0])) is not None:
+                found.add(ip)
+    return found
+
+
+def interface_addresses() -> list[str]:
+    """Return the IP addresses of our interfaces in order (`in_order`); the loopback address if no other is left."""
+    return list(dict.fromkeys(str(link.ip) for link in link_addresses())) or ["127.0.0.1"]
+
+
+def announced_addresses() -> list[str]:
+    """Return the same without bridges to containers, at which only this computer answers, unless no other is left."""
+    found = [str(link.ip) for link in link_addresses() if link.kind is not InterfaceKind.CONTAINERS]
+    return list(dict.fromkeys(found)) or interface_addresses()
 
 
 def is_public(address: str) -> bool:
@@ -341,8 +403,10 @@ class ObservedAddresses:
 def _is_of_this_computer(conn: Connection, ip: str) -> bool:
     """Return True if the other end is a program on this computer: then we do not know that other computers can reach `ip`.
 
-    Return False on loopback, where only programs on this computer are meant to connect.
+    It may run in a container.  Return False on loopback, where only programs on this computer are meant to connect.
     """
+    if ip in set(interface_addresses()) - set(announced_addresses()):
+        return True
     remote = remote_end(conn)
     return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
 
@@ -400,8 +464,10 @@ class OwnAddresses:
         return list(dict.fromkeys(self._named([*self._announce, *self._inside()])))
 
     def ends(self) -> list[End]:
-        """Return our addresses that are dialled without a relay, as IP addresses and ports."""
-        split = [address.split("/") for address in self.all()]
+        """Return our addresses that are dialled without a relay, also those not announced, as IP addresses and ports."""
+        hosts = interface_addresses() if self._host == ANY_IPV4 else []
+        unnamed = self._named(transport_address(host, self.port) for host in hosts)
+        split = [address.split("/") for address in [*self.all(), *unnamed]]
         ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
         return list(dict.fromkeys(ends))
 
@@ -425,8 +491,8 @@ class OwnAddresses:
         return list(dict.fromkeys([*self._announce, *dict.fromkeys(found[:MAX_FOUND])]))
 
     def _inside(self) -> list[str]:
-        hosts = interface_addresses() if self._host == ANY_IPV4 else [self._host]
+        hosts = announced_addresses() if self._host == ANY_IPV4 else [self._host]
         return [transport_address(host, self.port) for host in hosts]
 
-    def _named(self, addresses: Sequence[str]) -> list[str]:
+    def _named(self, addresses: Iterable[str]) -> list[str]:
         return [f"{address}/p2p/{self._peer}" for address in addresses]

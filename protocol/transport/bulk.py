@@ -51,6 +51,7 @@ from protocol.transport.rate_limit import RateLimit
 from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.transport.sockets import GoneAway, receive, send, socket_of
 from protocol.transport.streams import answer_with, ask
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class Bulk:
         self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
         """By token: the peer that may use the token, the keys, and the time at which the token expires."""
         self._port = 0
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         answer_with(own.host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
 
     @property
@@ -279,8 +280,8 @@ class Bulk:
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
         """Send pushes, and grant sockets on request, until cancelled.  port: our port for libp2p and bulk sockets."""
-        async with trio.open_nursery() as nursery:
-            self._port, self._nursery = port, nursery
+        async with self._tasks.open():
+            self._port = port
             task_status.started()
             await self._watch_bandwidth()
 
@@ -301,9 +302,10 @@ class Bulk:
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
-        assert self._nursery is not None
+        if not self._tasks.is_open:
+            raise Unreachable("our network is closed")
         with trio.move_on_after(timeout_s) as scope:
-            await (self._spare if spare else self._sending).push(self._nursery, peer, header, data, on_sent)
+            await (self._spare if spare else self._sending).push(self._tasks.start, peer, header, data, on_sent)
         if scope.cancelled_caught:
             raise Unreachable(f"{short_id(peer)} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 
@@ -345,7 +347,7 @@ class Bulk:
         """Return the port, the token and our nonce for one socket of `peer`.  Raises `LinkBroken`."""
         now = trio.current_time()
         self._granted = {token: grant for token, grant in self._granted.items() if now < grant[2]}
-        if not self._has_room(peer) or self._nursery is None:
+        if not self._has_room(peer) or not self._tasks.is_open:
             raise LinkBroken("too many bulk connections")
         token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
         self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce), now + GRANT_S)

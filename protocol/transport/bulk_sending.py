@@ -48,6 +48,8 @@ STILL_S = 5.0
 
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Function that opens a link to a peer.  It raises `LinkBroken` or `OSError` on failure."""
+StartTask = Callable[[Callable[[], Awaitable[None]]], object]
+"""Function that starts a task, which outlives the push."""
 
 
 def rtt_of(link: Link) -> float:
@@ -88,7 +90,7 @@ class Sending:
 
     async def push(
         self,
-        nursery: trio.Nursery,
+        start: StartTask,
         peer: PeerId,
         header: bytes,
         data: memoryview,
@@ -96,7 +98,7 @@ class Sending:
     ) -> None:
         """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling a push half-way breaks its socket."""
         push = _OutgoingPush(header, data, on_sent)
-        self._choose(nursery, peer).take(push)
+        self._choose(start, peer).take(push)
         try:
             await push.over.wait()
         except trio.Cancelled:
@@ -193,14 +195,14 @@ class Sending:
             lane.scope.cancel()
         self.turned()
 
-    def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
+    def _choose(self, start: StartTask, peer: PeerId) -> Lane:
         """Return an idle socket, else a new one if more are allowed, else the socket with the least data to send."""
         lanes, number = self._lanes.setdefault(peer, []), self._flows[peer].number
         best = min(lanes[:number], key=lambda lane: lane.backlog, default=None)
         if best is None or (best.backlog and len(lanes) < number):
             best = Lane(self, peer)
             lanes.append(best)
-            nursery.start_soon(best.run)
+            start(best.run)
         return best
 
     def opened(self, peer: PeerId, rtt_s: float) -> None:

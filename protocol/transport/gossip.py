@@ -253,6 +253,7 @@ class Gossip:
 
     def _new_pubsub(self, host: Host) -> Pubsub:
         """Return the library's `Pubsub` with our own reading of streams and our own handling of a stream's end."""
+        from libp2p.network.exceptions import SwarmException
         from libp2p.pubsub.pubsub import Pubsub
 
         gossip = self
@@ -260,6 +261,15 @@ class Gossip:
         class OrderlyPubsub(Pubsub):
             async def continuously_read_stream(self, stream: INetStream) -> None:
                 await gossip._intake.read(self, stream)
+
+            async def _handle_new_peer(self, peer_id: ID) -> None:
+                # The library tries again only after some kinds of failure.  After any other one, such as a busy computer
+                # that accepts the stream too late, two connected peers would never gossip: a peer that could not open its
+                # stream has not subscribed either, so the other one sends it nothing.
+                try:
+                    await super()._handle_new_peer(peer_id)
+                except Exception as error:
+                    raise SwarmException(f"no stream for gossip: {error}") from error
 
             def _forget_all_subscriptions(self, peer_id: ID) -> None:
                 # A reconnected peer has sent its subscriptions on the new connection, and sends them only once.  The end of

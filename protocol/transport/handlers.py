@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,6 +28,7 @@ import trio
 
 from protocol.events.events import HandlerFailed
 from protocol.transport.interface import Refused, Session
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, Envelope
 from protocol.wire.identity import PeerId
 
@@ -201,28 +202,21 @@ class Guard:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self.failures = 0
 
     @property
     def is_open(self) -> bool:
         """True while tasks can be started."""
-        return self._nursery is not None
+        return self._tasks.is_open
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[trio.Nursery]:
+    def open(self) -> AbstractAsyncContextManager[trio.Nursery]:
         """Allow `start` inside the context, which yields the nursery of the tasks.  Outside it, `start` does nothing."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                yield nursery
-        finally:
-            self._nursery = None
+        return self._tasks.open()
 
     def start(self, task: Callable[[*Arguments], Awaitable[None]], *arguments: *Arguments) -> None:
         """Start a task, for which the sender of a message does not wait; do nothing if the guard is not open."""
-        if self._nursery is not None:
-            self._nursery.start_soon(task, *arguments)
+        self._tasks.start(task, *arguments)
 
     def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
         """Return a context for handling a statement of `sender`; what: the kind of the statement.

@@ -48,6 +48,7 @@ from protocol.transport.rate_limit import PACKET_SHARE, RateLimit
 from protocol.transport.reputation import Reputation
 from protocol.transport.requests import OtherRun, Requests
 from protocol.transport.sockets import Doorstep, End
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
@@ -167,7 +168,7 @@ class Stack:
     ) -> None:
         """Build all parts.  ports: returns the ports at which other peers may find us.  listening: returns our endpoints."""
         self._handlers, self._emit = handlers, emit
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self._links: dict[PeerId, str] = {}
         self._elsewhere_bytes = 0
         self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
@@ -227,8 +228,7 @@ class Stack:
         async with AsyncExitStack() as stack:
             stack.callback(self.gossip.end)
             await stack.enter_async_context(self.host.run(addresses))
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+            async with self._tasks.open() as nursery:
                 nursery.start_soon(self.inbound.run)
                 await nursery.start(self.bulk.run, port)
                 await self.gossip.start(stack, nursery)
@@ -240,6 +240,7 @@ class Stack:
                 if discover is not None:
                     nursery.start_soon(discover, partial(self.dialer.remember, claimed=True))
                 task_status.started()
+                await trio.sleep_forever()
 
     # -- used by the network ------------------------------------------------------------------------------------------
 
@@ -301,10 +302,10 @@ class Stack:
 
     def forget(self, peer: PeerId) -> None:
         """Disconnect a peer and do not dial it again."""
-        if self._nursery is not None:
+        if self._tasks.is_open:
             self.dialer.forget(peer)
             self.inbound.revoke(peer)
-            self._nursery.start_soon(self._disconnect, peer)
+            self._tasks.start(self._disconnect, peer)
 
     async def request(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         """Ask a connected peer and return its answer.  Raises `Refused` or `Unreachable`."""
@@ -347,22 +348,22 @@ class Stack:
             self._links[peer] = link
 
     def _update(self, peer: PeerId) -> None:
-        if self._nursery is None:
+        if not self._tasks.is_open:
             return
         for change in self.connections.update(peer):
-            self._apply(peer, change, self._nursery)
+            self._apply(peer, change)
 
-    def _apply(self, peer: PeerId, change: connections.Change, nursery: trio.Nursery) -> None:
+    def _apply(self, peer: PeerId, change: connections.Change) -> None:
         match change:
             case connections.Gone():
                 self._limits.disconnected(peer)
                 forget(self.host, library_id(peer))
-                nursery.start_soon(self.gossip.lost, peer)
+                self._tasks.start(self.gossip.lost, peer)
             case connections.Banned():
-                nursery.start_soon(self._disconnect, peer)
+                self._tasks.start(self._disconnect, peer)
             case connections.Connected():
                 identify(self.host, library_id(peer))
-                nursery.start_soon(self.gossip.met, peer)
+                self._tasks.start(self.gossip.met, peer)
                 self.inquiry.met_somebody()
                 self.traversal.connected()
                 self._handlers.on_peer_connected(peer)
@@ -385,8 +386,7 @@ class Stack:
             self.inquiry.look_again()
         if has_answered and peer in self.connections:
             self._handlers.on_peer_connected(peer)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._gossip_again, peer)
+        self._tasks.start(self._gossip_again, peer)
 
     async def _gossip_again(self, peer: PeerId) -> None:
         await self.gossip.lost(peer)
@@ -396,10 +396,10 @@ class Stack:
         log.warning("banned %s: %s", peer, why)
         self._emit(PeerBanned(peer, why))
         self.inbound.revoke(peer)
-        if self._nursery is not None:
+        if self._tasks.is_open:
             self.bulk.disconnected(peer)
             self.bulk.cut_off(peer)
-            self._nursery.start_soon(self._disconnect, peer)
+            self._tasks.start(self._disconnect, peer)
 
     async def _disconnect(self, peer: PeerId) -> None:
         try:

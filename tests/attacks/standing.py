@@ -95,8 +95,7 @@ class Overtaking(ExchangeRunner):
         await trio.lowlevel.checkpoint()
 
     def _session_push(self, peer: PeerId, header: bytes, data: memoryview) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self._try_push, peer, header, data)
+        self._tasks.start(self._try_push, peer, header, data)
 
     async def _try_push(self, peer: PeerId, header: bytes, data: memoryview) -> None:
         try:

@@ -93,8 +93,22 @@ def test_incarnations_only_grow(tmp_path: Path) -> None:
     assert next_incarnation(tmp_path, 7) == 51
 
 
-@pytest.mark.parametrize("content", [b"x", b"", b"-4", b"9" * 30])
-def test_a_damaged_incarnation_is_one_sentence(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "incarnation").write_bytes(content)
-    with pytest.raises(KeyfileError, match="damaged"):
-        next_incarnation(tmp_path)
+@pytest.mark.parametrize("content", [b"x", b"", b"-4", b"9" * 30, bytes(11), None])
+def test_a_damaged_incarnation_is_set_aside(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "incarnation"
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert [next_incarnation(tmp_path, 50), next_incarnation(tmp_path)] == [50, 51]
+    assert (tmp_path / "incarnation.corrupt").exists()
+
+
+def test_no_flipped_bit_of_the_identity_makes_another_peer() -> None:
+    raw = to_pem(ONE)
+    assert parse_key(raw.partition(b"\n")[2]).peer_id == ONE.peer_id, "older files lack the line"
+    for bit in range(8 * len(raw)):
+        altered = bytearray(raw)
+        altered[bit // 8] ^= 1 << bit % 8
+        try:
+            found = parse_key(bytes(altered))
+        except Malformed:
+            continue
+        assert found.peer_id == ONE.peer_id, f"bit {bit}"

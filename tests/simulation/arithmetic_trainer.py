@@ -49,6 +49,7 @@ class ArithmeticTrainer:
     figures = None
     busy_share = None
     joules_per_token = None
+    start = ""
 
     @property
     def pid(self) -> int | None:

@@ -100,8 +100,8 @@ class Delaying(ExchangeRunner):
             delay_s = self.result_s
         if not delay_s:
             super()._perform(effect)
-        elif self._nursery is not None:
-            self._nursery.start_soon(self._later, effect, delay_s)
+        else:
+            self._tasks.start(self._later, effect, delay_s)
 
     def _is_deceived(self, peer: PeerId) -> bool:
         return True
@@ -139,9 +139,9 @@ class Trickling(ExchangeRunner):
     def _perform(self, effect: ExchangeEffect) -> None:
         if not isinstance(effect, SendPart | SendResult):
             super()._perform(effect)
-        elif self._nursery is not None:
+        else:
             self._late = getattr(self, "_late", 0) + 1
-            self._nursery.start_soon(self._later, effect, self._late * self.every_s)
+            self._tasks.start(self._later, effect, self._late * self.every_s)
 
     async def _later(self, effect: ExchangeEffect, delay_s: float) -> None:
         await trio.sleep(delay_s)

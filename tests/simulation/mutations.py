@@ -211,17 +211,16 @@ def _sent_before_persisted() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
 
     def hasty(perform: Any) -> Any:
-        async def performs(self: RoundRunner, effect: RoundEffect) -> None:
+        async def performs(self: RoundRunner, effect: RoundEffect, nursery: trio.Nursery) -> None:
             if isinstance(effect, Persist):
 
                 async def later() -> None:
                     await trio.sleep(0.5)
-                    await perform(self, effect)
+                    await perform(self, effect, nursery)
 
-                assert self._nursery is not None
-                self._nursery.start_soon(later)
+                nursery.start_soon(later)
             else:
-                await perform(self, effect)
+                await perform(self, effect, nursery)
 
         return performs
 

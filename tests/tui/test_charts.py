@@ -49,6 +49,13 @@ def test_first_rounds_do_not_flatten_the_others() -> None:
     assert [row.split("|")[0].strip() for row in rows[:6]] == ["3", "", "", "2", "", ""]
 
 
+def test_the_axis_of_a_short_run_reaches_its_first_rounds() -> None:
+    short = [(0.0, 5.5), (1.0, 2.4), *((float(place), 1.5) for place in range(2, 30))]
+    rows = drawn(Curve("loss", "", short), width=60)
+    assert [row.split("|")[0].strip() for row in rows[:6]] == ["", "", "4", "", "2", ""]
+    assert [row.count("*") for row in rows[:4]] == [1, 1, 1, 1], "the fall is drawn, and no value is cut at the edge"
+
+
 def test_values_far_below_others_and_equal_values_have_labels() -> None:
     assert drawn(Curve("loss", "", [(0.0, 2.5), (5.0, 2.5)]))[3].startswith("  2.500 |*")
     rows = drawn(Curve("reward", "", [(0.0, -0.5), (1.0, 0.25)]))

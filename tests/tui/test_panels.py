@@ -345,7 +345,8 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
 
 def of_run(**changes: object) -> Picture:
     picture = Picture()
-    picture.update(status(goal_unit="tokens", goal_total=10**9, goal_done=25 * 10**7, run_definition=FACTS, **changes))
+    goal = {"goal_unit": "tokens", "goal_total": 10**9, "goal_done": 25 * 10**7}
+    picture.update(status(**{**goal, "run_definition": FACTS, **changes}))
     return picture
 
 
@@ -379,6 +380,28 @@ def test_a_later_mixture_is_the_present_one_once_its_tokens_are_read() -> None:
     rows = [row.plain.split() for row in run.draw(of_run(run_tokens=10**9), 78, 20, Look(unicode=False))]
     assert ["SOURCE", "SHARE"] in rows and ["notes", "80.0", "%", "################...."] in rows
     assert not any("books" in row for row in rows)
+
+
+def test_the_run_says_how_often_its_data_is_read_and_that_too_often_teaches_nothing() -> None:
+    often = of_run(
+        run_definition=replace(FACTS, times_read={"notes": 196.2, "books": 3.0}), goal_unit="rounds", goal_total=9
+    )
+    rows = " ".join(row.plain.strip() for row in run.draw(often, 160, 20, Look()))
+    assert (
+        "reads notes about 196 times, books about 3 times with one member, and more often with more; above 4 times" in rows
+    )
+    once = of_run(run_definition=replace(FACTS, times_read={"notes": 1.0}), goal_unit="tokens", goal_total=9)
+    rows = " ".join(row.plain.strip() for row in run.draw(once, 160, 20, Look()))
+    assert "reads each source about once" in rows and "by heart" not in rows
+
+
+def test_the_peak_of_the_rate_is_that_of_rollouts_once_they_are_learned_from() -> None:
+    facts = replace(FACTS, environment="add", warm_rounds=3, peak_rate=1e-5, rollout_rate=3e-4)
+    for number, peak in ((2, "1e-05"), (3, "0.0003")):
+        rows = [
+            row.plain for row in run.draw(of_run(run_definition=facts, round=number, learning_rate=1e-6), 78, 20, Look())
+        ]
+        assert any(row.startswith("rate") and f"(peak {peak})" in row for row in rows)
 
 
 def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
@@ -574,3 +597,30 @@ def test_the_run_says_to_its_organiser_until_when_founders_vote_alone() -> None:
     text = " ".join(row.plain.strip() for row in run.draw(alone, 78, 9, Look()))
     assert "you alone vote until round 203 or later: while this computer is cut off" in text.replace("  ", " ")
     assert "this peer and 1 other" in " ".join(row.plain for row in run.draw(of_run(electors=[ME, OTHER]), 78, 24, Look()))
+
+
+def test_a_run_that_learns_from_rollouts_shows_rewards_first_and_no_loss_of_a_text() -> None:
+    picture = Picture()
+    picture.update(status(round=5, rollouts=RolloutStatus(), run_definition=replace(FACTS, environment="add")))
+    picture.apply(Stamped(0.0, 0.0, ev.EvalLoss(3, 19.5, OTHER)))
+    for number in range(3):
+        counted = ev.RolloutsCounted(number, number / 4, 2, 160, {OTHER: 9}, 0, [], 16)
+        picture.apply(Stamped(float(number), float(number), counted))
+    rows = [row.plain for row in training.draw(picture, 98, 12, Look())]
+    assert rows[0].startswith("reward 0.500   loss") and rows[1].startswith("mean reward by round")
+    assert not any("held out" in row or "19" in row for row in rows)
+    picture.update(status(round=5, run_definition=replace(FACTS, environment="add", warm_rounds=9)))
+    assert "held out 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
+
+
+def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> None:
+    picture = Picture()
+    picture.update(status(rollouts=RolloutStatus()))
+    for number in range(3):
+        picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(number, [], 96, 0.0, "aa", informative=0)))
+    told = "! nothing learned in 3 rounds: all answers to each problem had the same reward"
+    assert told in [row.plain.rstrip() for row in rollouts.draw(picture, 98, 12, Look())]
+    picture.apply(Stamped(0.0, 0.0, ev.NothingLearned(2, 3, 0.0, "3 + 4?", "It is 7.", "7")))
+    assert picture.alarms[-1].text.startswith("nothing is learned")
+    picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(3, [], 96, 0.1, "aa", informative=2)))
+    assert not any("nothing learned" in row.plain for row in rollouts.draw(picture, 98, 12, Look()))

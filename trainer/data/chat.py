@@ -83,10 +83,15 @@ def messages_of(record: Any) -> list[Message]:
         raise ValueError(FORMS.format(most=MAX_MESSAGES))
     excluded = _is_excluded(fields, "the record")
     _check_known(fields, "the record", METADATA)
-    found = [_message(number, message) for number, message in enumerate(listed, 1)]
+    found = listed_messages(listed)
     if all(message.role != LEARNT for message in found):
         raise ValueError("a chat has no message of the assistant, so there is nothing to learn from it")
     return [message._replace(excluded=True) for message in found] if excluded else found
+
+
+def listed_messages(listed: list[Any]) -> list[Message]:
+    """Return the messages in a list of any length.  Raises ValueError with one sentence that names the message."""
+    return [_message(number, message) for number, message in enumerate(listed, 1)]
 
 
 def parsed(data: bytes) -> Any:

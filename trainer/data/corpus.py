@@ -1,9 +1,10 @@
 """Corpora of which a peer fetches only the blocks that it reads: manifests, blocks in folders, and rows of mixed sources.
 
-`protocol.corpora.manifest` defines the format, and the peer has checked the manifest and every block before this process
-reads them.  A source has two splits, each a stream of tokens in blocks of `block_tokens` tokens, in shards of `shard_blocks`
-blocks.  A row of text is a window of any length in that stream.  A row of chats, or both rows of a preference, have the
-length of the corpus, and a byte of flags for each token.
+`protocol.corpora.manifest` defines the format, and the peer has checked the manifest.  A block is checked against its
+hash at its first use in this process, because a disk may have altered it since it was written.  A source has two splits,
+each a stream of tokens in blocks of `block_tokens` tokens, in shards of `shard_blocks` blocks.  A row of text is a window
+of any length in that stream.  A row of chats, or both rows of a preference, have the length of the corpus, and a byte of
+flags for each token.
 
 `kernels.mixture` says which row of which source a row of the run is, so a batch depends only on the numbers of its rows.
 """
@@ -169,10 +170,11 @@ def _split(fields: Mapping[str, Any]) -> StoredSplit:
 
 MOST_OPEN = 64
 """Files of blocks that stay open."""
+HASH_BYTES = 32
 
 
 class BlockMissing(Exception):
-    """Exception for a block that is in none of the folders, at least not yet.  shard: its root, in hexadecimal."""
+    """Exception for a block that no folder has unaltered, at least not yet.  shard: its root, in hexadecimal."""
 
     def __init__(self, shard: str, number: int) -> None:
         super().__init__(f"block {number} of the shard {shard[:12]} is not here")
@@ -182,32 +184,40 @@ class BlockMissing(Exception):
 class BlockFolders:
     """Folders in which blocks are looked up: `<shard>/<number>` is a block, and `<shard>.shard` is a whole shard.
 
+    `<shard>/leaves` and `<shard>.leaves` are the BLAKE3 hashes of a shard's blocks; a block with another one is passed over.
     Files are read, not mapped: a mapped file that somebody shortens would end the process.  An open file stays readable
     after the peer has removed it from its cache.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
-        self._open: OrderedDict[tuple[str, int | None], int] = OrderedDict()
-        """Descriptors by shard and block, the last used at the end; the block is None for a whole shard."""
+        self._open: OrderedDict[tuple[str, int | None], tuple[int, set[int]]] = OrderedDict()
+        """Descriptors by shard and block, the last used at the end; the block is None for a whole shard.  Each has the
+        numbers of the blocks that were checked in its file."""
 
     def read(self, place: BlockPlace, begin: int, size: int) -> bytes:
         """Return `size` bytes of a block from `begin` on.  Raises BlockMissing."""
         for key, offset in (((place.shard, place.number), 0), ((place.shard, None), place.number * place.stride)):
-            descriptor = self._descriptor(key, offset + place.size)
+            descriptor = self._descriptor(key, place, offset)
             if descriptor is not None:
                 data = os.pread(descriptor, size, offset + begin)
                 if len(data) == size:
                     return data
-                os.close(self._open.pop(key))
+                os.close(self._open.pop(key)[0])
         raise BlockMissing(place.shard, place.number)
 
-    def _descriptor(self, key: tuple[str, int | None], least: int) -> int | None:
-        """Return the open file of a block or shard; None if no folder has one of at least `least` bytes."""
-        found = self._open.get(key)
-        if found is not None and os.fstat(found).st_size >= least:
-            self._open.move_to_end(key)
-            return found
+    def _descriptor(self, key: tuple[str, int | None], place: BlockPlace, offset: int) -> int | None:
+        """Return an open file that has this block, unaltered, from `offset` on; None if no folder has one."""
+        least = offset + place.size
+        if (found := self._open.get(key)) is not None:
+            descriptor, checked = found
+            if os.fstat(descriptor).st_size >= least:
+                self._open.move_to_end(key)
+                if place.number in checked:
+                    return descriptor
+                if self._is_right(descriptor, place, offset):
+                    checked.add(place.number)
+                    return descriptor
         shard, number = key
         name = f"{shard}.shard" if number is None else f"{shard}/{number}"
         for folder in self._folders:
@@ -216,23 +226,44 @@ class BlockFolders:
                     descriptor = os.dup(file.fileno())
             except OSError:
                 continue
-            if os.fstat(descriptor).st_size >= least:
-                self._keep(key, descriptor)
+            if os.fstat(descriptor).st_size >= least and self._is_right(descriptor, place, offset):
+                self._keep(key, descriptor, place.number)
                 return descriptor
             os.close(descriptor)
         return None
 
-    def _keep(self, key: tuple[str, int | None], descriptor: int) -> None:
+    def _is_right(self, descriptor: int, place: BlockPlace, offset: int) -> bool:
+        """Return True if the bytes from `offset` on have the hash of this block in any folder."""
+        from blake3 import blake3  # imported here, because models and kernels are tested on GPU images without it
+
+        try:
+            found = blake3(os.pread(descriptor, place.size, offset)).digest()
+        except OSError:
+            return False  # the disk fails, or it is a folder
+        names = (f"{place.shard}/leaves", f"{place.shard}.leaves")
+        return any(_leaf(folder / name, place.number) == found for folder in self._folders for name in names)
+
+    def _keep(self, key: tuple[str, int | None], descriptor: int, number: int) -> None:
         if (older := self._open.pop(key, None)) is not None:
-            os.close(older)
-        self._open[key] = descriptor
+            os.close(older[0])
+        self._open[key] = descriptor, {number}
         if len(self._open) > MOST_OPEN:
-            os.close(self._open.popitem(last=False)[1])
+            os.close(self._open.popitem(last=False)[1][0])
 
     def close(self) -> None:
         """Close all files."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            os.close(self._open.popitem()[1][0])
+
+
+def _leaf(path: Path, number: int) -> bytes:
+    """Return the hash of a block from a file of hashes; nothing if it is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(number * HASH_BYTES)
+            return file.read(HASH_BYTES)
+    except OSError:
+        return b""
 
 
 class CorpusFolder:

@@ -60,6 +60,13 @@ class Environment(ABC):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return turns that solve the problem, for a warm start.  Raises ValueError if the environment knows no solution."""
 
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer for people, with the form in which it is read; empty if the environment knows none."""
+        try:
+            return "\n".join(self.solution(problem))
+        except ValueError:
+            return ""
+
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the environment's reply to these turns (at least one), or None if the conversation is over."""
         return None

@@ -156,6 +156,10 @@ class Mixture(Environment):
         """Return a solution as `Environment.solution` describes."""
         return self._of(problem).solution(problem.answer)
 
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer as `Environment.expected` does."""
+        return self._of(problem).expected(problem.answer)
+
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
         return self._of(problem).reply(problem.answer, turns)

@@ -21,7 +21,7 @@ from trainer.environments.records import (
     read_tasks,
 )
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.environments.verification import Verifier
+from trainer.environments.verification import Verifier, form_of
 from trainer.extras import command_for
 from trainer.outside_files import read_outside
 
@@ -65,6 +65,10 @@ class RecordedTasks(Environment):
         if problem.answer.solution is None:
             raise ValueError(f"task {problem.answer.problem_id} names no solution, so it gives no example")
         return (problem.answer.solution,)
+
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer as `Environment.expected` does."""
+        return form_of(problem.answer.verification)
 
 
 def open_file(path: str, digest: str | None = None) -> RecordedTasks:
@@ -232,6 +236,10 @@ class ExtendedEnvironment(Environment):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
         return self._of(problem).solution(problem)
+
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer as `Environment.expected` does."""
+        return self._of(problem).expected(problem)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""

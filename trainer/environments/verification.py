@@ -176,6 +176,23 @@ def _ask_what_is_known(version: str) -> None:
         raise PackageMissing(f"{works_not}; it does not tell a half from 0.6", remedy)
 
 
+def form_of(verification: Verification) -> str:
+    """Describe the right answer for people, with the form in which `Verifier.score` reads it."""
+    if isinstance(verification, CodeTests):
+        count = len(verification.cases)
+        return f"a Python program between ``` fences that passes {count} test{'s' if count > 1 else ''}"
+    right = number_text(verification) if isinstance(verification, NumericAnswer) else verification.text
+    return f'{right} alone, after "Answer:", or in \\boxed{{{right}}}'
+
+
+def number_text(answer: NumericAnswer) -> str:
+    """Return a number for people, with its tolerance."""
+    value, tolerance = (
+        str(each.numerator) if each.denominator == 1 else f"{float(each):g}" for each in (answer.value, answer.tolerance)
+    )
+    return f"{value} ± {tolerance}" if answer.tolerance else value
+
+
 def final_answer(text: str) -> str:
     """Return the answer in a text, without surrounding blanks."""
     start = text.rfind("\\boxed{")

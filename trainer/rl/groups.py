@@ -60,6 +60,10 @@ class TargetedEnvironment(Environment):
         """Return a solution as `Environment.solution` describes."""
         return self._own.solution(problem)
 
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer as `Environment.expected` does."""
+        return self._own.expected(problem)
+
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
         return self._own.reply(problem, turns)
@@ -165,11 +169,12 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """Answer for people to read.  text: what the model has said in all turns."""
+    """Answer for people to read.  text: what the model has said in all turns.  expected: a right answer, with its form."""
 
     reward: float
     prompt: str
     text: str
+    expected: str = ""
 
 
 def best_and_typical(groups: Iterable[Group]) -> tuple[Scored, Scored] | None:

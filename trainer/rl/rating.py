@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,10 @@ class Answer:
     score: float
 
 
+OnAnswer = Callable[[Answer], None]
+"""Function called with an answer once it is scored."""
+
+
 def weights_in(folder: WeightsFolder) -> Tensor:
     """Return the folder's weights, bf16 (n), as in rollouts.  Raises `FolderError`."""
     weights, at = torch.empty(folder.config.parameters, dtype=torch.bfloat16), 0
@@ -77,13 +81,16 @@ class Rater:
         self._config, self._weights, self._tokenizer = config, weights, tokenizer
         self._sampling, self._device = sampling, device
 
-    def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
+    def rates(
+        self, environment: Environment, problems: Sequence[int], on_answer: OnAnswer = lambda answer: None
+    ) -> Iterator[tuple[int, float]]:
         """Yield each problem (at least one) with the mean score of its answers, 0 to 1, in the order of completion.
 
-        Raises SandboxUnavailable.
+        on_answer: called with each answer.  Raises SandboxUnavailable.
         """
         samples, scores = self._sampling.samples, dict[int, list[float]]()
         for place, answer in self._answers(environment, problems):
+            on_answer(answer)
             found = scores.setdefault(place, [])
             found.append(answer.score)
             if len(found) == samples:

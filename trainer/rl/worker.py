@@ -207,9 +207,22 @@ class RolloutWorker:
             return []
         read = [(member, *self._forms.read(member.rollout)) for member in found]
         return [
-            ShownAnswer(member.reward, problem.prompt[:MOST_CHARACTERS], "\n".join(turns)[:MOST_CHARACTERS])
+            ShownAnswer(
+                member.reward,
+                problem.prompt[:MOST_CHARACTERS],
+                "\n".join(turns)[:MOST_CHARACTERS],
+                self._expected(problem)[:MOST_CHARACTERS],
+            )
             for member, problem, turns in read
         ]
+
+    def _expected(self, problem: Problem) -> str:
+        """Describe a right answer; empty if the environment fails at it, for which no learning may fail."""
+        try:
+            return self._environment.expected(problem)
+        except Exception as error:  # noqa: BLE001 - environments that fail
+            print(f"no right answer to problem {problem.index} is known: {error}", file=sys.stderr)
+            return ""
 
     def is_repeatable(self, member: Scored) -> bool | None:
         """Return True if scoring an answer again gives the same score; None if the score is exact, or if scoring fails."""

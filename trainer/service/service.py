@@ -248,7 +248,8 @@ class RolloutJobs:
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         answers = tuple(self._rollouts.answers(groups))
         tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
-        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers)
+        told = sum(group.is_informative for group in groups)
+        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers, informative=told)
 
     def _tried(self, group: Group, round: int) -> Tried:
         """Count the results of a group; score one of its answers twice, a different one each round."""
@@ -459,6 +460,7 @@ class Service:
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
+        task.check(done.loss, done.norm)
         ranks = self._ranks.count if self._ranks is not None else 1
         joules = ranks * self._pace.spent if self._pace.measures else None
         threads = ranks * torch.get_num_threads()
@@ -583,5 +585,7 @@ def _block(missing: BlockMissing) -> dict[str, Any]:
 def _sentence(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU's memory is not enough; close other programs there, or join a smaller run"
+    if isinstance(error, NotFinite):
+        return str(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no details'}"[:300]

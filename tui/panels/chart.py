@@ -35,6 +35,9 @@ BETWEEN_TICKS = 10
 """Columns between two ticks of the horizontal axis, at least."""
 
 OUTLIER = 2.0
+"""Values above this many times the median are drawn at the upper edge of a chart with `MANY_POINTS` or more."""
+MANY_POINTS = 64
+"""Points of all lines from which the first rounds of a run would flatten all others; in fewer they are the news."""
 LEAST_SPAN = 1e-9
 """Difference of values below which a chart takes them for equal."""
 DAY = 86_400
@@ -93,7 +96,7 @@ def chart(
     """Draw the lines in `height` rows of at most `width` columns; lines without points are left out.
 
     steps_back: places on the horizontal axis that are marked, because rounds after them were given up there.
-    Values above `OUTLIER` times the median are drawn at the upper edge, so the first rounds do not flatten all others.
+    In a long run, values above `OUTLIER` times the median are drawn at the upper edge.
     """
     drawn = [each for each in lines if each.points]
     names = max((columns(fit(each.name, NAME)) for each in drawn), default=0) + 1 if len(drawn) > 1 else 0
@@ -107,7 +110,7 @@ def chart(
     xs = [x for each in drawn for x in (each.points[0][0], each.points[-1][0])]
     ys = [y for each in drawn for _, y in each.points]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
-    if (usual := statistics.median(ys)) > 0:
+    if len(ys) >= MANY_POINTS and (usual := statistics.median(ys)) > 0:
         high = min(high, OUTLIER * usual)
     if high - low < LEAST_SPAN:
         high = low

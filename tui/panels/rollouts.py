@@ -20,6 +20,8 @@ CURVE_FROM = 8
 LEAST_CURVE, GAP = 36, 2
 """Columns of a curve, at least, and between two curves."""
 MOST_ASIDE = 3
+MANY_FRUITLESS = 3
+"""Rounds in a row that taught nothing from which the panel says so."""
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
 STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}
 
@@ -30,13 +32,16 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return [line((fit("this run has no rollouts", width), FAINT))]
     counts = _counts(picture)
     lines = [line((fit(_head(picture), width), STRONG)), _shares(counts, width, look)]
+    if (rounds := picture.rollouts.fruitless) >= MANY_FRUITLESS:
+        told = f"! nothing learned in {rounds} rounds: all answers to each problem had the same reward"
+        lines.append(line((fit(told, width), ALARM)))
     lines += _aside(picture, width)
     if height >= CURVE_FROM:
-        lines += _curves(picture.rollouts, width, max(4, (height - len(lines)) * 2 // 5), look)
+        lines += reward_curves(picture.rollouts, width, max(4, (height - len(lines)) * 2 // 5), look)
     return [*lines, *_batches(picture, width, height - len(lines), look)]
 
 
-def _curves(tally: RolloutTally, width: int, height: int, look: Look) -> list[Text]:
+def reward_curves(tally: RolloutTally, width: int, height: int, look: Look) -> list[Text]:
     """Draw the rewards, and the lengths of the outputs beside them if there is room, each with a caption."""
     drawn = [("mean reward by round", GOOD, tally.rewards), ("tokens of an output by round", "cyan", tally.lengths)]
     known = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, fit, goal_amount, pad, roughly, short, votes_line, wrapped
+from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, pad, roughly, short, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, line
 from tui.picture import Picture
@@ -47,6 +47,8 @@ def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[
         model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]
+        if epochs := epochs_read(facts, per_member=status.goal_unit == "rounds"):
+            rows += zip(("", ""), wrapped(epochs, width - LABEL)[:2], strict=False)
         needs = wrapped(clean(facts.requires, 300), width - LABEL)[:2]
         rows += zip(("requires", ""), needs, strict=False)
         if facts.licence:
@@ -62,9 +64,12 @@ def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[
 
 
 def _rate(status: PeerStatus, facts: RunDefinition) -> str:
+    """Describe the rate, with the peak of what is learned from now: rows and rollouts have rates of their own."""
+    from_rollouts = facts.environment and status.round >= facts.warm_rounds
+    peak = facts.rollout_rate if from_rollouts else facts.peak_rate
     if status.learning_rate is None:
-        return f"{facts.peak_rate:g} at its peak"
-    return f"{status.learning_rate:.3g}, {clean(status.rate_phase, 20)} (peak {facts.peak_rate:g})"
+        return f"{peak:g} at its peak"
+    return f"{status.learning_rate:.3g}, {clean(status.rate_phase, 20)} (peak {peak:g})"
 
 
 def _data(facts: RunDefinition) -> str:

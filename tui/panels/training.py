@@ -15,6 +15,7 @@ from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
 from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
+from tui.panels.rollouts import reward_curves
 from tui.picture import Picture
 
 TITLE = "Training"
@@ -41,18 +42,33 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
     training = picture.curves.training.points
     newest = number(training[-1].value if training else status.loss if status is not None else None)
-    head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
+    is_rl = status is not None and from_rollouts(status)
+    reward = f"reward {number(_reward(picture))}   " if is_rl else ""
+    head = f"{reward}loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
-    lines = [
-        line(fit(spread(head, hint, width), width)),
-        line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT)),
-    ]
+    lines = [line(fit(spread(head, hint, width), width))]
+    if is_rl:
+        return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]
+    lines.append(line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT)))
     if picture.ready is not None and (pairs := preferences_of(picture.ready)):
         lines.append(line(fit(pairs, width)))
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
         lines += [line(each) for each in wrapped(told, width)[: max(1, height // 6)]]
     return [*lines, *_curves(picture, width, height - len(lines), look)]
+
+
+def from_rollouts(status: PeerStatus) -> bool:
+    """Return True if the run learns from rollouts now: the loss of its text, if it has any, says nothing of its progress."""
+    facts = status.run_definition
+    return facts is not None and bool(facts.environment) and status.round >= facts.warm_rounds
+
+
+def _reward(picture: Picture) -> float | None:
+    """Return the mean reward of the last round that learned from rollouts; None before the first."""
+    told = picture.status.rollouts if picture.status is not None else None
+    rewards = picture.rollouts.rewards
+    return rewards[-1][1] if rewards else told.reward if told is not None else None
 
 
 def _curves(picture: Picture, width: int, height: int, look: Look) -> list[Text]:

@@ -16,20 +16,22 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.addresses import address_of, at_interfaces, may_be_dialled
+from protocol.transport.addresses import Address, address_of, at_interfaces, may_be_dialled, reach_of
 from protocol.transport.host import RunHost
 from protocol.transport.inbound import group_at_the_other_end
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import MuxedConnection
 from protocol.transport.nat.relay import Take
-from protocol.transport.rate_limit import guarded
+from protocol.transport.rate_limit import Allowance, TokenBucket, guarded
 from protocol.transport.reputation import Channel
-from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, send
+from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, remote_end, send, way_of
 from protocol.transport.streams import answer_with, ask
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -131,6 +133,7 @@ ATTEMPT_S = 1.4
 """Seconds for one attempt: long enough for a second SYN, sent after one second, because the first may have arrived before
 the other router let it in."""
 PAUSE_S = 0.15
+"""Pause after the first attempt; twice as long after each further one, so an endpoint is dialled six times at most."""
 MAX_CANDIDATES = 6
 """Most endpoints of the other peer that are dialled, and most of its sockets that are checked at one time."""
 LEADS, FOLLOWS, TAKEN = b"L", b"F", b"!"
@@ -167,6 +170,25 @@ def read_candidates(data: bytes) -> list[DialCandidate]:
         if flag in (1, 2):
             found.append(DialCandidate(read_end(data[at + 1 : at + CANDIDATE_BYTES]), flag == 2))
     return found
+
+
+def at_its_addresses(candidates: Sequence[DialCandidate], seen: End | None) -> list[DialCandidate]:
+    """Return the candidates that may be a peer's; another peer could name any computer.
+
+    seen: the endpoint at which we see the peer: then only its address counts.  None if we see a relay instead: then of each
+    family one address on the internet counts, and one in a home network, the first that the peer names.  All addresses of an
+    IPv6 network of 64 bits count as one.
+    """
+    named = [(each, ip, _network(ip)) for each in candidates if (ip := address_of(each.end[0])) is not None]
+    at = address_of(seen[0]) if seen is not None else None
+    if at is not None:
+        return [each for each, _, network in named if network == _network(at)]
+    first = dict[object, object]()
+    return [each for each, ip, network in named if first.setdefault((ip.version, reach_of(ip)), network) == network]
+
+
+def _network(ip: Address) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False)
 
 
 class Race:
@@ -219,7 +241,8 @@ class Race:
                 self._arrived.receive_nowait().close()
 
     async def _dial(self, candidate: DialCandidate, scope: trio.CancelScope) -> None:
-        """Dial a candidate repeatedly until cancelled, and check each socket."""
+        """Dial a candidate repeatedly until cancelled, after growing pauses, and check each socket."""
+        pause_s = PAUSE_S
         kind = LinkKind.PUNCHED if candidate.punched else LinkKind.DIRECT if self._leads else LinkKind.REVERSED
         while True:
             with trio.move_on_after(ATTEMPT_S), suppress(OSError):
@@ -230,7 +253,8 @@ class Race:
                     sock.close()
                     raise
                 await self._check(sock, kind, scope, False)
-            await trio.sleep(PAUSE_S)
+            await trio.sleep(pause_s)
+            pause_s *= 2
 
     def _new_socket(self, candidate: DialCandidate) -> trio.socket.SocketType:
         """Return a socket for dialling a candidate.  Raises OSError."""
@@ -280,6 +304,9 @@ NONCE_BYTES = 16
 OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
 MAX_AT_ONCE = 32
 """Most meetings at one time that strangers asked for, and most that members asked for."""
+DIALLED_FOR_MEMBERS, DIALLED_FOR_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
+"""Endpoints that are dialled because all members, or all strangers, named them in meetings.  An endpoint over the allowance
+is not dialled; the other peer may still dial us."""
 
 
 @dataclass(frozen=True)
@@ -310,13 +337,17 @@ class Meetings:
         self._protocol = own.protocol("meet")
         self._races: dict[tuple[bytes, bytes], Race] = {}
         self._running = {True: 0, False: 0}
-        self._nursery: trio.Nursery | None = None
+        now = trio.current_time()
+        self._allowances = {
+            is_member: (each, TokenBucket(each.burst_s, each.burst_s, now))
+            for is_member, each in ((True, DIALLED_FOR_MEMBERS), (False, DIALLED_FOR_STRANGERS))
+        }
+        self._tasks = TaskGroup()
         answer_with(own.host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
     async def run(self) -> None:
         """Keep the tasks of meetings running until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open():
             await trio.sleep_forever()
 
     async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
@@ -324,8 +355,8 @@ class Meetings:
         with ExitStack() as held:
             outside = await self._outside(held)
             ours = self._offer(outside)
-            theirs, _ = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
-            won = await self._race(token_of(ours, theirs), True, theirs, outside)
+            theirs, connection = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
+            won = await self._race(token_of(ours, theirs), True, self._to_dial(peer, connection, theirs), outside)
         if won is None:
             raise Unreachable(f"no way to {short_id(peer)} without a relay")
         return won[0], Way(won[1])
@@ -342,13 +373,16 @@ class Meetings:
                 ours.close()
 
     async def _answer(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
-        if self._nursery is None or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
+        if not self._tasks.is_open or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
             raise Unreachable("no meeting now")
         with ExitStack() as held:
             held.enter_context(self._place(self._members.has_member(peer)))
             outside = await self._outside(held)
             ours = self._offer(outside)
-            self._nursery.start_soon(guarded, self._follow, held.pop_all(), token_of(theirs, ours), theirs, outside)
+            to_dial, moved = self._to_dial(peer, connection, theirs), held.pop_all()
+            if not self._tasks.start(guarded, self._follow, moved, token_of(theirs, ours), to_dial, outside):
+                moved.close()
+                raise Unreachable("our network is closed")
         return ours
 
     @contextmanager
@@ -362,23 +396,35 @@ class Meetings:
         finally:
             self._running[is_member] -= 1
 
-    async def _follow(self, held: ExitStack, token: bytes, theirs: bytes, outside: Outside | None) -> None:
+    def _to_dial(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> list[DialCandidate]:
+        """Return the endpoints in a peer's offer that we dial, and use up allowance for them.  connection: carried it."""
+        seen, own = remote_end(connection), at_interfaces(self._listening())
+        if seen is None and way_of(connection).relay is None:
+            return []  # the connection has just been closed
+        named = [
+            each for each in dict.fromkeys(read_candidates(theirs[NONCE_BYTES:])) if may_be_dialled(each.end, lambda: own)
+        ]
+        allowance, bucket = self._allowances[self._members.has_member(peer)]
+        now = trio.current_time()
+        return [each for each in at_its_addresses(named, seen) if bucket.take(allowance, now, 1, 0)]
+
+    async def _follow(
+        self, held: ExitStack, token: bytes, to_dial: Sequence[DialCandidate], outside: Outside | None
+    ) -> None:
         """Run a race that another peer asked for.  held: resources that are released when the race is over."""
         with held:
-            won = await self._race(token, False, theirs, outside)
+            won = await self._race(token, False, to_dial, outside)
         if won is not None:
             await self._take(trio.SocketStream(won[0]), group_at_the_other_end(won[0]), Way(won[1]))
 
     async def _race(
-        self, token: bytes, leads: bool, theirs: bytes, outside: Outside | None
+        self, token: bytes, leads: bool, to_dial: Sequence[DialCandidate], outside: Outside | None
     ) -> tuple[trio.socket.SocketType, LinkKind] | None:
-        """Return the winner among our sockets to the offered endpoints and the peer's sockets to us; None if none won."""
+        """Return the winner among our sockets to these endpoints and the peer's sockets to us; None if none won."""
         race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
         self._races[name] = race
         try:
-            candidates = dict.fromkeys(read_candidates(theirs[NONCE_BYTES:]))
-            own = at_interfaces(self._listening())
-            return await race.run([each for each in candidates if may_be_dialled(each.end, lambda: own)])
+            return await race.run(to_dial)
         finally:
             del self._races[name]
 

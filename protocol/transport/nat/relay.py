@@ -34,6 +34,7 @@ from protocol.transport.rate_limit import RateLimit, Turn, guarded
 from protocol.transport.reputation import Channel
 from protocol.transport.sockets import End, LinkKind, Way, receive, send
 from protocol.transport.streams import answer_with, ask
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -109,7 +110,7 @@ class RelayService:
         self._summons = own.protocol(SUMMONS_PROTOCOL)
         self._places: dict[PeerId, None] = {}
         self._circuits: dict[bytes, _Circuit] = {}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         self.carried_bytes = 0
         answer_with(own.host, own.protocol(RELAY_PROTOCOL), QUESTION.size, self._answer, ANSWER_S)
 
@@ -120,8 +121,7 @@ class RelayService:
 
     async def run(self) -> None:
         """Keep the tasks of circuits running until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open():
             await trio.sleep_forever()
 
     def disconnected(self, peer: PeerId) -> None:
@@ -175,11 +175,11 @@ class RelayService:
         asked = PeerId(name)
         if not is_peer_id(name) or asked == asker or asked not in self._places or not self._connected(asked):
             raise Refusal("a peer that cannot be reached through us")
-        if self._nursery is None or not self._reputation.spend(asker, Channel.CIRCUIT) or not self._has_room(asker, asked):
+        if not self._tasks.is_open or not self._reputation.spend(asker, Channel.CIRCUIT) or not self._has_room(asker, asked):
             raise Refusal("too many circuits")
         circuit = _Circuit(asker, asked, (os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)))
         self._circuits.update(dict.fromkeys(circuit.tokens, circuit))
-        self._nursery.start_soon(guarded, self._expire, circuit)
+        self._tasks.start(guarded, self._expire, circuit)
         summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), kb_per_s(self._rate))
         try:
             answer, _ = await ask(self._host, asked, self._summons, summons, 1, ANSWER_S)
@@ -291,13 +291,12 @@ class Circuits:
         """Time at which we ask each relay again, and the length of the pause until then (s)."""
         self._coming = Counter[PeerId]()
         """Number of sockets that we are opening because of a summons, by relay."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
         answer_with(host, protocol_of(run, SUMMONS_PROTOCOL), SUMMONS.size, self._on_summons, ANSWER_S)
 
     async def run(self) -> None:
         """Keep places at relays until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open() as nursery:
             nursery.start_soon(self._keep)
             while True:
                 if self._reached() is AddressVerdict.REACHABLE:
@@ -407,12 +406,12 @@ class Circuits:
         """Answer a summons: a relay at which we have a place tells us that another peer wants to reach us."""
         token, _, kb_per_s = SUMMONS.unpack(question)
         end = self._dialled().get(relay)
-        if relay not in self._places or end is None or self._nursery is None:
+        if relay not in self._places or end is None or not self._tasks.is_open:
             return b"\0"
         if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
             return b"\0"  # a relay allows each peer no more circuits than this
         self._coming[relay] += 1
-        self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
+        self._tasks.start(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
 
     async def _serve(self, relay: PeerId, end: End, token: bytes, way: Way) -> None:

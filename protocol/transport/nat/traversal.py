@@ -29,6 +29,7 @@ from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.nat.relay import Circuits, RelayService, Take, dial
 from protocol.transport.rate_limit import guarded
 from protocol.transport.sockets import DIRECT, End, Way, is_dialled, raw_connection, remote_end, way_of
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class Traversal:
         """For each peer without a known path that avoids relays: time at which we look again, and the pause after that."""
         self._undialable: dict[PeerId, None] = {}
         """Peers that have dialled us and cannot be dialled at the source address of their connection."""
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     def doors(self) -> Mapping[bytes, Serve]:
         """Return the handlers of inbound sockets by the socket's first byte."""
@@ -170,16 +171,15 @@ class Traversal:
 
     async def run(self) -> None:
         """Run all parts until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.open() as nursery:
             nursery.start_soon(self.relay.run)
             nursery.start_soon(self.circuits.run)
             nursery.start_soon(self._meetings.run)
+            await trio.sleep_forever()
 
     def opened(self, peer: PeerId, connection: Connection) -> None:
         """Look for a better connection to `peer` than the new one, if the new one is relayed."""
-        if self._nursery is not None:
-            self._nursery.start_soon(guarded, self._improving.on_opened, peer, connection)
+        self._tasks.start(guarded, self._improving.on_opened, peer, connection)
 
     def connected(self) -> None:
         """Note that a peer has become connected."""

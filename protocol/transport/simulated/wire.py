@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -17,6 +17,7 @@ from random import Random
 import trio
 
 from protocol.transport.interface import Handlers, NetworkError, Unreachable
+from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Endpoint:
         self.served: dict[SimulatedCall, None] = {}
         """Calls of other peers that this peer handles."""
         self._post, self._inbox = trio.open_memory_channel[Callable[[], object]](math.inf)
-        self._nursery: trio.Nursery | None = None
+        self._tasks = TaskGroup()
 
     @property
     def peer_id(self) -> PeerId:
@@ -240,14 +241,13 @@ class Endpoint:
 
     async def run(self) -> None:
         """Handle arrivals from the inbox until cancelled."""
-        async with trio.open_nursery() as self._nursery:
+        async with self._tasks.open():
             async for arrival in self._inbox:
                 arrival()
 
-    def spawn(self, function: Callable[..., object], *arguments: object) -> None:
+    def spawn(self, function: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task of this peer."""
-        assert self._nursery is not None
-        self._nursery.start_soon(function, *arguments)  # type: ignore[arg-type]
+        self._tasks.start(function, *arguments)
 
     def post(self, arrival: Callable[[], object]) -> None:
         """Put an arrival into the inbox; `run` handles it."""

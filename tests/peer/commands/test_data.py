@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
 from peer.cli import main
 from peer.corpora.blocks import leaves_path, shard_path
-from peer.corpora.build import MANIFEST, TOKENIZER
+from peer.corpora.build import DIGEST, MANIFEST, TOKENIZER
 from peer.corpora.folder import FinishedCorpus
 from peer.errors import ExitCode
 from tests.peer.corpora.makers import END, mixed_folder, tokenizer_file, write_rows
@@ -106,6 +107,16 @@ def damaged(case: str, corpus: Path) -> None:
             flipped(corpus / TOKENIZER)
         case "a manifest with a flipped byte":
             flipped(corpus / MANIFEST, 1)
+        case "a manifest with another count":
+            raw = (corpus / MANIFEST).read_bytes()
+            known = FinishedCorpus(corpus).manifest.sources[0].train
+            count = msgpack.packb("text_bytes") + msgpack.packb(known.text_bytes)
+            assert raw.count(count) == 1
+            (corpus / MANIFEST).write_bytes(raw.replace(count, count[:-1] + bytes([count[-1] ^ 1])))
+        case "a flipped digest":
+            flipped(corpus / DIGEST, 7)
+        case "no digest":
+            (corpus / DIGEST).unlink()
         case "no manifest":
             (corpus / MANIFEST).unlink()
 
@@ -118,6 +129,9 @@ DAMAGE = {
     "hashes that are cut": "it has a wrong length",
     "another tokenizer": "it is not the tokenizer of the corpus",
     "a manifest with a flipped byte": "corpus.msgpack is damaged",
+    "a manifest with another count": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
+    "a flipped digest": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
+    "no digest": "corpus.digest cannot be read (No such file or directory)",
     "no manifest": "is no corpus: cannot read corpus.msgpack",
 }
 

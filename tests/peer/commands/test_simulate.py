@@ -30,7 +30,7 @@ def test_it_prints_a_table_a_proposal_and_drawings(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     text = said(capsys, run_file, "--peers", "3", "--speed", "2000..20000")
-    assert text.startswith("3 peers: 2.0 k to 20.0 k tokens/s, 20.0 Mbit/s up")
+    assert text.startswith("3 peers: 2.0 k to 20.0 k tokens/s each, 20.0 Mbit/s up")
     for subject in ("run file", "proposed", "inner steps (H)", "tokens a day", "memory", "disk", "The proposal: "):
         assert subject in text
     drawn = [line for line in text.splitlines() if line.startswith(("fastest", "median", "slowest"))]
@@ -43,6 +43,21 @@ def test_the_json_has_both_settings(run_file: Path, capsys: pytest.CaptureFixtur
     assert (first["name"], first["inner_steps"], second["name"]) == ("run file", 30, "proposed")
     assert {"round_s", "exchange_s", "utilisation", "up_day", "tokens_a_day"} <= first.keys()
     assert told["run"]["name"] == "planned" and told["peers"][0]["count"] == 8 and told["needs"]["disk"] > 0
+
+
+def test_it_says_when_the_run_ends_in_days_and_years_and_at_whose_speed(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file.write_text("total_tokens = 8_640_000_000_000\n" + RUN)
+    text = said(capsys, run_file, "--peers", "1", "--speed", "100k")
+    assert "1 peer: 100.0 k tokens/s, " in text, "a speed that somebody said is not assumed"
+    assert "The run ends after 8.6 T tokens: in 1,489 days (4.1 years), at 67.2 k tokens/s of all" in text
+    assert "tokens/s of all these peers together." in text
+    text = said(capsys, run_file, "--peers", "2")
+    assert "tokens/s each (assumed: 1 TFLOP/s; `peer bench` measures it)" in text
+    run_file.write_text("total_rounds = 100\n" + RUN)
+    first = json.loads(said(capsys, run_file, "--json"))["settings"][0]
+    assert first["end_s"] == pytest.approx(100 * first["round_s"])
 
 
 def test_ten_thousand_peers_have_as_many_members_as_max_members_and_the_remedies_are_said(

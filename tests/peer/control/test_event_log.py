@@ -68,3 +68,24 @@ def test_an_event_after_the_end_reaches_nobody_and_harms_nobody() -> None:
             assert [stamped async for stamped in listener] == []
 
     trio.run(main)
+
+
+def test_an_event_of_another_thread_reaches_listeners_and_the_disk(tmp_path: Path) -> None:
+    log = EventLog(log_file(tmp_path))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with log.subscribe() as listener:
+                nursery.start_soon(log.run)
+                await trio.testing.wait_all_tasks_blocked()
+                await trio.to_thread.run_sync(log.emit, Notice("info", "from afar"))
+                assert (await anext(listener)).event == Notice("info", "from afar")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    log.emit(Notice("info", "afterwards"))
+    log.flush()
+    assert [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
+        "from afar",
+        "afterwards",
+    ]

@@ -84,5 +84,14 @@ def test_processes_that_need_it_at_once_build_it_once_and_a_damaged_one_again(tm
     assert len(set(folders)) == 1 and [path.name for path in (tmp_path / "built").iterdir() if path.is_dir()] == [
         folders[0].name
     ]
-    (folders[0] / MANIFEST).write_bytes(b"torn")
-    FinishedCorpus(builtin_corpus(tmp_path / "built").folders[0]).verify()
+    for path in [path for path in folders[0].rglob("*") if path.is_file()]:
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 64
+        for damaged in (bytes(len(whole)), whole[: len(whole) // 2], flipped):
+            path.write_bytes(damaged)
+            FinishedCorpus(builtin_corpus(tmp_path / "built").folders[0]).verify()
+            assert path.read_bytes() == whole
+        path.unlink()
+        path.mkdir()
+        FinishedCorpus(builtin_corpus(tmp_path / "built").folders[0]).verify()

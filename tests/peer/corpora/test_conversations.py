@@ -148,6 +148,86 @@ def test_record_that_is_no_preference_is_refused(case: str) -> None:
         answers_of(record)
 
 
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+KIND = {"role": "system", "content": "Be kind."}
+TALK = [*PROMPT, {"role": "assistant", "content": "which one?"}, user("the second")]
+ONCE, KINDLY, TALKED = ("question",), ("Be kind.", "question"), ("question", "which one?", "the second")
+REPEATED: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
+    "same": ("question", PROMPT, ONCE),
+    "a null field": ("question", [user("question", name=None)], ONCE),
+    "a list of parts": ("question", [user([{"type": "text", "text": "question"}])], ONCE),
+    "several parts": ("question", [user([{"type": "text", "text": each} for each in ("quest", "ion")])], ONCE),
+    "a blank behind": ("question", [user("question ")], ONCE),
+    "line breaks around": ("question\n", [user("\r\nquestion")], ("question\n",)),
+    "other names of fields": ("question", [{"from": "human", "value": "question"}], ONCE),
+    "a weight of 0": ("question", [user("question", weight=0)], ONCE),
+    "metadata": (PROMPT, [user("question", id=7)], ONCE),
+    "another form of characters": ("qu\u00e9stion", [user("que\u0301stion")], ("qu\u00e9stion",)),
+    "a system message before the answer's": ("question", [KIND, *PROMPT], KINDLY),
+    "a system message before the prompt's": ([KIND, *PROMPT], PROMPT, KINDLY),
+    "a system message before both": ([KIND, *PROMPT], [{"role": "developer", "content": "Be kind. "}, *PROMPT], KINDLY),
+    "a system message alone": ([KIND], [KIND, *PROMPT], KINDLY),
+    "several turns": (TALK, [*TALK[:2], user("the  second")], TALKED),
+}
+ALONE: dict[str, list[Any]] = {case: [] for case in REPEATED if REPEATED[case][2] == ONCE}
+"""Cases in which an answer alone, beside one that repeats the prompt, makes the same conversation."""
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_prompt_that_the_answers_repeat_stands_once(case: str) -> None:
+    prompt, repeated, wanted = REPEATED[case]
+    for record in (
+        {"prompt": prompt, "chosen": [*repeated, GOOD], "rejected": [*repeated, BAD]},
+        {"prompt": prompt, "chosen": [*repeated, GOOD], "rejected": [*ALONE.get(case, repeated), BAD]},
+    ):
+        chosen, rejected = answers_of(record)
+        assert [message.content for message in chosen] == [*wanted, "good"]
+        assert [message.content for message in rejected] == [*wanted, "bad"]
+        assert [message.excluded for message in chosen] == [True] * len(wanted) + [False]
+
+
+TWICE: dict[str, tuple[Any, Any, Any]] = {
+    "other words": ("question", [user("Question!"), GOOD], [user("Question!"), BAD]),
+    "a heading before it": ("question", [user("Q: question"), GOOD], [user("Q: question"), BAD]),
+    "one answer with other words": ("question", [GOOD], [user("the question"), BAD]),
+    "the last question alone": (TALK, [TALK[2], GOOD], [TALK[2], BAD]),
+    "without the first question": (TALK, [*TALK[1:], GOOD], [*TALK[1:], BAD]),
+    "another system message": ([KIND, *PROMPT], [KIND | {"content": "Be short."}, *PROMPT, GOOD], [KIND, *PROMPT, BAD]),
+    "a system message behind it": ("question", [*TALK[1:2], *PROMPT, GOOD], [*TALK[1:2], *PROMPT, BAD]),
+    "a text of the whole conversation": ("Human: a question Assistant:", [*PROMPT, GOOD], [*PROMPT, BAD]),
+    "texts that begin with it": ("a question?", "a question? good", "a question?\nbad"),
+    "the form of Anthropic's texts": (
+        "\n\nHuman: question\n\nAssistant:",
+        "\n\nHuman: question\n\nAssistant: good",
+        "\n\nHuman: question\n\nAssistant: bad",
+    ),
+    "messages that begin with it": (
+        [user("a question?")],
+        [{"role": "assistant", "content": "a question? good"}],
+        [{"role": "assistant", "content": " a  question? bad"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_answers_that_would_ask_twice_are_refused_with_their_row(case: str, tmp_path: Path) -> None:
+    prompt, chosen, rejected = TWICE[case]
+    rows = [PREFERENCES["texts"], {"prompt": prompt, "chosen": chosen, "rejected": rejected}]
+    with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(twice|keep one of the two)"):
+        built(tmp_path, CorpusKind.PREFERENCE, rows)
+
+
+def test_answers_that_go_on_with_the_conversation_are_kept() -> None:
+    greeting = {"prompt": "Hello", "chosen": "Hello there!", "rejected": "Hello you!"}
+    quoting = {"prompt": "a question?", "chosen": "a question? Yes.", "rejected": "No."}
+    turns = {"prompt": TALK[:2], "chosen": [TALK[2], GOOD], "rejected": [TALK[2], BAD]}
+    for record, count in ((greeting, 2), (quoting, 2), (turns, 4)):
+        assert [len(each) for each in answers_of(record)] == [count, count]
+
+
 def test_longer_common_conversation_is_the_prompt() -> None:
     talk = [*PROMPT, GOOD, {"role": "user", "content": "and?"}]
     chosen, rejected = answers_of({"chosen": [*talk, GOOD], "rejected": [*talk, BAD]})

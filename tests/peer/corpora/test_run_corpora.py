@@ -146,3 +146,26 @@ def test_data_that_gives_no_run_is_a_sentence(rows: int, fields: dict[str, Any],
     with pytest.raises(PeerError) as refused:
         chats([a_chat(number) for number in range(rows)], tmp_path, **fields)
     assert part in str(refused.value)
+
+
+def test_the_tokens_of_chats_are_those_that_are_learnt(tmp_path: Path) -> None:
+    data = chats([a_chat(number) for number in range(100)], tmp_path)
+    source, corpus = data.section["sources"][0], FinishedCorpus(data.folders[0])
+    learnt = sum(len(f"{number}!") + 1 for number in range(100))
+    assert 0.6 * learnt < source["counted"] < learnt, "each answer and its end, of the chats that are not held out"
+    assert source["counted"] < corpus.manifest.sources[0].train.tokens / 2
+
+
+def test_repeated_chats_are_named_with_the_switch_that_keeps_them(tmp_path: Path) -> None:
+    rows = [a_chat(number % 20) for number in range(100)]
+    once = chats(rows, tmp_path)
+    ((_, told),) = once.remarks
+    assert "80 with the text of another (keep_repeated = true in [data] keeps them)" in told
+    kept = chats(rows, tmp_path, keep_repeated=True)
+    ((_, told),) = kept.remarks
+    assert "left out" not in told
+    (first,), (all_,) = (FinishedCorpus(each.folders[0]).manifest.sources for each in (once, kept))
+    for few, many in ((first.train, all_.train), (first.held_out, all_.held_out)):
+        assert many.documents == 5 * few.documents > 0, "copies of one chat are in one split"
+    with pytest.raises(PeerError, match="id names documents that are the same"):
+        chats(rows, tmp_path, keep_repeated=True, id="prompt")

@@ -140,12 +140,16 @@ def test_what_the_control_socket_brings_is_checked_too() -> None:
 
 
 def test_this_computers_addresses_are_those_that_a_peer_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    links = [
-        SimpleNamespace(family=family, address=address)
-        for family, address in ((socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "fd00::2"))
-    ]
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": links})
-    assert own_addresses(4001) == ["/ip4/192.0.2.7/tcp/4001"]
+    links = {
+        "br-0123456789ab": [(socket.AF_INET, "172.18.0.1")],
+        "docker0": [(socket.AF_INET, "172.17.0.1")],
+        "eth0": [(socket.AF_INET, "192.168.7.2"), (socket.AF_INET6, "fd00::2")],
+        "tun0": [(socket.AF_INET, "10.8.0.2")],
+    }
+    found = {name: [SimpleNamespace(family=kind, address=ip) for kind, ip in each] for name, each in links.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: dict.fromkeys(found, SimpleNamespace(isup=True)))
+    assert own_addresses(4001) == ["/ip4/192.168.7.2/tcp/4001", "/ip4/10.8.0.2/tcp/4001"]
 
 
 def said(token: bytes | None) -> str:

@@ -10,8 +10,10 @@ from peer.joining.purpose import (
     about_lines,
     about_sentence,
     assumed_speed,
+    often_read,
     purpose_lines,
     purpose_sentence,
+    run_definition,
     until,
     unusual_data,
 )
@@ -34,7 +36,7 @@ def a_run(text: str = "", *, tunes: bool = False) -> RunManifest:
 
 def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     said = dict(purpose_lines(a_run("total_rounds = 300\n")))
-    assert list(said) == ["trains", "reads", "rate", "until", "admits", "votes", "organiser"]
+    assert list(said) == ["trains", "reads", "epochs", "rate", "until", "admits", "votes", "organiser"]
     assert said["trains"] == "a model of 820.4 k parameters (Llama, 4 layers of 128) from scratch"
     assert said["reads"] == "the source and documentation of this program (about 4.1 M tokens in all)"
     assert said["rate"].startswith("0.003, after 100 steps of warm-up")
@@ -84,6 +86,32 @@ def test_the_hours_are_at_a_speed_that_is_named() -> None:
     manifest = a_run("total_tokens = 7_200_000\n")
     assert "about 2 hours at 1.0 k tokens/s (measured)" in until(manifest, Speed(1000.0, "measured"))
     assert "assumed for one member" in until(manifest, assumed_speed(manifest))
+
+
+CHATS = (
+    f'[data]\ncorpora = [{FILE}]\nformat = "chat"\nsequence_length = 256\n'
+    'sources = [{name = "talk", rows = 40, counted = 2560}]\n'
+)
+
+
+def test_a_run_says_how_often_it_reads_its_data_and_warns_of_learning_by_heart() -> None:
+    few, often = a_run(CHATS), a_run("total_rounds = 100\n" + CHATS)
+    assert dict(purpose_lines(few))["epochs"] == "reads each source about 3 times" and not often_read(few)
+    assert dict(purpose_lines(often))["epochs"] == (
+        "reads each source about 200 times with one member, and more often with more; above 4 times a model learns its data "
+        "by heart"
+    )
+    assert often_read(often) == (
+        "the run reads talk about 200 times, and from about 4 times on a model learns its data by heart; give more data, or "
+        "make total_rounds smaller"
+    )
+
+
+def test_tokens_are_those_that_the_loss_counts() -> None:
+    said = dict(purpose_lines(a_run("total_tokens = 25_600\n" + CHATS)))
+    assert "(about 2.6 k tokens in all)" in said["reads"]
+    assert said["until"].startswith("25.6 k tokens of all members together (5 rounds of one member)")
+    assert run_definition(a_run(CHATS)).data_tokens == 2560
 
 
 @pytest.mark.parametrize(

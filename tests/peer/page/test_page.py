@@ -20,6 +20,7 @@ from peer.page.facts import PageFacts, gather, own_invitation
 from peer.page.writer import PageWriter, Written
 from protocol.chain.credit import Credit
 from protocol.run.invitation import make_invitation, read_invitation
+from protocol.run.sections import RlSection
 from protocol.wire.identity import PeerId
 from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.peer.page.crowds import (
@@ -98,7 +99,25 @@ def test_a_run_with_rollouts_shows_rewards_and_who_made_what_was_learned_from(tm
     credits[peer_id(7)] = Credit(0, 0, 12, 34_500)
     page = Reader(document(gather(SIGNED, known, status(2), NOW), "run.json"))
     assert "Reward of the rollouts" in page.text and "Tokens of rollouts" in page.text and "34.5 k" in page.text
+    assert page.text.index("Reward of the rollouts") < page.text.index("nats a token"), "what the run learns comes first"
     assert "Tokens of rollouts" not in document(told(tmp_path / "text"), "run.json")
+
+
+def test_rollouts_count_for_the_share_of_whoever_made_them(tmp_path: Path) -> None:
+    known = history(tmp_path, 40, 4)
+    trained = sum(each.tokens for each in known.ledger.credits.values())
+    known.ledger.credits[peer_id(7)] = Credit(0, 0, 12, trained)
+    first, *others = gather(SIGNED, known, status(2), NOW).contributors
+    assert (first.peer, first.share) == (peer_id(7), 0.5)
+    assert sum(each.share for each in others) == pytest.approx(0.5)
+
+
+def test_the_loss_of_a_text_that_nobody_trains_on_is_left_out(tmp_path: Path) -> None:
+    known = history(tmp_path, 40, 4, 10)
+    for warm, shown in ((0, False), (3, True)):
+        manifest = SIGNED.manifest.model_copy(update={"rl": RlSection(environment="add", warm_rounds=warm)})
+        facts = gather(replace(SIGNED, manifest=manifest), known, status(2), NOW)
+        assert bool(facts.curves.held_out) == shown
 
 
 def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -202,11 +203,33 @@ def test_without_a_quota_all_is_counted_all_the_same_and_a_new_network_goes_on_w
     assert table.told == [] and table.traffic.bytes == 3 * GB
 
 
-def test_a_killed_peer_loses_some_seconds_of_what_moved(tmp_path: Path) -> None:
+def test_a_killed_peer_loses_the_traffic_of_a_minute(tmp_path: Path) -> None:
     table, seen = Table(tmp_path, None), list[int]()
     table.moved = GB
     table.live(lambda: seen.append(MonthTraffic(tmp_path).bytes), 4 * KEEP_S)
     assert seen == [GB], "it was on the disk meanwhile"
+
+
+def test_the_count_is_written_once_a_minute_at_the_quota_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, written = Table(tmp_path, None), list[int]()
+    monkeypatch.setattr("peer.rests.reasons.write_atomically", lambda path, data: written.append(json.loads(data)["bytes"]))
+
+    def live(seconds: float) -> None:
+        async def main() -> None:
+            moved = itertools.count()
+            with trio.move_on_after(seconds + LOOK_S / 2):
+                await table.quota.watch(lambda: next(moved), table.told.append)
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))
+
+    live(600.0)
+    assert len(written) == 11, "ten minutes, and the end"
+    table.limit = table.traffic.bytes + 30
+    written.clear()
+    live(40.0)
+    assert len(table.told) == 1 and len(written) == 2 and written[0] == table.limit
 
 
 def test_a_disk_that_takes_nothing_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,17 @@ import pytest
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.tasks import rating
-from peer.tasks.rating import Answering, AsInRun, MeasuredRates, OnProgress, Sampling, measure, survey
+from peer.tasks.rating import (
+    SHOWN_ANSWERS,
+    Answering,
+    AsInRun,
+    MeasuredRates,
+    OnProgress,
+    Sampling,
+    ShownAnswers,
+    measure,
+    survey,
+)
 from protocol.run.manifest import demo_manifest
 from protocol.run.sections import TokenizerSection
 from protocol.sync.supplies import file_section
@@ -21,9 +31,9 @@ from tests.simulation.rollouts import rl_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG
 from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.environments.records import MAX_LINE_BYTES, SolveRates
-from trainer.environments.task_file import digest_of, open_file
-from trainer.rl.rating import Rater
+from trainer.environments.records import MAX_LINE_BYTES, SolveRates, read_tasks
+from trainer.environments.task_file import RecordedTasks, digest_of, open_file
+from trainer.rl.rating import Answer, Rater
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -335,3 +345,19 @@ def test_an_interruption_is_told_with_the_way_on(
     assert "3 of 5 tasks are measured; the same command continues there" in capsys.readouterr().err
     assert main(["tasks", "rate", "--environment", "sort", "--model", str(place.how.model)]) == ExitCode.INTERRUPTED
     assert "3 of 5 tasks are measured, and nothing is kept" in capsys.readouterr().err
+
+
+def test_answers_are_shown_with_what_was_expected() -> None:
+    line = {"task_type": "numeric_answer", "prompt": "3 + 4?", "verification_info": {"ground_truth": 7}}
+    lines = [json.dumps(line).encode()] * 9
+    environment = RecordedTasks(read_tasks(lines), "")
+    shown = ShownAnswers(environment)
+    for copy in range(2):
+        for problem in range(9):
+            shown.note(Answer(problem, copy, ("It is\n7.",), 0.0))
+    assert (
+        shown.lines
+        == ('answer      »3 + 4?« »It is 7.« scores 0; expected: 7 alone, after "Answer:", or in \\boxed{7}',)
+        * SHOWN_ANSWERS
+    )
+    assert MeasuredRates((0.0,), "of a file", shown.lines).told(SolveRates())[-1] == shown.lines[-1]

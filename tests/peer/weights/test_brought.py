@@ -163,3 +163,19 @@ def test_an_end_token_that_the_prompts_hold_is_told_when_the_run_is_created(envi
     plus = sorted(ByteLevel.alphabet()).index("+")
     with pytest.raises(PeerError, match=r"the prompt of .* cannot be read by the run's model: .* ends a turn"):
         created(plus)
+
+
+@pytest.mark.parametrize(("prompt", "is_told"), [("3+4=", True), ("3+4=  End with Answer: and the number.", False)])
+def test_a_task_is_told_with_the_form_of_a_right_answer_when_the_run_is_created(
+    prompt: str, is_told: bool, tmp_path: Path
+) -> None:
+    line = {"task_type": "numeric_answer", "prompt": prompt, "verification_info": {"ground_truth": 7}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "run.toml").write_text(
+        'name = "sums"\n[model]\ndim = 16\nlayers = 1\n[rl]\nenvironment = "jsonl(path=\\"tasks.jsonl\\")"\n'
+        "prompts_per_batch = 1\nmax_tokens = 16\nrow_tokens = 64\n"
+    )
+    told: list[tuple[str, str]] = []
+    create_run(tmp_path / "run.toml", tmp_path / "data", lambda what, about: told.append((what, about)))
+    assert dict(told)["a task"] == f'»{" ".join(prompt.split())}«, right: 7 alone, after "Answer:", or in \\boxed{{7}}'
+    assert ("answers" in dict(told)) == is_told

@@ -130,7 +130,7 @@ def test_without_the_harness_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("peer.weights.harness.find_spec", lambda name: None)
     assert main(["eval", str(model_of(tmp_path / "model")), "--harness", "arc_easy"]) == ExitCode.INPUT
-    assert "pip install 'manyhands[eval]'" in capsys.readouterr().err
+    assert "install 'lm-eval[hf]>=" in capsys.readouterr().err
 
 
 def test_groups_filters_and_values_that_are_no_numbers() -> None:

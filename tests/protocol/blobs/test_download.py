@@ -27,6 +27,7 @@ from protocol.blobs.download import (
     Want,
     Wrong,
 )
+from protocol.blobs.reliability import Reliability
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS, even
 
@@ -146,7 +147,7 @@ def test_who_is_gone_owes_nothing_and_nothing_of_it_is_remembered() -> None:
 
 def test_no_more_is_owed_than_memory_for_it() -> None:
     size = 16 << 20
-    download = a_download(64, size=size)
+    download = Download(even(64, size), 0, b"seed", reliability=Reliability(lambda peer: True))
     wanted = [download.handle(SourceHas(peer, (1 << 64) - 1), 0.0) for peer in PEERS]
     assert sum(len(want.chunks) for wants in wanted for want in wants) == MOST_OWED_BYTES // size
     assert download.owed_bytes == MOST_OWED_BYTES

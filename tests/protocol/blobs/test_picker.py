@@ -68,7 +68,7 @@ def test_no_chunk_is_asked_for_twice_while_one_is_missing_that_nobody_was_asked_
     for _ in range(3):
         picker.pick(ANN)
     assert not picker.in_endgame
-    assert picker.pick_again(BOB, lambda chunk: 100.0, 1.0) is None
+    assert picker.pick_again(BOB, lambda peer, chunk: 100.0, 1.0) is None
 
 
 def test_in_the_endgame_a_few_are_asked_for_what_takes_longest() -> None:
@@ -78,12 +78,12 @@ def test_in_the_endgame_a_few_are_asked_for_what_takes_longest() -> None:
     for _ in range(2):
         picker.pick(ANN)
     takes_s = {0: 3.0, 1: 5.0}
-    assert picker.pick_again(BOB, lambda chunk: takes_s[chunk], 5.0) is None, "it would not be sooner"
-    assert picker.pick_again(BOB, lambda chunk: takes_s[chunk], 1.0) == 1
-    assert picker.pick_again(BOB, lambda chunk: takes_s[chunk], 1.0) == 0, "never twice of the same source"
-    assert picker.pick_again(BOB, lambda chunk: takes_s[chunk], 1.0) is None
+    assert picker.pick_again(BOB, lambda peer, chunk: takes_s[chunk], 5.0) is None, "it would not be sooner"
+    assert picker.pick_again(BOB, lambda peer, chunk: takes_s[chunk], 1.0) == 1
+    assert picker.pick_again(BOB, lambda peer, chunk: takes_s[chunk], 1.0) == 0, "never twice of the same source"
+    assert picker.pick_again(BOB, lambda peer, chunk: takes_s[chunk], 1.0) is None
     assert [len(picker.asked_for(chunk)) for chunk in range(2)] == [COPIES, COPIES]
-    assert picker.pick_again(CYN, lambda chunk: takes_s[chunk], 1.0) is None
+    assert picker.pick_again(CYN, lambda peer, chunk: takes_s[chunk], 1.0) is None
 
 
 def test_what_came_is_asked_for_no_more() -> None:

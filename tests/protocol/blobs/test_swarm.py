@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from array import array
+from functools import partial
 from math import inf
 
 import pytest
@@ -21,6 +22,7 @@ from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
+from protocol.wire.identity import PeerId
 from tests.protocol.blobs.liars import (
     AlwaysBusy,
     Beginner,
@@ -316,7 +318,7 @@ def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody() -> None:
         (fetch,) = one.swarm._fetches[table.blob.name]
         one.crash()
         await trio.sleep(1.0)
-        assert one.swarm._nursery is None and one.outcome is None
+        assert not one.swarm._tasks.is_open and one.outcome is None
         fetch.offer.join(other.id, 0, trio.current_time())
         fetch.offer.add(0)
         one.swarm._spread(table.blob.name, fetch.offer, inf)
@@ -402,3 +404,36 @@ def test_of_a_chunk_only_one_push_at_a_time_gets_a_buffer() -> None:
         assert fetch.landing(joiner.id, chunk, CHUNK_BYTES) is None, "nobody asked it"
 
     on_swarm_table(check)
+
+
+def test_word_of_a_source_at_any_step_after_a_fetch_has_all_chunks_raises_nothing() -> None:
+    """The nursery of a fetch closes some steps of the scheduler before the fetch leaves it; others may speak in between."""
+
+    async def check(table: SwarmTable, step: int) -> None:
+        (origin, one), raised = table.add(count=2), list[Exception]()
+        origin.hold()
+        await trio.sleep(0.1)
+        one.fetch([origin])
+        await table.until(lambda: table.blob.name in one.swarm._fetches, table.least_s)
+        (fetch,) = one.swarm._fetches[table.blob.name]
+        steps = 0
+
+        class Speaking(trio.abc.Instrument):
+            def after_task_step(self, task: trio.lowlevel.Task) -> None:
+                nonlocal steps
+                steps += one.here() == table.blob.all
+                if steps == step + 1:
+                    steps += 1
+                    try:
+                        fetch.met(PeerId("another"), table.blob.all)
+                    except Exception as error:  # noqa: BLE001 - trio takes an instrument that raises away, and goes on
+                        raised.append(error)
+
+        watch = Speaking()
+        trio.lowlevel.add_instrument(watch)
+        await table.until(lambda: one.outcome is not None and steps > step, PATIENCE_S)
+        trio.lowlevel.remove_instrument(watch)
+        assert one.outcome and not raised, step
+
+    for step in range(12):
+        on_swarm_table(partial(check, step=step), chunks=2)

@@ -65,14 +65,24 @@ def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[C
     assert (again.length(), again.at(1), again.at(2), again.at(3)) == (2, commits[1], None, commits[3])
 
 
-@pytest.mark.parametrize("damage", [b"", b"torn", bytes(100)])
-def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, damage: bytes, commits: list[Commit]) -> None:
+@pytest.mark.parametrize("damage", [b"", b"torn", bytes(100), None], ids=["empty", "torn", "zeros", "folder"])
+def test_a_damaged_record_counts_as_absent_and_is_set_aside(
+    tmp_path: Path, damage: bytes | None, commits: list[Commit]
+) -> None:
     store = Store(tmp_path)
     for commit in commits[:3]:
         store.records.write(commit)
-    (tmp_path / "records" / "00000001").write_bytes(damage)
+    path = tmp_path / "records" / "00000001"
+    path.unlink()
+    path.mkdir() if damage is None else path.write_bytes(damage)
     assert History(SETTINGS, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
-    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["00000000", "00000001.corrupt"]
+    names = ["00000000", "00000001.corrupt", "00000002.corrupt"]
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == names
+    again = Store(tmp_path)
+    assert "2 records after round 1 cannot be read" in History(SETTINGS, again).damage(), "also after another start"
+    for commit in commits[1:3]:
+        again.records.write(commit)
+    assert History(SETTINGS, again).damage() == "", "they have come again"
 
 
 def test_a_damaged_file_that_cannot_be_moved_away_is_a_failure_of_the_store(tmp_path: Path) -> None:

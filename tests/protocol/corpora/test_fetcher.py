@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunksReply, ChunksRequest, to_bitmap
+from protocol.blobs.reliability import PROVEN
 from protocol.corpora.cache import space_of
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
 from protocol.events.events import Dropped, Notice, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing
+from protocol.wire.envelope import decode_body
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.protocol.corpora import web
 from tests.protocol.corpora.block_table import BlockTable, Reader, SmallDisk, on_block_table
@@ -89,6 +93,10 @@ def test_a_block_that_left_the_disk_is_fetched_again_when_it_is_needed_or_missed
         reader.fetcher.recheck(blocks[2])
         await trio.sleep(5)
         assert reader.store.read(blocks[2]) == CORPUS.bytes_of(blocks[2])
+        reader.cache.path(blocks[3]).write_bytes(bytes(blocks[3].size))
+        reader.fetcher.recheck(blocks[3])
+        await trio.sleep(5)
+        assert reader.cache.path(blocks[3]).read_bytes() == CORPUS.bytes_of(blocks[3]), "a damaged one is as good as gone"
 
     on_block_table(CORPUS, check)
 
@@ -284,14 +292,47 @@ def test_a_mirror_that_stalls_beside_peers_rests_and_the_user_is_told() -> None:
 
 
 class Withholder(Reader):
-    """Claims everything and sends nothing."""
+    """Shows every block to everybody, and sends none.  asked: blocks that others wanted of it."""
+
+    asked = 0
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "blob":
+            shard = self.table.corpus.shards[Hash(decode_body(BlobRequest, data).blob)]
+            chunks = to_bitmap((1 << len(shard)) - 1, len(shard))
+            return BlobReply(chunks=chunks, more=True, apart=False, neighbours=[]).encode()
         if kind == "want":
-            from protocol.blobs.blob import ChunksReply
-
-            return ChunksReply(chunks=[], busy=[]).encode()
+            self.asked += len(decode_body(ChunksRequest, data).chunks)
+            return await self.withhold(peer, kind, data)
         return await super().on_request(peer, kind, data)
+
+    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        return ChunksReply(chunks=[], busy=[]).encode()
+
+
+class SilentWithholder(Withholder):
+    """Does not even answer."""
+
+    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+class BusyWithholder(Withholder):
+    """Says late that it is busy."""
+
+    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        await trio.sleep(1.9)
+        return ChunksReply(chunks=[], busy=decode_body(ChunksRequest, data).chunks).encode()
+
+
+class GivingWithholder(Withholder):
+    """Has all blocks; sends those that it is asked for first, and withholds all others."""
+
+    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if self.asked <= 2:
+            return await Reader.on_request(self, peer, kind, data)
+        return await super().withhold(peer, kind, data)
 
 
 class Corrupter(Reader):
@@ -429,5 +470,54 @@ def test_peers_that_read_disjoint_ranges_download_what_they_read() -> None:
         arrived = sum(reader.arrived for reader in readers)
         print(f"{arrived / read:.3f} bytes of blocks downloaded for each byte of blocks read")
         assert arrived <= 1.1 * read
+
+    on_block_table(corpus, check)
+
+
+# -- strangers that withhold ------------------------------------------------------------------------------------------
+
+
+WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
+
+
+@pytest.mark.parametrize("kind", WITHHOLDERS)
+def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(kind: type[Withholder]) -> None:
+    """Eight of them, and eight fresh keys in each round: a good name is earned, and a bad one is left behind."""
+    corpus, each = a_corpus((800_000,), block_tokens=4096, shard_blocks=1024), 6
+
+    async def check(table: BlockTable) -> None:
+        table.has_member = lambda peer: False  # type: ignore[method-assign]
+        _, reader = table.add(built=True), table.add()
+        (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
+        rounds = [[shard.block(number) for number in range(at, at + each)] for at in range(0, 8 * each, each)]
+        await trio.sleep(1)
+        alone_s = [await reader.read(blocks) for blocks in rounds[:2]][1]
+        for blocks in rounds[2:]:
+            for _ in range(8):
+                table.add(kind, built=True)
+            await trio.sleep(1)
+            assert await reader.read(blocks) <= 2 * alone_s
+
+    on_block_table(corpus, check)
+
+
+def add_withholder(table: BlockTable, kind: type[Withholder] = Withholder) -> Withholder:
+    """One more of them, with all blocks."""
+    added = table.add(kind, built=True)
+    assert isinstance(added, Withholder)
+    return added
+
+
+def test_members_that_withhold_blocks_delay_two_fetches_at_most_and_then_others_come_first() -> None:
+    corpus, each = a_corpus((800_000,), block_tokens=4096, shard_blocks=1024), 6
+
+    async def check(table: BlockTable) -> None:
+        seed, reader = table.add(built=True), table.add()
+        liars = [add_withholder(table) for _ in range(8)]
+        (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
+        await trio.sleep(1)
+        waits = [await reader.read([shard.block(n) for n in range(at, at + each)]) for at in range(0, 5 * each, each)]
+        assert max(waits[2:]) < 1.0 and sum(liar.asked for liar in liars) > 0, waits
+        assert reader.swarm.reliability.rank(seed.id) == PROVEN
 
     on_block_table(corpus, check)

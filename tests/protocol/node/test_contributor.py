@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from math import inf, nan
+from math import inf, log, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
+from protocol.node.round_limits import RoundLimits, limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
@@ -137,10 +139,39 @@ def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_pat
         table.trainer.deaths.append(TrainerDied("killed"))
         assert await table.contributor.compute(FAR, table.work) is not None
         first, second = table.trainer.tasks
-        assert first == second
+        assert first == second, "without a record of ours there are no limits"
         assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
 
     on_table(tmp_path, check)
+
+
+def test_a_round_has_limits_until_the_trainer_dies_in_it(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
+            table.trainer.deaths.append(TrainerDied("round 7 is not contributed"))
+            assert await table.contributor.compute(FAR, table.work) is not None
+            await table.contributor.compute(replace(FAR, round=8), table.work)
+        told = [(task.round, task.most_loss, task.most_norm) for task in table.trainer.tasks]
+        assert told == [(7, 3.0, 4.0), (7, inf, inf), (8, 3.0, 4.0)]
+
+    on_table(tmp_path, check)
+
+
+def test_only_our_own_entries_limit_a_round(tmp_path: Path) -> None:
+    manifest = a_run(ANN).manifest
+    explained = 4 * manifest.inner.lr * 10 * manifest.parameters**0.5
+
+    def record(*entries: tuple[PeerId, int, float, float]) -> Any:
+        return SimpleNamespace(members=[SimpleNamespace(peer=p, steps=s, loss=ls, norm=n) for p, s, ls, n in entries])
+
+    me, other = ANN.peer_id, BOB.peer_id
+    assert limits_from(manifest, [record((other, 10, 1.0, 1.0))], me, 10) == (inf, inf)
+    ours = [record((me, 10, 9.0, 1e6), (other, 10, 99.0, 1e9)), record((me, 10, 1.0, 1.0))]
+    assert limits_from(manifest, ours, me, 10) == (18.0, 32e6)
+    assert limits_from(manifest, ours, me, 30) == (18.0, 96e6), "more steps, a larger norm"
+    calm = limits_from(manifest, [record((me, 10, 1.0, 1e-9))], me, 10)
+    assert calm.loss == 2 * log(manifest.model.vocab)
+    assert calm.norm == pytest.approx(explained), "a return to the peak rate is no damage"
 
 
 def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(tmp_path: Path) -> None:

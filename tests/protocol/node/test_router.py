@@ -20,7 +20,7 @@ from protocol.node.rounds import RoundHandlers
 from protocol.rollouts.rollouts import Rollouts
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.handlers import Hears, answers, declarations
-from protocol.transport.interface import Acceptance, Offence, Refused
+from protocol.transport.interface import Acceptance, Offence, Refused, Unreachable
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.messages import STATEMENTS
@@ -85,6 +85,49 @@ def test_whoever_is_connected_is_greeted_and_its_refusal_told(tmp_path: Path) ->
         stage.router.on_peer_connected(ANN.peer_id)
         await trio.testing.wait_all_tasks_blocked()
         assert [event.text for event in stage.events if isinstance(event, Notice)] == ["no hello here"]
+
+    on_stage(tmp_path, check)
+
+
+def test_a_peer_too_busy_to_answer_a_greeting_is_greeted_again_while_it_is_connected(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        asked: list[float] = []
+
+        async def answer(kind: str, data: bytes) -> bytes:
+            await trio.lowlevel.checkpoint()
+            asked.append(trio.current_time())
+            if len(asked) < 4:
+                raise Unreachable("no answer in time")
+            raise Refused("not here")
+
+        stage.network.answers[ANN.peer_id] = answer
+        stage.router.on_peer_connected(ANN.peer_id)
+        await trio.sleep(1000)
+        assert [at - asked[0] for at in asked] == [0, 1, 3, 7]
+        assert [event.text for event in stage.events if isinstance(event, Notice)] == ["not here"]
+
+    on_stage(tmp_path, check)
+
+
+def test_a_peer_that_is_gone_or_connected_anew_is_not_greeted_twice(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        asked: list[float] = []
+
+        async def silent(kind: str, data: bytes) -> bytes:
+            asked.append(trio.current_time())
+            raise Unreachable("no answer in time")
+
+        stage.network.answers[ANN.peer_id] = silent
+        stage.router.on_peer_connected(ANN.peer_id)
+        await trio.sleep(100)
+        begun = trio.current_time()
+        stage.router.on_peer_connected(ANN.peer_id)
+        await trio.sleep(100)
+        assert [at - begun for at in asked if at >= begun] == [0, 1, 3, 7, 15, 31, 63]
+        del stage.network.answers[ANN.peer_id]
+        before = len(asked)
+        await trio.sleep(1000)
+        assert len(asked) == before and stage.guard.failures == 0
 
     on_stage(tmp_path, check)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,13 +15,16 @@ import trio.testing
 
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
-from protocol.events.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
-from protocol.node.state import StateKeeper
+from protocol.events.events import CheckpointWritten, Desynced, Event, PhaseChanged, RolledBack, RoundCommitted
+from protocol.events.status import WhyIdle
+from protocol.membership.activity import Activity
+from protocol.node.state import StateKeeper, shown_while_it_starts
 from protocol.run.manifest import SignedManifest
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
+from protocol.wire.presence import Phase
 from tests.protocol.chains import a_run, grow, initialise, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, at_once
 from tests.protocol.sync.table import Table, on_table
@@ -70,6 +75,34 @@ def test_a_record_that_cannot_be_applied_is_ours_all_the_same(tmp_path: Path, st
         assert (table.ours.history.length, keeper.mark.rounds) == (2, 1)
 
     on_keeper(tmp_path, check)
+
+
+def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
+    events: list[Event] = []
+    activity = Activity(events.append)
+    trainer: Any = SimpleNamespace(start="the trainer starts, which takes seconds")
+
+    async def initialise() -> None:
+        await trio.sleep(20)
+        trainer.start = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
+        await trio.sleep(20)
+        trainer.start = ""
+        await trio.sleep(5)
+        raise TrainerDied("it ended again")
+
+    async def main() -> None:
+        activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
+        with pytest.raises(TrainerDied):
+            await shown_while_it_starts(trainer, activity, initialise)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
+    assert told == [
+        ("starting", "reading the state from disk"),
+        ("trainer restarting", "the trainer starts, which takes seconds"),
+        ("trainer restarting", "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"),
+        ("starting", "the trainer computes the first weights"),
+    ]
 
 
 def test_the_state_that_the_disk_gives_is_restored(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol.blobs.blob import Blob
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFull
@@ -52,7 +53,7 @@ class Stage:
         session: Any = SimpleNamespace(me=ME, network=self, emit=self.said.append)
         swarm: Any = self
         guard: Any = self
-        self.members = SimpleNamespace(has_member=lambda peer: False)
+        self.reliability = Reliability()
         library = Library(session, self.files, swarm, inline, BATCHES, self.table.pool.needs)
         self.fetching = BatchFetcher(session, guard, library, self.table.pool, RL.judge_s, self._take)
 

@@ -11,14 +11,17 @@ import pytest
 import trio
 import trio.testing
 
+from peer.sentences import level, sentence
 from protocol.blobs.store import BlobStore
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
+from protocol.events.events import Event, NothingLearned, RolloutsUsed
 from protocol.events.status import WhyIdle
 from protocol.rollouts.batch import PooledBatch
-from protocol.rollouts.selection import Selection
+from protocol.rollouts.selection import SelectedBatches, Selection
 from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
+from protocol.trainer_link import Contribution, RatedAnswer
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.rollouts import AdmittedSet, RolloutBatch
@@ -156,3 +159,26 @@ def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_on
             selection.hurry()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_three_rounds_without_different_rewards_are_told_with_a_typical_answer_and_what_was_expected(tmp_path: Path) -> None:
+    told = list[Event]()
+    session: Any = SimpleNamespace(me=ANN.peer_id, emit=told.append)
+    pool: Any = SimpleNamespace(note_used=lambda batches: None, standing=SimpleNamespace(clean=lambda author: 0))
+    tasks: Any = SimpleNamespace(note_tried=lambda tried, makers: None)
+    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 1)
+    typical = RatedAnswer(0.0, "3 + 4?\n", "It is 7.", '7 alone, after "Answer:", or in \\boxed{7}')
+    for number in range(14):
+        informative = 1 if number == 3 else 0
+        nothing = Contribution(
+            number, 1, 1, 0.0, 0.0, memoryview(b""), 0.0, answers=(typical, typical), informative=informative
+        )
+        selection.use(number, SelectedBatches([a_batch(number)], (), None), nothing)
+    used = [each for each in told if isinstance(each, RolloutsUsed)]
+    alarms = [each for each in told if isinstance(each, NothingLearned)]
+    assert [each.informative for each in used] == [0, 0, 0, 1, *[0] * 10]
+    assert [(each.round, each.rounds) for each in alarms] == [(2, 3), (6, 3), (9, 6)], "again when their number has doubled"
+    said = sentence(alarms[0])
+    assert "in 3 rounds all answers to each problem had the same reward (mean reward 0.000)" in said
+    assert "»It is 7.«; expected: 7 alone" in said and level(alarms[0]) == "warning"
+    assert sentence(used[0]).startswith("round 0: learned nothing from 8 rollouts") and "learned from" in sentence(used[3])

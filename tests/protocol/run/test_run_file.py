@@ -26,6 +26,7 @@ from protocol.run.fitting import (
 from protocol.run.manifest import Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
     TOKENS_A_PARAMETER,
+    TUNING_ROUNDS,
     RunFileError,
     derived,
     dump,
@@ -301,6 +302,60 @@ def test_the_total_follows_from_what_is_trained_where_the_file_says_none(text: s
         assert found.goal.total == max(20 * found.parameters, 200 * found.tokens_per_round)
     else:
         assert found.goal == goal
+
+
+CHATS = f'corpora = [{{size = 1, root = "{"ab" * 32}"}}]\nformat = "chat"\nsequence_length = 256\n'
+
+
+def chats(rows: int, counted: int, more: str = "", head: str = "") -> str:
+    return f'{head}[data]\n{CHATS}sources = [{{name = "talk", rows = {rows}, counted = {counted}}}]\n{more}'
+
+
+def test_chats_are_read_three_times_however_many_members_there_are() -> None:
+    found = parsed(chats(40, 2500))
+    assert found.goal == Goal(Unit.TOKENS, 3 * 2500, 0.2) and found.times_read() == {"talk": 3}
+    assert found.rounds.inner_steps == 3, "30 steps of one member are ten rounds, so several members read little more"
+    assert found.inner.warmup_steps == 1
+    assert parsed(chats(40, 2500, "epochs = 2\n")).goal.total == 2 * 2500
+    assert parsed(chats(40, 2500, head="total_rounds = 100\n")).times_read() == {"talk": 200}
+    assert parsed(chats(40, 2500, "[rounds]\ninner_steps = 20\n")).rounds.inner_steps == 20
+    assert parsed(chats(10**6, 10**7)).rounds.inner_steps == 20, "long runs keep their rounds"
+
+
+def test_short_texts_are_read_three_times_by_weights_that_learn_more() -> None:
+    def tuned(rows: int) -> RunManifest:
+        sources = [{"name": "notes", "rows": rows}]
+        data = {"corpora": [{"size": 1, "root": "ab" * 32}], "sources": sources}
+        return RunManifest.model_validate(derived({"name": "r", "organiser": ME, "data": data}, tunes=True))
+
+    assert tuned(40).goal == Goal(Unit.TOKENS, 3 * 40 * 512, 0.2)
+    assert tuned(1 << 20).goal.total == TUNING_ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("total_rounds = 5\n[rounds]\ninner_steps = 30\n", 7),
+        ("total_rounds = 1\n", 1),
+        ("total_rounds = 1000\n", 100),
+        ("total_rounds = 5\n[inner]\nwarmup_steps = 90\n", 90),
+        ("total_tokens = 819_200\n", 20),
+    ],
+)
+def test_the_warm_up_is_short_in_a_short_run(text: str, steps: int) -> None:
+    assert parsed(text).inner.warmup_steps == steps
+
+
+def test_the_warm_up_of_rollouts_is_short_in_a_short_run() -> None:
+    found = parsed('total_rounds = 10\n[rl]\nenvironment = "add"\nwarm_rounds = 5\n')
+    assert found.rl is not None and (found.inner.warmup_steps, found.rl.warmup_steps) == (5, 2)
+
+
+@pytest.mark.parametrize("counted", [0, 1, 1 << 61])
+def test_a_source_counts_between_one_and_all_tokens_of_its_rows(counted: int) -> None:
+    found = parsed(chats(40, counted, head="total_tokens = 1_000_000_000\n"))
+    assert 40 <= found.data.epoch_tokens(found.data.sources[0]) <= 40 * 256
+    assert found.times_read()["talk"] == pytest.approx(1e9 / found.data.epoch_tokens(found.data.sources[0]), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import trio
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten, StateLoaded, TransferEnded
 from protocol.sync.catch_up import WrongState
+from protocol.sync.supplies import ASK_TIMEOUT_S
+from protocol.transport.interface import Unreachable
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.protocol.chains import grow, next_commit, store_result
@@ -137,6 +139,28 @@ def test_one_checkpoint_that_two_want_at_a_time_is_fetched_once(tmp_path: Path) 
             nursery.start_soon(fetch, ANN.peer_id)
         assert fetched == [True, True] and len(table.of(CheckpointWritten)) == 1
         assert table.ours.store.checkpoints.of(table.ours.history) == [2]
+
+    on_table(tmp_path, check)
+
+
+def test_peers_that_are_silent_about_their_checkpoints_delay_the_newest_one_by_one_deadline(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 2, [ANN], voters=[ANN])
+        state = table.theirs.state
+        table.theirs.store.checkpoints.write(CheckpointName(2, table.theirs.history.tip), state.leaves(), state.view)
+
+        async def silent(kind: str, data: bytes) -> bytes:
+            await trio.sleep(ASK_TIMEOUT_S)
+            raise Unreachable("it does not answer")
+
+        crowd = [PeerId(f"silent {number}") for number in range(8)]
+        for peer in crowd:
+            table.network.answers[peer] = silent
+        grow(table.ours, 1, [ANN], voters=[ANN])
+        began = trio.current_time()
+        assert await table.supplies.fetch_newest_checkpoint(table.ours.history, [*crowd, ANN.peer_id], at_least=0) == 2
+        assert trio.current_time() - began <= ASK_TIMEOUT_S + 1
 
     on_table(tmp_path, check)
 

@@ -12,6 +12,7 @@ import trio.testing
 
 from protocol.blobs.blob import Blob, ChunkSet, LeavesRequest, chunks_in
 from protocol.blobs.fetcher import LEAVES_S
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
@@ -38,7 +39,8 @@ class Peers:
         network = SimpleNamespace(connected=lambda: self.peers, request=self._request)
         session: Any = SimpleNamespace(me=ANN.peer_id, network=network, emit=self.events.append)
         manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION})
-        swarm: Any = SimpleNamespace(fetch=self._fetch, add_sources=lambda name, sources: None)
+        known = Reliability()
+        swarm: Any = SimpleNamespace(fetch=self._fetch, add_sources=lambda name, sources: None, reliability=known)
         self.files = RunFiles(session, manifest, BlobStore(Disk(), folder / "files"), swarm, self._offload)
 
     async def _offload(self, function: Callable[..., Any], *arguments: Any) -> Any:

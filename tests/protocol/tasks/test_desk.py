@@ -26,7 +26,7 @@ def admitted(folder: Path, data: bytes, count: int, *said: Mapping[str, Any]) ->
     session: Any = SimpleNamespace(me=ANN.peer_id, seal=lambda body: SimpleNamespace(raw=b"signed"))
     guard: Any = None
     sets: Any = SimpleNamespace(
-        offers=Offers(), organiser=ANN.peer_id, nursery=SimpleNamespace(), in_force=TasksInForce(), pending=None
+        offers=Offers(), organiser=ANN.peer_id, running=SimpleNamespace(is_open=True), in_force=TasksInForce(), pending=None
     )
     sets.tidying = trio.Lock()
     sets.files = SetFiles(session, guard, BlobStore(Disk(durable=False), folder), inline, swarm)

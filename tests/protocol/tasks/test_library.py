@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from protocol.blobs import fetcher as asking
 from protocol.blobs.download import MOST_SOURCES
+from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.tasks.library import RETRY_S, BlobKind, Library
@@ -36,7 +37,7 @@ class Others:
     def __init__(self, connected: Sequence[PeerId], has: Sequence[PeerId]) -> None:
         self._connected, self._has = connected, has
         self.asked: list[PeerId] = []
-        self.members: Any = SimpleNamespace(has_member=lambda peer: peer == MEMBER)
+        self.reliability = Reliability(lambda peer: peer == MEMBER)
 
     def connected(self) -> Sequence[PeerId]:
         return self._connected

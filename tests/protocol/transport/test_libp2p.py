@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -68,6 +70,37 @@ def test_gossip_goes_both_ways_after_a_stream_of_it_has_ended_at_one_end() -> No
             stack(two).gossip._pubsub._handle_dead_peer(library_id(one.peer_id))
             await gossip_until(two, a, b"after")
             await gossip_until(one, b, b"after, the other way")
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("failure", ["timed out", "reset", "of another kind"])
+def test_a_peer_whose_streams_for_gossip_failed_once_gossips_over_the_same_connections(failure: str) -> None:
+    """As on a computer that is too busy to agree to a stream in time: both ends stay connected, so nobody dials again."""
+    from libp2p.host.exceptions import StreamFailure
+    from libp2p.network.stream.exceptions import StreamReset
+
+    problem = {"timed out": StreamFailure("timed out"), "reset": StreamReset(), "of another kind": RuntimeError()}[failure]
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b) as two:
+            host, failed = cast(Any, stack(two).host), list[object]()
+            open_stream = host.new_stream
+
+            async def fails_once(peer: object, protocols: Sequence[str]) -> object:
+                if "/meshsub/1.1.0" in protocols and not failed:
+                    failed.append(peer)
+                    b.changed()
+                    raise problem
+                return await open_stream(peer, protocols)
+
+            host.new_stream = fails_once
+            two.remember(one.addresses())
+            await b.until(lambda: b.connected and failed)
+            await gossip_until(two, a, b"from it")
+            await gossip_until(one, b, b"to it")
+            assert not a.disconnected and not b.disconnected
 
     trio.run(main)
 

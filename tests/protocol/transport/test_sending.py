@@ -39,7 +39,7 @@ def test_a_socket_that_fails_after_its_peer_left_and_came_back_ends_nothing_else
 
         async def push() -> None:
             with pytest.raises(Unreachable):
-                await sending.push(nursery, PEER, b"", memoryview(b"data"))
+                await sending.push(nursery.start_soon, PEER, b"", memoryview(b"data"))
 
         sending = Sending(dial, RateLimit())
         async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ def test_what_gives_way_goes_on_when_a_push_breaks_off_or_nothing_of_it_moves(ho
 
         async def push(scope: trio.CancelScope) -> None:
             with scope, suppress(Unreachable):
-                await urgent.push(nursery, PEER, b"", memoryview(bytes(64 << 20)))
+                await urgent.push(nursery.start_soon, PEER, b"", memoryview(bytes(64 << 20)))
 
         urgent, scope = Sending(dial, RateLimit()), trio.CancelScope()
         spare = Sending(dial, RateLimit(), first=urgent)

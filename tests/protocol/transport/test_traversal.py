@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
@@ -25,6 +26,7 @@ from protocol.transport.nat.punching import (
     OFFER_BYTES,
     DialCandidate,
     Race,
+    at_its_addresses,
     read_candidates,
     token_of,
     write_candidates,
@@ -336,6 +338,97 @@ async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.Socke
         ours = trio.socket.socket()
         await ours.connect(listener.socket.getsockname())
         return ours, (await listener.accept()).socket
+
+
+def test_an_endpoint_that_refuses_is_dialled_six_times_in_a_race_and_a_silent_one_four_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each dial of a silent one is two packets: the kernel repeats the first after a second."""
+    dials: Counter[End] = Counter()
+
+    class Dialled:
+        async def connect(self, end: End) -> None:
+            dials[end] += 1
+            if end[1] % 2:
+                raise ConnectionRefusedError
+            await trio.sleep_forever()
+
+        def close(self) -> None: ...
+
+    async def main() -> None:
+        monkeypatch.setattr(Race, "_new_socket", lambda self, candidate: Dialled())
+        ends = [DialCandidate(("192.0.2.1", port)) for port in range(4001, 4001 + punching.MAX_CANDIDATES)]
+        assert await Race(b"t" * punching.TOKEN_BYTES, False, None).run(ends) is None
+        assert [dials[each.end] for each in ends] == [6, 4, 6, 4, 6, 4]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+HOME, LAN, ELSEWHERE = "203.0.113.7", "192.168.1.7", "198.51.100.9"
+"""Addresses as of documents: they count as on the internet here."""
+
+
+@pytest.mark.parametrize(
+    ("seen", "named", "dialled"),
+    [
+        (HOME, [HOME, HOME, LAN, ELSEWHERE, "2001:db8::1"], [HOME, HOME]),
+        (LAN, [HOME, LAN], [LAN]),
+        (f"::ffff:{HOME}", [ELSEWHERE, HOME], [HOME]),
+        (HOME, [f"::ffff:{HOME}"], [f"::ffff:{HOME}"]),
+        ("2001:db8:0:1::1", ["2001:db8:0:1::2", "2001:db8:0:2::1", HOME], ["2001:db8:0:1::2"]),
+        (
+            None,
+            [HOME, HOME, ELSEWHERE, LAN, "192.168.1.1", "2001:db8::1", "2001:db8:1::1"],
+            [HOME, HOME, LAN, "2001:db8::1"],
+        ),
+        (None, ["10.0.0.1", "10.0.0.2", "172.16.0.1"], ["10.0.0.1"]),
+        (HOME, [], []),
+    ],
+)
+def test_a_peer_is_dialled_where_it_is_seen_or_else_at_one_address_of_each_kind(
+    seen: str | None, named: list[str], dialled: list[str]
+) -> None:
+    candidates = [DialCandidate((ip, 4001 + number)) for number, ip in enumerate(named)]
+    found = at_its_addresses(candidates, (seen, 50000) if seen is not None else None)
+    assert [each.end[0] for each in found] == dialled
+
+
+def test_a_peer_that_names_other_computers_in_a_meeting_has_us_dial_none_of_them() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            meetings = stack(two).traversal._meetings
+            (connection,) = stack(two).host.get_network().connections[library_id(one.peer_id)]
+            victims = [DialCandidate((f"93.184.216.{number}", 4001), number % 2 > 0) for number in range(5)]
+            offer = bytes(NONCE_BYTES) + write_candidates([*victims, DialCandidate(("127.0.0.1", 4001))])
+            found = meetings._to_dial(one.peer_id, connection.muxed_conn, offer)
+            assert [each.end for each in found] == [("127.0.0.1", 4001)]
+
+    trio.run(main)
+
+
+def test_what_all_strangers_have_us_dial_in_meetings_is_bounded_together_and_takes_nothing_from_members() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            meetings, members = stack(two).traversal._meetings, {PeerId("member")}
+            b.has_member = lambda peer: peer in members  # type: ignore[method-assign]
+            (connection,) = stack(two).host.get_network().connections[library_id(one.peer_id)]
+            ends = [DialCandidate(("127.0.0.1", 4001 + number)) for number in range(punching.MAX_CANDIDATES)]
+            offer = bytes(NONCE_BYTES) + write_candidates(ends)
+            began = trio.current_time()
+
+            def dialled(peer: PeerId) -> int:
+                return len(meetings._to_dial(peer, connection.muxed_conn, offer))
+
+            by_strangers = sum(dialled(PeerId(f"key {number}")) for number in range(1000))
+            allowed = punching.DIALLED_FOR_STRANGERS
+            passed_s = trio.current_time() - began
+            assert by_strangers <= allowed.per_s * (allowed.burst_s + passed_s)
+            assert by_strangers >= allowed.per_s * allowed.burst_s
+            assert dialled(PeerId("member")) == len(ends)
+
+    trio.run(main)
 
 
 def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice() -> None:

@@ -69,7 +69,9 @@ def _split(folder: Path, shape: Shape, stream: Stream) -> Split:
     roots: list[bytes] = []
     for start in range(0, len(blocks), shape.shard_blocks):
         part = blocks[start : start + shape.shard_blocks]
-        roots.append(tree_root([chunk_hash(block) for block in part]))
+        leaves = [chunk_hash(block) for block in part]
+        roots.append(tree_root(leaves))
+        (folder / "shards" / f"{roots[-1].hex()}.leaves").write_bytes(b"".join(leaves))
         (folder / "shards" / f"{roots[-1].hex()}.shard").write_bytes(b"".join(part))
     documents = int((stream.tokens == shape.end).sum())
     return Split(tokens=len(stream.tokens), documents=documents, text_bytes=len(stream.tokens) - documents, shards=roots)
@@ -78,9 +80,10 @@ def _split(folder: Path, shape: Shape, stream: Stream) -> Split:
 def cut_into_blocks(folder: Path, shape: Shape, cache: Path, numbers: Sequence[int] | None = None) -> Path:
     """Lay a corpus's blocks out as a peer's cache does, one file a block; `numbers`: only these of each shard."""
     width = shape.token_bytes + (shape.kind is not CorpusKind.TEXT)
-    for shard in (folder / "shards").iterdir():
+    for shard in (folder / "shards").glob("*.shard"):
         data, size = shard.read_bytes(), shape.block_tokens * width
         (cache / shard.stem).mkdir(parents=True)
+        (cache / shard.stem / "leaves").write_bytes(shard.with_suffix(".leaves").read_bytes())
         for number in range(-(-len(data) // size)):
             if numbers is None or number in numbers:
                 (cache / shard.stem / str(number)).write_bytes(data[number * size : (number + 1) * size])

@@ -107,6 +107,46 @@ def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> N
     assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist()
 
 
+@pytest.mark.parametrize("damage", ["zeros", "a flipped bit", "a folder", "other hashes", "no hashes"])
+@pytest.mark.parametrize("place", ["cache", "folder"])
+def test_a_damaged_block_is_missing_until_it_is_right(place: str, damage: str, tmp_path: Path) -> None:
+    shape = Shape()
+    folder = write_corpus(tmp_path / "corpus", shape, {"web": texts(1, 200, 100)})
+    root = read_manifest((folder / "corpus.msgpack").read_bytes()).sources[0].train.shards[0].hex()
+    shard, its_leaves = folder / "shards" / f"{root}.shard", folder / "shards" / f"{root}.leaves"
+    data, leaves = shard.read_bytes(), its_leaves.read_bytes()
+    cache = cut_into_blocks(folder, shape, tmp_path / "cache", [0, 1] if place == "cache" else [])
+    block, hashes, begin = (cache / root / "1", cache / root / "leaves", 0)
+    if place == "folder":
+        hashes.unlink()
+        block, hashes, begin = shard, its_leaves, 64
+    raw = bytearray(block.read_bytes())
+    match damage:
+        case "zeros":
+            raw[begin : begin + 64] = bytes(64)
+        case "a flipped bit":
+            raw[begin + 40] ^= 4
+        case "other hashes":
+            hashes.write_bytes(bytes(len(leaves)))
+        case "no hashes":
+            hashes.unlink()
+    if damage == "a folder":
+        block.unlink()
+        block.mkdir()
+    else:
+        block.write_bytes(raw)
+    folders = (cache,) if place == "cache" else (folder / "shards", cache)
+    read = reading(opened(folder, *folders), sources=["web"], weights=(1,))
+    with pytest.raises(BlockMissing, match=root[:12]):
+        read.rows([1])
+    if damage == "a folder":
+        block.rmdir()
+    (cache / root / "leaves").write_bytes(leaves)
+    for number in (0, 1):
+        (cache / root / str(number)).write_bytes(data[number * 64 : number * 64 + 64])
+    assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist(), "fetched blocks are read instead"
+
+
 def test_a_source_that_ends_begins_again_and_windows_end_before(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, Shape(), {"web": texts(1, 3000, 500), "code": texts(2, 501, 300)})
     read = reading(opened(folder))

@@ -269,7 +269,7 @@ def test_file_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, mon
     with pytest.raises(ValueError, match="has other tasks than this run's"):
         open_file(str(path), "0" * 32)
     monkeypatch.setattr(task_file, "MAX_FILE_BYTES", 10)
-    with pytest.raises(ValueError, match="are read at most"):
+    with pytest.raises(ValueError, match="it has over 10 bytes"):
         open_file(str(path))
 
 

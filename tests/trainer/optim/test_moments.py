@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.trainer import small
-from trainer.optim import TEXT, InnerLoop
+from trainer.optim import CHECKSUM_BYTES, TEXT, InnerLoop
 from trainer.parameters import RESIDUAL, WholeParameters
 from trainer.rank_work import CourseName, courses_of
 from trainer.worker import Task, Worker
@@ -47,26 +48,39 @@ def damaged(path: Path, kind: str) -> None:
             raw.clear()
         case "cut":
             del raw[len(raw) // 2 :]
+        case "a flipped bit":
+            raw[len(raw) // 2] ^= 1
+        case "an absurd mean":
+            begin = 8 + int.from_bytes(raw[:8], "little")
+            raw[begin + 400 : begin + 404] = np.float32(1e30).tobytes()
+        case "zeros":
+            raw[len(raw) // 2 : len(raw) // 2 + 4096] = bytes(4096)
+        case "another checksum":
+            raw[-1] ^= 1
         case "no header":
             raw[:8] = b"\xff" * 8
         case "not finite":
-            raw[-8:-4] = np.float32(np.inf).tobytes()  # the last square
+            raw[-12:-8] = np.float32(np.inf).tobytes()  # the last square
         case "negative square":
-            raw[-8:-4] = np.float32(-1).tobytes()
+            raw[-12:-8] = np.float32(-1).tobytes()
         case "no steps":
-            raw[-4:] = np.float32(0).tobytes()
+            raw[-8:-4] = np.float32(0).tobytes()
         case "steps not finite":
-            raw[-4:] = np.float32(np.nan).tobytes()
+            raw[-8:-4] = np.float32(np.nan).tobytes()
         case "too many steps":
-            raw[-4:] = np.float32(3e38).tobytes()
+            raw[-8:-4] = np.float32(3e38).tobytes()
         case "another name":
             raw[:] = raw.replace(b'"mean"', b'"meen"')
+    if kind in UNDER_A_CHECKSUM:
+        raw[-CHECKSUM_BYTES:] = zlib.crc32(raw[:-CHECKSUM_BYTES]).to_bytes(CHECKSUM_BYTES, "little")
     path.write_bytes(raw)
 
 
+UNDER_A_CHECKSUM = (
+    "not finite", "negative square", "no steps", "steps not finite", "too many steps", "another name",
+)  # fmt: skip
 DAMAGE = (
-    "empty", "cut", "no header", "not finite", "negative square", "no steps", "steps not finite", "too many steps",
-    "another name",
+    "empty", "cut", "a flipped bit", "an absurd mean", "zeros", "another checksum", "no header", *UNDER_A_CHECKSUM,
 )  # fmt: skip
 
 

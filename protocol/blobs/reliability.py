@@ -1,0 +1,68 @@
+"""Reliability of the sources of chunks: a peer's memory of who brought chunks and who withheld them, for all its fetches.
+
+Pure.  Keys are free, so a bad name is worth nothing: a stranger takes another key.  What counts is what a key has brought.
+
+* **Rank.**  A peer ranks by the chunks that it has brought, up to `PROVEN`.  A peer of which we know nothing ranks 0, a
+  member `PROVEN`.
+* **Withholding.**  A peer that lets a chunk become overdue, or sends wrong bytes, loses half of its rank.  Without any, it
+  ranks below strangers, the lower the more often.  Each chunk that it brings, even a late one, counts as before: a peer that
+  was slow once, or whose line was, makes up for it.
+* **Bounds.**  `MAX_REMEMBERED` peers are remembered.  Peers that rank no higher than strangers are forgotten first, then the
+  peer that has brought nothing for longest: keys that bring nothing never displace a peer that does.
+
+So a chunk that a source of rank `PROVEN` has is delayed only by peers of that rank.  The delay costs them half of it, and
+they bring that many chunks before the next one, or as many as `PROVEN` with a fresh key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from protocol.wire.identity import PeerId
+
+PROVEN = 16
+MAX_REMEMBERED = 1024
+
+
+class Reliability:
+    """Ranks of all sources.  is_member: tells members from strangers."""
+
+    def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: False) -> None:
+        self._is_member = is_member
+        self._ranks: dict[PeerId, int] = {}
+        """From `-PROVEN` to `PROVEN`; the peer whose rank was set last comes last."""
+
+    def __len__(self) -> int:
+        """Return the number of peers remembered."""
+        return len(self._ranks)
+
+    def rank(self, peer: PeerId) -> int:
+        """Return the rank of a peer, from `-PROVEN` to `PROVEN`."""
+        rank = self._ranks.get(peer)
+        if rank is None:
+            return PROVEN if self._is_member(peer) else 0
+        return rank
+
+    def is_proven(self, peer: PeerId) -> bool:
+        """Return True if a peer ranks higher than a stranger of which we know nothing."""
+        return self.rank(peer) > 0
+
+    def in_order(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return the peers, the most reliable first; equals stay in their order."""
+        return sorted(peers, key=lambda peer: -self.rank(peer))
+
+    def brought(self, peer: PeerId) -> None:
+        """Note that a peer has brought a chunk."""
+        self._set(peer, min(PROVEN, self.rank(peer) + 1))
+
+    def withheld(self, peer: PeerId) -> None:
+        """Note that a peer has let us wait in vain for what it claims to have, or has sent wrong bytes."""
+        rank = self.rank(peer)
+        self._set(peer, rank // 2 if rank > 0 else max(-PROVEN, rank - 1))
+
+    def _set(self, peer: PeerId, rank: int) -> None:
+        self._ranks.pop(peer, None)
+        self._ranks[peer] = rank
+        if len(self._ranks) > MAX_REMEMBERED:
+            unproven = (known for known, its_rank in self._ranks.items() if its_rank <= 0)
+            del self._ranks[next(unproven, next(iter(self._ranks)))]

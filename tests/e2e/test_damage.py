@@ -1,0 +1,39 @@
+"""A peer alone in its run that finds a file of its data directory damaged goes on without it, or ends with one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.damage import outcomes
+
+pytestmark = pytest.mark.slow
+
+KINDS = (
+    "identity",
+    "incarnation",
+    "manifest of the run",
+    "newest votes",
+    "first record",
+    "newest record",
+    "shards of a corpus",
+    "moments",
+    "residual",
+)
+TOLD = {
+    "first record": "4 records after round 0 cannot be read",
+    "newest record": "1 record after round 3 cannot be read",
+    "moments": "moments of an earlier start are not used",
+    "residual": "begin again with zeros",
+}
+"""What a peer or its trainer says of zeros and flipped bits."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_to_a_file_is_repaired_or_named(kind: str, tmp_path: Path) -> None:
+    found = list(outcomes(tmp_path, [kind], beside=False))
+    assert not [each for each in found if not each.is_good]
+    for each in found:
+        if each.kind in TOLD and each.damage in ("zeros", "flipped bit"):
+            assert each.goes_on and TOLD[each.kind] in each.said, each

@@ -1,0 +1,132 @@
+"""What a peer has brought decides how far it is relied on, whatever key it has, in all fetches."""
+
+from __future__ import annotations
+
+from random import Random
+
+from protocol.blobs.download import (
+    MOST_OWED_BYTES,
+    MOST_UNPROVEN_BYTES,
+    Came,
+    Download,
+    DownloadTick,
+    Picker,
+    SourceHas,
+    Sources,
+    Wrong,
+)
+from protocol.blobs.reliability import MAX_REMEMBERED, PROVEN, Reliability
+from protocol.wire.identity import PeerId
+from tests.protocol.blobs.peers import PEERS, even
+
+ANN, BOB, CYN, DAN = PEERS[:4]
+MIB = 1 << 20
+
+
+def test_a_peer_ranks_by_what_it_brought_and_loses_half_by_withholding() -> None:
+    known = Reliability()
+    assert known.rank(ANN) == 0 and not known.is_proven(ANN)
+    for _ in range(2 * PROVEN):
+        known.brought(ANN)
+    assert known.rank(ANN) == PROVEN and known.is_proven(ANN)
+    ranks = list[int]()
+    for _ in range(2 * PROVEN):
+        known.withheld(ANN)
+        ranks.append(known.rank(ANN))
+    assert ranks[:7] == [PROVEN // 2, 4, 2, 1, 0, -1, -2] and ranks[-1] == -PROVEN
+    for _ in range(PROVEN):
+        assert not known.is_proven(ANN)
+        known.brought(ANN)
+    known.brought(ANN)
+    assert known.rank(ANN) == 1, "who was slow makes up for it"
+
+
+def test_a_member_is_relied_on_before_it_has_brought_anything_and_loses_that_too() -> None:
+    known = Reliability(lambda peer: peer == BOB)
+    assert known.in_order([ANN, BOB, CYN]) == [BOB, ANN, CYN]
+    known.withheld(BOB)
+    assert known.in_order([ANN, BOB, CYN])[0] == BOB, "it may have been slow once"
+    for _ in range(5):
+        known.withheld(BOB)
+    assert known.in_order([ANN, BOB, CYN]) == [ANN, CYN, BOB]
+
+
+def test_keys_without_merit_displace_no_peer_that_has_some_and_memory_is_bounded() -> None:
+    known = Reliability()
+    known.brought(ANN)
+    for number in range(2 * MAX_REMEMBERED):
+        known.withheld(PeerId(f"key {number}"))
+    assert len(known) == MAX_REMEMBERED and known.rank(ANN) == 1
+    for number in range(MAX_REMEMBERED):
+        known.brought(PeerId(f"other {number}"))
+        known.brought(ANN)
+    assert len(known) == MAX_REMEMBERED and known.rank(ANN) == PROVEN, "who brings something remains"
+    known.brought(BOB)
+    assert known.rank(BOB) == 1, "newcomers are remembered, though all places are taken by peers with merit"
+
+
+def test_what_only_less_reliable_sources_owe_is_asked_for_at_once() -> None:
+    picker, rank = Picker(1, 0, Random(1)), {ANN: 0, BOB: 0, CYN: 3, DAN: 3}.__getitem__
+    for peer in (ANN, BOB, CYN, DAN):
+        picker.set_held(peer, 1)
+    assert picker.pick(ANN) == 0
+    assert picker.pick_again(BOB, lambda peer, chunk: 1.0, 1.0, rank) is None, "Ann is as reliable, and not slower"
+    assert picker.pick_again(BOB, lambda peer, chunk: 2.0, 1.0, rank) == 0
+    assert picker.pick_again(CYN, lambda peer, chunk: 0.0, 1.0, rank) == 0, "two copies of strangers count for nothing"
+    assert picker.pick_again(DAN, lambda peer, chunk: 0.0, 1.0, rank) is None
+
+
+def test_withholders_of_one_download_are_asked_last_in_the_next_and_no_chunk_waits_for_them() -> None:
+    known = Reliability()
+
+    def begin(now: float) -> tuple[Download, dict[str, tuple[int, ...]]]:
+        download, wants = Download(even(4, 1000), 0, b"seed", reliability=known), dict[str, tuple[int, ...]]()
+        for peer in (BOB, CYN, ANN):
+            for want in download.handle(SourceHas(peer, download.blob.all), now):
+                wants[want.peer] = wants.get(want.peer, ()) + want.chunks
+        return download, wants
+
+    first, wants = begin(0.0)
+    assert wants[BOB] and wants[CYN], "nobody is known"
+    first.handle(DownloadTick(), 100.0)
+    for chunk in range(4):
+        first.handle(SourceHas(ANN, first.blob.all), 100.0)
+        if ANN in first.asked_for(chunk):
+            first.handle(Came(ANN, chunk), 100.1)
+    assert known.rank(BOB) == known.rank(CYN) == -1 and known.rank(ANN) > 0
+    second, _ = begin(200.0)
+    for number in range(4):
+        owed = [chunk for chunk in range(4) if ANN in second.asked_for(chunk)]
+        assert owed, "Ann is never idle while a chunk is missing that only they owe"
+        second.handle(Came(ANN, owed[0]), 200.1 + number)
+    assert not second.missing
+
+
+def test_a_chunk_that_comes_late_counts_as_brought_and_one_with_wrong_bytes_as_withheld() -> None:
+    known = Reliability()
+    download = Download(even(1, 1000), 0, b"seed", reliability=known)
+    download.handle(SourceHas(ANN, 1), 0.0)
+    download.handle(DownloadTick(), 100.0)
+    download.handle(Came(ANN, 0), 101.0)
+    assert known.rank(ANN) == 0
+    other = Download(even(1, 1000), 0, b"seed", reliability=known)
+    other.handle(SourceHas(BOB, 1), 0.0)
+    other.handle(Wrong(BOB, 0), 1.0)
+    assert known.rank(BOB) == -1
+
+
+def test_sources_without_merit_owe_half_together_whatever_their_number() -> None:
+    known = Reliability(lambda peer: peer == ANN)
+    sources = Sources(Random(1), known)
+    strangers = [PeerId(f"key {number}") for number in range(100)]
+    for peer in (ANN, *strangers):
+        sources.add(peer)
+    for peer in strangers:
+        if sources.may_owe_more(peer):
+            sources.asked(peer, MIB, 0.0)
+    owed = sum(not sources.may_owe_more(peer) for peer in strangers)
+    assert owed == len(strangers) and sources.may_owe_more(ANN)
+    assert MOST_UNPROVEN_BYTES <= MOST_OWED_BYTES // 2
+    for peer in strangers[: MOST_UNPROVEN_BYTES // MIB]:
+        sources.settled(peer, MIB)
+    assert sources.may_owe_more(strangers[-1])
