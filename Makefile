@@ -1,9 +1,15 @@
-# `make demo`, `make test`, `make test-all`: everything on a machine with Python 3.11 or later and its venv.
-# What is missing is said before anything is installed.
+# `make demo`, `make test`, `make test-all`: everything on a machine with Python 3.11 or later and its venv, and the demo also
+# on one with uv alone.  What is missing is said before anything is installed.
 PYTHON ?= $(or $(shell sh .ci/prerequisites find),python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ./install/fastecdsa
 STAMP := .venv/.installed
+DEMO := .venv/.installed-demo
+UV ?= $(shell command -v uv 2>/dev/null)
+# The build of torch: with uv `auto` asks the driver of the GPU; `cpu` or `cu130` name one, and nothing takes that of the index.
+TORCH_BACKEND ?= auto
+# pip gets torch from here as well if there is no GPU's driver, since the build on PyPI brings gigabytes for CUDA.
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libnvidia-ml.so.1),,https://download.pytorch.org/whl/cpu)
 SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
@@ -19,10 +25,25 @@ $(STAMP): pyproject.toml constraints.txt
 	@sh .ci/prerequisites python $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) -e '.[dev,oracle]'
+	touch $@ $(DEMO)
+
+# What peers need, without tests and checks.
+$(DEMO): pyproject.toml constraints.txt
+ifeq ($(UV),)
+	@sh .ci/prerequisites python $(PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) torch)
+	$(PIP) -e .
+else
+	test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(or $(shell sh .ci/prerequisites find),3.11) .venv
+	$(UV) pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) \
+		-c constraints.txt ./install/fastecdsa -e .
+endif
 	touch $@
 
-demo: venv
+demo: $(DEMO)
 	$(BIN)/peer demo
+	@echo 'The command line is $(BIN)/peer; ". $(BIN)/activate" makes it `peer` in this terminal.'
 
 # On every core, each process with one thread.  Of the tests with real processes two files at a time: they wait much, and a test
 # without a processor of its own has to pass, too.

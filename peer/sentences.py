@@ -107,7 +107,7 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
             return (
                 f"nothing is learned: in {many(rounds, 'round')} all answers to each problem had the same reward{mean}; a "
                 f"typical answer to »{clean(prompt, 200)}« is »{clean(text, 200)}«{wanted}; {remedy}, and try them with "
-                "`peer tasks rate`"
+                "`peer tasks rate FILE --model FOLDER`"
             )
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""

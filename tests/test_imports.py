@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-GPU_IMAGE = {"torch", "triton", "numpy", "safetensors", "tokenizers"}
+GPU_IMAGE = {"torch", "triton", "numpy", "tokenizers"}
 """What a rented GPU image has, besides what these bring along."""
 
 

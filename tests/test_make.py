@@ -81,6 +81,46 @@ def test_an_environment_needs_no_compiler(computer: Computer) -> None:
     assert "-c constraints.txt ./install/fastecdsa -e .[dev,oracle]" in (computer.tree / "asked").read_text()
 
 
+def asked_for(computer: Computer, *settings: str) -> list[str]:
+    """What `make demo` asks a stand-in of pip for, without installing anything."""
+    computer.has_python()
+    site = next((computer.tree / ".venv" / "lib").glob("python3*/site-packages"))
+    (site / "pip.py").write_text("import sys; print(*sys.argv[1:], file=open('asked', 'a'))\n")
+    done = computer.run("make", "-s", "demo", "UV=", *settings)
+    assert "bin/peer" in done.stderr and (computer.tree / ".venv" / ".installed-demo").exists(), done.stderr
+    return (computer.tree / "asked").read_text().splitlines()
+
+
+def test_a_demo_needs_no_tests_and_without_a_gpu_no_cuda(computer: Computer) -> None:
+    """The first answer of an index that cannot be reached is the last: what pip has elsewhere is taken then."""
+    torch, ours = asked_for(computer, "TORCH_INDEX=https://example.org/cpu")
+    assert torch.endswith("--no-deps --retries 1 --extra-index-url https://example.org/cpu torch")
+    assert ours.endswith("-c constraints.txt ./install/fastecdsa -e .")
+
+
+def test_a_demo_with_a_gpu_takes_the_build_of_torch_that_everybody_takes(computer: Computer) -> None:
+    (ours,) = asked_for(computer, "TORCH_INDEX=")
+    assert ours.endswith("-c constraints.txt ./install/fastecdsa -e .")
+
+
+def test_a_demo_uses_uv_if_it_is_there_and_the_tests_find_pip_later(computer: Computer) -> None:
+    computer.has("uv", '#!/bin/sh\necho "$@" >> asked\n')
+    done = computer.run("make", "-s", "demo")
+    assert "Python" not in done.stderr, "uv brings one"
+    environment, packages = (computer.tree / "asked").read_text().splitlines()
+    assert environment == "venv --quiet --seed --python 3.11 .venv"
+    assert packages == (
+        "pip install --quiet --python .venv/bin/python --torch-backend auto -c constraints.txt ./install/fastecdsa -e ."
+    )
+
+
+def test_an_environment_for_tests_is_enough_for_a_demo(computer: Computer) -> None:
+    computer.has_python()
+    for stamp in (".installed-demo", ".installed"):
+        (computer.tree / ".venv" / stamp).touch()
+    assert computer.run("make", "-n", "demo").stdout.splitlines()[0] == ".venv/bin/peer demo"
+
+
 def test_ci_installs_a_compiler_for_the_tests_that_compile_layers(computer: Computer) -> None:
     computer.has_python()
     missing = computer.run("sh", ".ci/prerequisites", "packages", "python3")

@@ -1,4 +1,4 @@
-"""Command that installs the packages of an extra into the environment that runs this program.
+"""Commands that install the packages of an extra, or another build of torch, into the environment that runs this program.
 
 There is no distribution to install by name, and `pip` on a person's path belongs to another environment than the one that
 uv or pipx made for this program.
@@ -34,11 +34,41 @@ def install_command(extra: str, *, again: bool = False) -> str:
 
 def command_for(packages: list[str], *, again: bool = False) -> str:
     """Return the shell command that installs these packages into the environment of this process."""
-    prefix = Path(sys.prefix)
-    if (prefix / "pipx_metadata.json").exists():
-        words = ["pipx", "inject", *(["--force"] if again else []), prefix.name]
-    elif (prefix / "uv-receipt.toml").exists() or find_spec("pip") is None:
+    if _is_of_pipx():
+        words = ["pipx", "inject", *(["--force"] if again else []), Path(sys.prefix).name]
+    elif _is_of_uv():
         words = ["uv", "pip", "install", *(["--reinstall"] if again else []), "--python", sys.prefix]
     else:
         words = [sys.executable, "-m", "pip", "install", *(["--force-reinstall"] if again else [])]
     return shlex.join([*words, *packages])
+
+
+def torch_command(version: str, build: str) -> str:
+    """Return the shell command that puts another build of torch into the environment of this process.
+
+    version: torch's, which may name the installed build ("2.13.0+cpu").  build: "CUDA", which is that of PyPI, or another.
+    """
+    torch = f"torch=={version.partition('+')[0]}"
+    if build == "CUDA" and (_is_of_pipx() or not _is_of_uv()):
+        return command_for([torch], again=True)
+    words = [
+        "uv",
+        "pip",
+        "install",
+        "--reinstall-package",
+        "torch",
+        "--torch-backend",
+        "auto",
+        "--python",
+        sys.prefix,
+        torch,
+    ]
+    return shlex.join(words)
+
+
+def _is_of_pipx() -> bool:
+    return (Path(sys.prefix) / "pipx_metadata.json").exists()
+
+
+def _is_of_uv() -> bool:
+    return (Path(sys.prefix) / "uv-receipt.toml").exists() or find_spec("pip") is None

@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad_norm_
 from kernels.codecs.ladder import Codec
 from kernels.layout import ChunkSpan, Layouts
 from trainer.device import on_device
+from trainer.extras import install_command
 from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.reference import ReferenceWeights
@@ -275,7 +276,11 @@ class DifferenceEncoder:
             except NotFinite:
                 raise
             except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and its errors differ by version
-                print(f"contributions are encoded on the host, because the GPU's kernel fails: {error}", file=sys.stderr)
+                remedy = f"; run {install_command('gpu')}" if isinstance(error, ModuleNotFoundError) else ""
+                print(
+                    f"contributions are encoded on the host, because the GPU's kernel fails: {error}{remedy}",
+                    file=sys.stderr,
+                )
                 self._on_host = True
         return encode_on_host(part, base, values, left)
 

@@ -1,8 +1,8 @@
 """`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
 
-With arguments, it first starts that peer itself, by `peer WORD …` (`tui.own_peer`).  `python -m tui --replay FILE …` shows a
-recorded event log instead; its files are given oldest first.  `python -m tui --child-of PID FOLDER` ends with its parent, a
-server that shows the view in a browser.
+With arguments, it first starts that peer itself, by `peer` and the words (`tui.own_peer`).  `python -m tui --replay FILE …`
+shows a recorded event log instead; its files are given oldest first.  `python -m tui --child-of PID FOLDER` ends with its
+parent, a server that shows the view in a browser.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class TaskControls:
     async def _publish(self, fields: dict[str, Any]) -> dict[str, Any]:
         desk, file, name, count = self._desk(), fields.get("file"), fields.get("name"), _count(fields)
         if not isinstance(file, str) or not GIVEN.fullmatch(file):
-            raise ControlError("a file to publish lies in the run's folder of tasks; use `peer tasks publish`")
+            raise ControlError("a file to publish lies in the run's folder of tasks; use `peer tasks publish FILE`")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ControlError("a set's name has 1 to 64 plain characters; give another one with --name")
         try:
@@ -273,7 +273,7 @@ class Controls:
     async def _publish_weights(self, fields: dict[str, Any]) -> dict[str, Any]:
         versions, name, anchor_every = self._versions(), fields.get("file"), fields.get("anchor_every")
         if not isinstance(name, str) or not GIVEN.fullmatch(name):
-            raise ControlError("a file to publish lies in the run's folder of weights; use `peer weights publish`")
+            raise ControlError("a file to publish lies in the run's folder of weights; use `peer weights publish FILE`")
         if not isinstance(anchor_every, int) or not 1 <= anchor_every <= MOST_ANCHOR_EVERY:
             raise ControlError(f"a version is whole at least every {MOST_ANCHOR_EVERY} versions")
         try:
@@ -291,7 +291,7 @@ class Controls:
     async def _extend(self, fields: dict[str, Any]) -> dict[str, Any]:
         unit, total = fields.get("unit"), fields.get("total")
         if unit not in [each.value for each in Unit] or type(total) is not int or total < 1:
-            raise ControlError("a run is extended to a total of tokens or of rounds; use `peer run extend`")
+            raise ControlError("a run is extended to a total of tokens or of rounds; use `peer run extend --rounds N`")
         before = self._peer.status().goal_total
         try:
             body = await self._peer.extensions().extend(Unit(unit), total)

@@ -210,7 +210,7 @@ def run_data(
             if any(name == other for _, other in sources):
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
-                    "`peer data build` and NAME=INPUT",
+                    "`peer data build OUT NAME=INPUT --tokenizer FOLDER`",
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}

@@ -48,7 +48,7 @@ from protocol.wire.presence import Role
 from trainer.environments.packages import PackageMissing
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.extras import command_for
+from trainer.extras import install_command, torch_command
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -216,9 +216,6 @@ def python() -> Check:
 NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
 """Files of NVIDIA's driver, on Linux itself and in WSL2."""
 AMD_DRIVER = Path("/dev/kfd")
-INSTALL_AGAIN = (
-    "install manyhands again with uv tool install --reinstall --torch-backend auto, as docs/guides/install.md shows"
-)
 BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 """Names of torch's builds, by the variables of torch/version.py that only this build sets."""
 
@@ -232,7 +229,7 @@ def torch() -> Check:
     build, suitable = _torch_build(), _suitable_build()
     value = f"{found}, built for {build}" if build else found
     if build and suitable and build != suitable:
-        return Check("torch", CheckResult.WARN, value, f"built for {suitable}", INSTALL_AGAIN)
+        return Check("torch", CheckResult.WARN, value, f"built for {suitable}", torch_command(found, suitable))
     return ok("torch", value)
 
 
@@ -271,7 +268,7 @@ def gpu(free: int | None = None) -> list[Check]:
     try:
         checks.append(ok("triton", version_of("triton")))
     except PackageNotFoundError:
-        remedy = f"{command_for(['triton'])}, for faster kernels"
+        remedy = f"{install_command('gpu')}, for faster kernels"
         checks.append(Check("triton", CheckResult.WARN, "not installed", "", remedy))
     return checks
 

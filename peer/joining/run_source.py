@@ -171,7 +171,7 @@ def read_manifest(path: Path) -> SignedManifest:
     except Malformed as error:
         raise PeerError(
             f"{path} is not a signed manifest ({error}); give a run file ending in .toml, a manifest written by "
-            "`peer run create --out`, or an invitation",
+            "`peer run create RUN.toml --out FILE`, or an invitation",
             ExitCode.INPUT,
         ) from error
 

@@ -303,14 +303,15 @@ class Preferences:
     )
     page: str | None = _setting(
         None,
-        "folder in which to keep a web page about the run current, for people who run no peer (`peer page`; default: none)",
+        "folder in which to keep a web page about the run current, for people who run no peer "
+        "(`peer page FOLDER`; default: none)",
         Notation(read_folder, placeholder="FOLDER"),
         unset="none",
     )
     track: tuple[str, ...] | None = _setting(
         None,
         "trackers that get the run's curves, with commas between them: tensorboard:FOLDER, wandb:PROJECT, mlflow:URI "
-        "(`peer track`; default: none)",
+        "(`peer track TARGET`; default: none)",
         Notation(read_trackers, ",".join, "TARGET"),
         unset="none",
     )

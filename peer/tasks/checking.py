@@ -48,8 +48,8 @@ def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
     plain, checked = _read(signed, source, given, data)
     if plain != given:
         raise PeerError(
-            f"{source} is compressed, and trainers read plain lines; ask its publisher to use `peer tasks publish`, which "
-            "unpacks it",
+            f"{source} is compressed, and trainers read plain lines; ask its publisher to use "
+            "`peer tasks publish FILE`, which unpacks it",
             ExitCode.INPUT,
         )
     return checked

@@ -240,7 +240,8 @@ class Brought:
                 tell(
                     "answers",
                     "no prompt says in which form to answer, and a model that writes a sentence then gets 0; add to the "
-                    'prompts, for example, "End with Answer: and the number.", and try them with `peer tasks rate`',
+                    'prompts, for example, "End with Answer: and the number.", and try them with '
+                    "`peer tasks rate FILE --model FOLDER`",
                 )
             if count < len(tasks):
                 remarks.append(about)

@@ -35,11 +35,11 @@ def admitting(tasks: TasksInForce, pending: Amendment | None, offer: SignedOffer
     if any(each.root == offer.root for each in sets):
         raise CannotAmend(f"the set {offer.root.hex()[:12]} is admitted already")
     if len(sets) >= MAX_SETS:
-        raise CannotAmend(f"{MAX_SETS} sets are admitted, as many as may be; remove one with `peer tasks remove`")
+        raise CannotAmend(f"{MAX_SETS} sets are admitted, as many as may be; remove one with `peer tasks remove ID`")
     body = offer.body
     if sum(each.size for each in sets) + body.size > MAX_ADMITTED_BYTES:
         most = MAX_ADMITTED_BYTES >> 20
-        raise CannotAmend(f"the admitted sets would have more than {most} MiB; remove one with `peer tasks remove`")
+        raise CannotAmend(f"the admitted sets would have more than {most} MiB; remove one with `peer tasks remove ID`")
     new = AdmittedSet(
         name=body.name, count=body.count, size=body.size, root=body.root, slot=highest + 1, publisher=offer.publisher
     )

@@ -1,15 +1,20 @@
-"""The wheel in an environment of its own, outside the repository: the demo, the interface, and nothing left at the end."""
+"""The wheel in an environment of its own, outside the repository: the demo, the interface, and nothing left at the end.
+
+The environment has the packages that the wheel requires, and no others: none of an extra or of the tests, and no Triton.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
-import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
 
 from peer.installation import ROOMS
 from tests.e2e.person import Person
@@ -26,8 +31,27 @@ PANELS = ("1 Training", "2 Swarm", "3 Round", "4 Transfers", "5 Log", "6 Me")
 PLACES = f"import {', '.join(('peer', *ROOMS))}; print(*({', '.join(f'{name}.__file__' for name in ('peer', *ROOMS))}))"
 
 
+def required(requirements: list[str]) -> Iterator[importlib.metadata.Distribution]:
+    """Yield the distributions that these requirements bring along, as this interpreter has them."""
+    seen, left = set[str](), [Requirement(each) for each in requirements]
+    while left:
+        wanted = left.pop()
+        if wanted.name not in seen and (wanted.marker is None or wanted.marker.evaluate({"extra": ""})):
+            seen.add(wanted.name)
+            found = importlib.metadata.distribution(wanted.name)
+            left += [Requirement(each) for each in found.requires or []]
+            yield found
+
+
+def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
+    """Link the files of a distribution into another environment."""
+    for name in {path.parts[0] for path in distribution.files or []} - {"..", "__pycache__"}:
+        if not (site / name).exists():
+            (site / name).symlink_to(Path(str(distribution.locate_file(name))))
+
+
 class Installed(Person):
-    """Somebody with the wheel in a new environment.  Of the packages that it depends on, this interpreter's are used."""
+    """Somebody with the wheel in a new environment.  Of the packages that it requires, this interpreter's are used."""
 
     def __init__(self, swarm: Swarm, name: str) -> None:
         place = swarm.place("installed").resolve()
@@ -38,8 +62,11 @@ class Installed(Person):
         pip = [sys.executable, "-m", "pip", "--python", str(self.programs / "python"), "install", "--no-deps", "--no-index"]
         self.runs([*pip, "--quiet", str(build(place))], place)
         (site,) = place.glob("environment/lib/python*/site-packages")
-        others = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
-        (site / "others.pth").write_text("\n".join(others))  # what lies there is found, but no .pth file there is read
+        (metadata,) = site.glob("manyhands-*.dist-info")
+        for distribution in required(importlib.metadata.Distribution.at(metadata).requires or []):
+            link(distribution, site)
+        absent = [name for name in ("pytest", "transformers", "triton") if (site / name).exists()]
+        assert not absent and (site / "torch").exists()
 
     def runs(self, command: list[str], where: Path) -> str:
         """To its end; what it printed."""

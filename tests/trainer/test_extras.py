@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.extras import ROOT, command_for, install_command, packages_of
+from trainer.extras import ROOT, command_for, install_command, packages_of, torch_command
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PRODUCT = ("kernels", "protocol", "trainer", "peer", "tui")
@@ -61,6 +61,23 @@ def test_the_command_reaches_the_environment_of_this_program(
 def test_an_environment_without_pip_is_one_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.extras.find_spec", lambda name: None)
     assert command_for(["a"]).startswith("uv pip install --python ")
+
+
+@pytest.mark.parametrize("build", ["CUDA", "ROCm"])
+@pytest.mark.parametrize("mark", ["pipx_metadata.json", "uv-receipt.toml", "pyvenv.cfg"])
+def test_another_build_of_torch_is_installed_where_this_program_is(
+    mark: str, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build for CUDA is on PyPI, where pip and pipx look; uv finds the others."""
+    (tmp_path / mark).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    command = torch_command("2.13.0+cpu", build)
+    if build == "CUDA" and mark != "uv-receipt.toml":
+        assert command == command_for(["torch==2.13.0"], again=True)
+    else:
+        assert command == (
+            f"uv pip install --reinstall-package torch --torch-backend auto --python {tmp_path} torch==2.13.0"
+        )
 
 
 STAND_IN = """

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
+import kernels
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.layout import chunk_layouts, fragment_length
 from tests.trainer import small
 from tests.trainer.team import FAMILIES
 from trainer.data.rows import Rows
+from trainer.extras import install_command
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective
 from trainer.optim import AdamW, Muon
-from trainer.parameters import LocalParameters, NotFinite, WholeParameters
+from trainer.parameters import DifferenceEncoder, LocalParameters, NotFinite, WholeParameters
 from trainer.sharding import join_group, leave_group, shard_rows, sharded_parameters
 
 INNER = small.config().inner
@@ -126,6 +129,24 @@ def test_other_parameters_are_shown_and_leave_no_trace() -> None:
         shown = float(LanguageModelObjective().loss(part.show(theta * 2), ROWS, 0.0).mean)
         part.hide()
     assert shown != before and torch.equal(values(part), torch.from_numpy(theta))
+
+
+def test_without_triton_a_gpu_leaves_contributions_to_the_host_and_says_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, _, theta = both()
+    whole.load(theta[::-1].copy())
+    layouts = chunk_layouts(LADDER["int4"], len(theta), 4096)
+    out, other = (memoryview(bytearray(layouts.contribution.payload_bytes)) for _ in range(2))
+    norm = whole.encode_difference(theta, layouts, None, out)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "kernels.codec_triton", raising=False)
+    monkeypatch.delattr(kernels, "codec_triton", raising=False)
+    monkeypatch.setattr(whole, "_encoder", DifferenceEncoder(torch.device("cuda")))
+    for _ in range(2):
+        assert whole.encode_difference(theta, layouts, None, other) == norm and out == other
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"; run {install_command('gpu')}")
 
 
 def test_parameters_that_are_not_finite_are_no_contribution() -> None:

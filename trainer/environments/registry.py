@@ -326,7 +326,9 @@ def _check_file(options: Mapping[str, Any]) -> None:
     if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
         raise ValueError("the path of a run's tasks is the name of a file, without folders")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError("a file of tasks needs its digest, so that all peers have the same; `peer run create` adds it")
+        raise ValueError(
+            "a file of tasks needs its digest, so that all peers have the same; `peer run create RUN.toml` adds it"
+        )
 
 
 def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
