@@ -29,7 +29,7 @@ from protocol.run.manifest import (
     RoundSection,
     RunManifest,
 )
-from protocol.run.sections import DataSection, LocalSection, ModelSection
+from protocol.run.sections import DataSection, LocalSection, ModelSection, RlSection
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -54,6 +54,8 @@ DERIVED = {
     "inner.lr": "what is trained",
     "inner.warmup_steps": "the run's length",
     "rl.warmup_steps": "the run's length",
+    "rl.row_tokens": "the positions of a folder's model",
+    "rl.max_tokens": "rl.row_tokens",
     "rounds.inner_steps": "the run's length, if it follows from the data",
     "total_tokens": "the model's size, or the data",
     "total_rounds": "what is trained",
@@ -107,10 +109,32 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     fragments = filled.get("fragments", 1)
     exchanged = parameters // fragments if isinstance(fragments, int) and fragments > 0 else parameters
     filled.setdefault("chunk_parameters", chunk_size(exchanged))
+    filled |= _with_lengths(filled, model.get("context", 0))
     filled.setdefault("checkpoint_chunk_bytes", checkpoint_chunk_size(STATE_BYTES_PER_PARAMETER * parameters))
     if "total_tokens" not in filled and "total_rounds" not in filled:
         filled |= _by_epochs(filled, tunes=tunes) or _total(filled, parameters, tunes=tunes)
     return _with_warm_ups(filled)
+
+
+def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Return the section on rollouts with lengths that fit the positions of a model; unchanged if they are unknown.
+
+    Half of the positions are for the prompt.
+    """
+    rl = fields.get("rl")
+    if not isinstance(rl, dict) or not _is_size(context, 1 << 24):
+        return {}
+    row = rl.get("row_tokens", min(context, RlSection.model_fields["row_tokens"].default))
+    if not _is_size(row, 1 << 24):
+        return {}
+    most = min(max(1, row // 2), RlSection.model_fields["max_tokens"].default)
+    return {
+        "rl": {
+            "row_tokens": max(row, rl["max_tokens"]) if _is_size(rl.get("max_tokens"), 1 << 24) else row,
+            "max_tokens": most,
+            **rl,
+        }
+    }
 
 
 def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:

@@ -13,6 +13,9 @@ For each task type it contains:
   `{"type": "stdin_stdout", "input": text, "output": text}` or
   `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
 
+A line may also be `{"prompt": text, "answer": text or number}`, or with `question` for `prompt`. An answer that ends in
+`#### 42` is a solution, as in GSM8K. Numbers become a `numeric_answer`, other texts an `exact_answer`.
+
 The first two types are our own; the others are as published. `solve_rate` is the mean score, 0 to 1, over a number `samples`
 of a model's answers. A run may leave out a task because of its solve rate (`SolveRates`). Tasks are data: no part of a task
 is ever executed.
@@ -163,7 +166,7 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from error
-    record = _object("the line", _json(text))
+    record = _in_our_form(_object("the line", _json(text)))
     _check_fields("the line", record, _FIELDS, _ALSO)
     prompt = _text(record, "prompt", MAX_PROMPT_BYTES)
     solution = record.get("gold_standard_solution")
@@ -181,6 +184,37 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
     if solution is None and isinstance(verification, NumericAnswer):
         solution = str(verification.value)
     return TaskRecord(_problem_id(record, number), prompt, verification, solution, _solve_rate(record))
+
+
+EXAMPLE = (
+    '{"task_type": "numeric_answer", "prompt": "What is 3 + 4?  End with Answer: and the number.", "verification_info": '
+    '{"ground_truth": 7}}'
+)
+STATED_AT_END = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
+"""Pattern of the last line of a solution of GSM8K, which has its answer."""
+
+
+def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record as tasks have it, from one with a `prompt` or `question` and an `answer`, as people and GSM8K have it.
+
+    The answer is a number or text, or a solution whose last line is "#### 42".  Other fields are left out.  Raises
+    ValueError with an example of a task for a record without a task type in another form.
+    """
+    if "task_type" in record or "verification_info" in record:
+        return record
+    prompt, answer = record.get("prompt", record.get("question")), record.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, int | float | str) or not isinstance(prompt, str):
+        raise ValueError(
+            f"no task: it has neither task_type ({', '.join(sorted(_READERS))}) nor prompt or question, and answer; write "
+            f"for example {EXAMPLE}"
+        )
+    text = answer if isinstance(answer, str) else str(answer)
+    stated = STATED_AT_END.search(text)
+    right = (stated[1] if stated is not None else text).strip()
+    kind = "exact_answer" if number_in(right) is None else "numeric_answer"
+    kept = {name: record[name] for name in ("problem_id", "solve_rate", "samples") if name in record}
+    solution = {} if stated is None else {"gold_standard_solution": f"{text[: stated.start()].rstrip()}\nAnswer: {right}"}
+    return {"task_type": kind, "prompt": prompt, "verification_info": {"ground_truth": right}, **solution, **kept}
 
 
 def _problem_id(record: Mapping[str, Any], number: int) -> str:

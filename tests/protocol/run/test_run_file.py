@@ -351,6 +351,24 @@ def test_the_warm_up_of_rollouts_is_short_in_a_short_run() -> None:
     assert found.rl is not None and (found.inner.warmup_steps, found.rl.warmup_steps) == (5, 2)
 
 
+@pytest.mark.parametrize(
+    ("context", "said", "lengths"),
+    [
+        (2048, "", (2048, 1024)),
+        (1 << 17, "", (40_960, 20_480)),
+        (2048, "max_tokens = 100", (2048, 100)),
+        (2048, "max_tokens = 4096", (4096, 4096)),
+        (2048, "row_tokens = 512", (512, 256)),
+        (0, "", (40_960, 32_768)),
+    ],
+)
+def test_the_lengths_of_rollouts_follow_from_the_positions_of_the_model(
+    context: int, said: str, lengths: tuple[int, int]
+) -> None:
+    found = parsed(f'[model]\ncontext = {context}\n[rl]\nenvironment = "add"\n{said}\n').rl
+    assert found is not None and (found.row_tokens, found.max_tokens) == lengths
+
+
 @pytest.mark.parametrize("counted", [0, 1, 1 << 61])
 def test_a_source_counts_between_one_and_all_tokens_of_its_rows(counted: int) -> None:
     found = parsed(chats(40, counted, head="total_tokens = 1_000_000_000\n"))

@@ -258,3 +258,36 @@ def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: 
 def test_any_cases_are_read_or_refused(cases: list[Any]) -> None:
     cases = [case | {"fn_name": "f"} for case in cases]
     read_or_refuse(line("verifiable_code", verification_info={"language": "python", "test_cases": cases}))
+
+
+@pytest.mark.parametrize(
+    ("given", "verification", "solution"),
+    [
+        ({"prompt": "3 + 4?", "answer": 7}, NumericAnswer(Fraction(7), Fraction(0)), "7"),
+        ({"prompt": "3 + 4?", "answer": "7.5", "level": 3}, NumericAnswer(Fraction(15, 2), Fraction(0)), "15/2"),
+        ({"question": "Capital of France?", "answer": "Paris"}, ExactAnswer("Paris"), "Paris"),
+        (
+            {"question": "3 + 4?", "answer": "It is 3 + 4 = <<3+4=7>>7.\n#### 1,007"},
+            NumericAnswer(Fraction(1007), Fraction(0)),
+            "It is 3 + 4 = <<3+4=7>>7.\nAnswer: 1,007",
+        ),
+    ],
+)
+def test_tasks_as_people_have_them_are_read(given: dict[str, Any], verification: object, solution: str) -> None:
+    task = read_task(json.dumps(given).encode())
+    assert (task.prompt, task.verification, task.solution) == (
+        given.get("prompt", given.get("question")),
+        verification,
+        solution,
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"text": "a"}, {"prompt": "a", "answer": True}, {"prompt": 3, "answer": 3}, {"question": "a", "answer": ["b"]}],
+)
+def test_an_unknown_form_is_told_with_the_task_types_and_an_example(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"exact_answer, numeric_answer, .*for example {") as caught:
+        read_task(json.dumps(given).encode())
+    example = str(caught.value).partition("for example ")[2]
+    assert read_task(example.encode()).solution == "7"
