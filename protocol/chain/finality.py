@@ -72,7 +72,7 @@ class Finality:
 
     rounds: number of records so far.  unconfirmed: the provisional records that are not final, in order.  signed: the round
     of the newest full record that each peer signed.  newest: the round of the newest record of which each peer is a member.
-    Both only of the records since the first unconfirmed one.
+    Both only of electors of unconfirmed records, and of the records since the first of these.
     """
 
     rounds: int = 0
@@ -100,20 +100,20 @@ class Finality:
         round, rounds, is_full = self.rounds, self.rounds + 1, not certificate.absent
         if not self.unconfirmed and is_full:
             return replace(self, rounds=rounds)
+        signed, unconfirmed = self.signed, self.unconfirmed
+        if is_full:
+            signed = {**signed, **{PeerId(vote.peer): round for vote in certificate.votes}}
+            noted = {each: replace(each, since=round) for each in self.confirmable(members) if each.since is None}
+            unconfirmed = tuple(
+                dropwhile(lambda each: each.is_confirmed(signed), (noted.get(each, each) for each in unconfirmed))
+            )
+        elif unconfirmed and (unconfirmed[-1].last, unconfirmed[-1].electors) == (round - 1, electors):
+            unconfirmed = (*unconfirmed[:-1], Unconfirmed(unconfirmed[-1].first, round, electors, quorum))
+        else:
+            unconfirmed = (*unconfirmed, Unconfirmed(round, round, electors, quorum))
         newest = {**self.newest, **dict.fromkeys(members, round)}
-        if not is_full:
-            group = Unconfirmed(round, round, electors, quorum)
-            last = self.unconfirmed[-1] if self.unconfirmed else None
-            if last is not None and (last.last, last.electors) == (round - 1, electors):
-                unconfirmed = (*self.unconfirmed[:-1], replace(group, first=last.first))
-            else:
-                unconfirmed = (*self.unconfirmed, group)
-            return Finality(rounds, unconfirmed, self.signed, MappingProxyType(newest))
-        signed = {**self.signed, **{PeerId(vote.peer): round for vote in certificate.votes}}
-        confirmable = self.confirmable(members)
-        noted = (each if each.since is not None else replace(each, since=round) for each in confirmable)
-        left = (*dropwhile(lambda each: each.is_confirmed(signed), noted), *self.unconfirmed[len(confirmable) :])
-        return Finality(rounds, left, MappingProxyType(signed), MappingProxyType(newest)) if left else Finality(rounds)
+        relevant = {peer for each in unconfirmed for peer in each.electors}
+        return Finality(rounds, unconfirmed, _only(relevant, signed), _only(relevant, newest))
 
     @property
     def missing(self) -> frozenset[PeerId]:
@@ -122,6 +122,10 @@ class Finality:
             return frozenset()
         first = self.unconfirmed[0]
         return frozenset(peer for peer in first.electors if not first.has_confirmed(peer, self.signed))
+
+
+def _only(peers: Collection[PeerId], rounds: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
+    return MappingProxyType({peer: round for peer, round in rounds.items() if peer in peers})
 
 
 # ------------------------------------------------------------------------------------------------------------------------

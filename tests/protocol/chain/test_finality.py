@@ -95,6 +95,15 @@ def test_later_records_are_confirmed_only_together_with_the_earlier_ones() -> No
     assert [each.first for each in finality.confirmable((A, B, C, D))] == [0, 1]
 
 
+def test_only_electors_of_unconfirmed_records_are_remembered() -> None:
+    """Free keys that are members once would otherwise grow a chain's memory without end."""
+    finality = after(signed(A, absent=(B, C, D, E)), electors=FIVE)
+    for number in range(50):
+        stranger = Identity.from_seed(bytes([100 + number]) * 32).peer_id
+        finality = extended(finality, (A, stranger), signed(A, stranger))
+    assert set(finality.signed) | set(finality.newest) <= set(FIVE)
+
+
 CERTIFICATES = [
     signed(*voters, absent=absent)
     for absent in ((), (A,), (B,), (C,), (A, B), (B, C), (A, C))
