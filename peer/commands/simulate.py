@@ -84,7 +84,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         return ExitCode.OK
     told = [*peers_line(groups, is_assumed=not args.speed and args.peers.isdigit()), "", *table(forecasts, needs), ""]
     print("\n".join([*told, f"The proposal: {proposal.why}.", *end_line(manifest, forecasts)]))
-    for remark in remarks(forecasts[-1].forecast, rules.max_members):
+    for remark in remarks(forecasts[-1], rules.max_members):
         print(remark)
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
     for each in forecasts:

@@ -3,13 +3,14 @@
 Time is wasted on the exchange, if members do not train meanwhile, and on steps that no record counts.  The codecs are tried
 in the order of their measured losses (docs/results/diloco.md): int4 costs none, int2 a little, top64 more.  With each
 codec, a short H comes first; with each H, rounds that wait for the whole exchange (F = 1, D = 0), then a delay, then more
-fragments, whose exchanges are shorter.  Settings are tried with the peers always online, so chance has no part.
+fragments, whose exchanges are shorter.  With many members, int2 comes before long rounds of int4, because these cost more.
+Settings are tried with the peers always online, so chance has no part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,8 @@ CODECS = ("int4", "int2", "top64")
 """Codecs in the order of preference."""
 INNER_STEPS = (20, 30, 50, 100, 200, 300, 500)
 """Lengths that are tried."""
+MANY_MEMBERS, LONG_ROUND = 8, 300
+"""With so many members, no outer step makes up for what rounds of so many inner steps lose (docs/results/diloco.md)."""
 FRAGMENTS = (1, 2, 4)
 """Numbers of fragments that are tried."""
 DELAY_SHARE = 4
@@ -56,8 +59,8 @@ def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> Se
     """Return the proposal for a run and its peers.  Raises NeverTogether."""
     always = replace(peers, offline_s=np.zeros(len(peers)))
     tried: list[_SettingTrial] = []
-    for codec in CODECS:
-        for trial in _trials(codec, manifest, rules, always):
+    for codec, lengths in _preferences(len(peers)):
+        for trial in _trials(codec, lengths, manifest, rules, always):
             tried.append(trial)
             if trial.waste < MOST_WASTED:
                 return SettingProposal(trial.setting, _reason(trial, tried))
@@ -71,9 +74,20 @@ def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> Se
     return SettingProposal(best.setting, why)
 
 
-def _trials(codec: str, manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> Iterator[_SettingTrial]:
+def _preferences(peers: int) -> Sequence[tuple[str, Sequence[int]]]:
+    """Return the codecs and the values of H for so many peers, in the order in which they are tried."""
+    if peers < MANY_MEMBERS:
+        return [(codec, INNER_STEPS) for codec in CODECS]
+    short, long = ([steps for steps in INNER_STEPS if (steps >= LONG_ROUND) == is_long] for is_long in (False, True))
+    *precise, sparse = CODECS
+    return [*((codec, short) for codec in precise), *((codec, long) for codec in precise), (sparse, INNER_STEPS)]
+
+
+def _trials(
+    codec: str, lengths: Sequence[int], manifest: RunManifest, rules: RoundRules, peers: PlannedPeers
+) -> Iterator[_SettingTrial]:
     """Yield the settings with this codec in the order of preference, with their forecasts."""
-    for inner_steps in INNER_STEPS:
+    for inner_steps in lengths:
         for fragments in FRAGMENTS:
             if inner_steps % fragments:
                 continue

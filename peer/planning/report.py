@@ -12,6 +12,7 @@ from peer.formatting import amount, duration, fit, many, roughly, size
 from peer.measurements.report import line_rate
 from peer.planning.cost import RoundSetting
 from peer.planning.model import Doing, Forecast, RoundTrace, Stretch, TrainerCourse
+from peer.planning.proposal import LONG_ROUND, MANY_MEMBERS
 from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
@@ -180,9 +181,14 @@ MOST_WAITING = 0.05
 MOST_LOST = 0.01
 
 
-def remarks(forecast: Forecast, max_members: int) -> list[str]:
-    """Return sentences on wasted time that another exchange would not save.  max_members: of the run."""
-    found = []
+def remarks(each: NamedForecast, max_members: int) -> list[str]:
+    """Return sentences on what another exchange would not save, or not make up for.  max_members: of the run."""
+    found, forecast = [], each.forecast
+    if each.setting.inner_steps >= LONG_ROUND and forecast.members >= MANY_MEMBERS:
+        found.append(
+            f"With {MANY_MEMBERS} members or more, rounds of {LONG_ROUND} steps or more end 2 to 4 % above the loss of "
+            "training on all their batches together, whatever the outer step; inner_steps of 200 or less cost far less."
+        )
     if forecast.surplus >= MOST_LOST:
         raised = f"raise max_members (to {MAX_MEMBERS} at most), " if max_members < MAX_MEMBERS else ""
         found.append(

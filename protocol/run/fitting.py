@@ -26,8 +26,8 @@ MAX_CHECKPOINT_CHUNKS = 1 << 15
 """So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
 MAX_STEP_TOKENS = 1 << 26
 
-FEW_CHUNKS = 256
-"""Chunks of a contribution: with more it is not shared out much better, and each costs processor time
+FEW_CHUNKS = 64
+"""Chunks of an exchange, eight for each of eight members: more are shared out hardly better, and each costs processor time
 (docs/results/exchange.md)."""
 FEW_CHECKPOINT_CHUNKS = 1 << 13
 LEAST_CHUNK_PARAMETERS = 1 << 16
