@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command, add_group, whole_number
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.corpora.build import BuildProgress, BuildResult
     from peer.corpora.folder import FinishedCorpus
-    from peer.corpora.inputs import BuildInput
+    from peer.corpora.inputs import BuildInput, InputsSurvey
     from peer.corpora.options import BuildOptions, BuildTally, TokenFormat
 
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 SOURCE_CHARS = 64
 BYTES = "bytes"
+LEAST_TOKENS, MOST_TOKENS = 300, 1 << 17
+"""Range of the vocabulary of a tokenizer that is trained; 258 tokens are the bytes and the special ones."""
+FORMS = ("lines", "array", "object", "table", "page", "text")
+"""Names in `peer.corpora.forms.READ_AS`, which is not imported to describe the command line."""
 MAX_PERCENT = 100.0
 
 
@@ -59,10 +64,18 @@ def _register_build(group: Subparsers) -> None:
         "build",
         "build a corpus from files, folders and data sets",
         run_build,
-        epilog="Inputs are files and folders of text and code, .jsonl (.gz, .zst), .parquet, and "
-        "hf:OWNER/NAME[:CONFIG][@SPLIT].  An interrupted build goes on if the same command is given again.",
+        epilog="Inputs are files and folders of text, code, web pages, JSON, CSV, Parquet and Arrow, also compressed (.gz, "
+        ".zst, .xz, .bz2), and hf:OWNER/NAME[:CONFIG][@SPLIT].  The content of a file tells its form.  An interrupted build "
+        "goes on if the same command is given again.",
     )
     _add_common(parser)
+    parser.add_argument(
+        "--tokenizer",
+        type=_tokenizer,
+        metavar="TOKENIZER",
+        help="folder with a tokenizer.json, the file itself, bytes, or a number of tokens for one that is trained on the "
+        "inputs (default: trained, with 4096 to 32768 tokens by their size)",
+    )
     parser.add_argument(
         "--kind", choices=["text", "chat", "preference"], default="text", help="kind of the rows (default: text)"
     )
@@ -94,6 +107,17 @@ def _register_build(group: Subparsers) -> None:
     parser.add_argument(
         "--keep-repeated", action="store_true", help="keep documents with the text of another (default: the first)"
     )
+    parser.add_argument(
+        "--read-as",
+        choices=FORMS,
+        help="read every file of text in this form; text: each file is one document, as with code (default: its own form)",
+    )
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        metavar="PATTERN",
+        help="leave out files in folders, such as '*.png' or 'tests/*'; may be repeated",
+    )
     parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
     parser.add_argument(
         "--workers", type=whole_number(1, 1024), default=0, metavar="N", help="processes (default: one per core)"
@@ -110,15 +134,15 @@ def _register_import(group: Subparsers) -> None:
         "all made with the tokenizer that is named.",
     )
     _add_common(parser)
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="FOLDER", help="folder with a tokenizer.json, the file itself, or bytes"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="new folder for the corpus")
     parser.add_argument(
         "inputs", metavar="INPUT", nargs="+", help="an input, or NAME=INPUT to name its source; inputs may share a name"
-    )
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="FOLDER", help="folder with a tokenizer.json, the file itself, or bytes"
     )
     parser.add_argument(
         "--end", metavar="TOKEN", help="end token, by name or number (default: as the tokenizer's folder says)"
@@ -134,7 +158,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--block", type=whole_number(1 << 12, 1 << 20), default=1 << 20, metavar="BYTES", help="largest block (1048576)"
     )
     parser.add_argument(
-        "--bad", type=_percent, default=1.0, metavar="PERCENT", help="share of bad rows above which the build fails (1)"
+        "--bad",
+        type=_percent,
+        default=1.0,
+        metavar="PERCENT",
+        help="share of bad rows, or of bytes passed over, above which the build fails (1)",
     )
     parser.add_argument("--json", action="store_true", help="progress and result as JSON lines")
 
@@ -146,16 +174,49 @@ def run_build(args: argparse.Namespace) -> int:
     where: dict[str, tuple[str, ...]] = {}
     for name, values in args.where:
         where[name] = (*where.get(name, ()), *values)
+    inputs = [_input(text, args.source) for text in args.inputs]
     options = BuildOptions(
         tokens=_format(args, args.kind, args.sequence_length, args.template),
-        fields=FieldSelection(args.text, args.id, args.least, args.most, where, args.most_rows, args.keep_repeated or None),
+        fields=FieldSelection(
+            args.text,
+            args.id,
+            args.least,
+            args.most,
+            where,
+            args.most_rows,
+            args.keep_repeated or None,
+            args.read_as,
+            tuple(args.leave_out or ()) or None,
+        ),
         held_out_percent=args.held_out,
         seed=args.seed,
         block_bytes=args.block,
         bad_percent=args.bad,
         workers=args.workers,
     )
-    return _build(args, [_input(text, args.source) for text in args.inputs], options)
+    if not isinstance(args.tokenizer, int | None):
+        return _build(args, inputs, options)
+    with TemporaryDirectory() as folder:
+        return _build(args, inputs, replace(options, tokens=_trained(args, inputs, options, Path(folder))))
+
+
+def _trained(args: argparse.Namespace, inputs: list[BuildInput], options: BuildOptions, folder: Path) -> TokenFormat:
+    """Train a tokenizer, tell of it, and return the form of the tokens."""
+    from peer.console.streams import print_json
+    from peer.corpora.build import check_build
+    from peer.corpora.vocabulary import train_tokenizer
+    from peer.formatting import size
+
+    check_build(inputs, options, Path(args.out))
+    trained = train_tokenizer(inputs, options, args.tokenizer)
+    if args.json:
+        print_json({"event": "tokenizer", "tokens": trained.tokens, "sample_bytes": trained.sample_bytes})
+    else:
+        print(
+            f"trained     a tokenizer of {trained.tokens} tokens, on {size(trained.sample_bytes)} of these inputs",
+            flush=True,
+        )
+    return trained.format(folder / "tokenizer.json", options.tokens, args.template)
 
 
 def run_import(args: argparse.Namespace) -> int:
@@ -222,7 +283,11 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
     if (kind == "text") != (length is None):
         raise PeerError("--sequence-length belongs to --kind chat and preference, which need it", ExitCode.USAGE)
     row_tokens = length + 1 if length is not None else 0
-    if args.tokenizer == BYTES:
+    if isinstance(args.tokenizer, int | None):
+        if args.end is not None:
+            raise PeerError("a tokenizer that is trained has its own end token; leave --end out", ExitCode.USAGE)
+        template = None  # the texts of the sample have none
+    if args.tokenizer == BYTES or isinstance(args.tokenizer, int | None):
         if args.end not in (None, "0"):
             raise PeerError("the end token of bytes is 0; leave --end out", ExitCode.USAGE)
         return TokenFormat(
@@ -239,6 +304,11 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
         said["ends"] = [special_token(path, args.end)]
     facts = tokenizer_facts(path, said)
     return TokenFormat(CorpusKind(kind), path, tuple(facts["ends"]), facts["template"], row_tokens)
+
+
+def _tokenizer(text: str) -> str | int:
+    """Return a number of tokens, or the text that names a tokenizer."""
+    return whole_number(LEAST_TOKENS, MOST_TOKENS)(text) if text.isascii() and text.isdigit() else text
 
 
 def _condition(text: str) -> tuple[str, tuple[str, ...]]:
@@ -293,11 +363,11 @@ def _print_result(out: Path, result: BuildResult, *, as_json: bool) -> None:
 
     corpus = FinishedCorpus(out)
     if as_json:
-        print_json({"event": "built", **_described(corpus), "tally": result.tally.to_json()})
+        print_json({"event": "built", **_described(corpus), "tally": result.tally.to_json(), **result.survey.to_json()})
         return
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    print("\n".join([*_lines(corpus), *_left_out(result.tally)]))
+    print("\n".join([*_lines(corpus), *_files(result.survey), *_left_out(result.tally)]))
 
 
 def _described(corpus: FinishedCorpus) -> dict[str, Any]:
@@ -337,6 +407,25 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
         lines.append(
             f"{each.source:<24}{which:<10}{amount(each.tokens):>10}{amount(each.documents):>11}{100 * each.share:>6.1f} %"
         )
+    return lines
+
+
+SHOWN_NAMES = 3
+
+
+def _files(survey: InputsSurvey) -> list[str]:
+    """Return what was read, by form, and what was passed over, with reasons."""
+    from peer.formatting import many, size, visible
+
+    lines = []
+    if survey.read:
+        lines.append(
+            f"{'read':<12}" + ", ".join(f"{form.value}: {many(n, 'file')}" for form, n in sorted(survey.read.items()))
+        )
+    for reason, files in sorted(survey.skipped.items()):
+        names = ", ".join(files.names[:SHOWN_NAMES]) + ", …" * (files.files > SHOWN_NAMES)
+        said = f"{many(files.files, 'file')} ({size(files.bytes)}), {reason.value.partition(';')[0]}: {names}"
+        lines.append(f"{'passed over':<12}{visible(said)[:200]}")
     return lines
 
 

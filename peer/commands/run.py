@@ -171,7 +171,7 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
 def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and the invitation's additions as comments."""
     from peer.joining.lobby import ask_for_manifest
-    from peer.joining.run_source import find_run, stored_manifest, unbuilt
+    from peer.joining.run_source import checked_run, find_run, stored_manifest, unbuilt
     from peer.paths import data_dir
     from protocol.run.invitation import Invitation
     from protocol.wire.hashes import Hash
@@ -181,6 +181,10 @@ def run_show(args: argparse.Namespace) -> int:
         _print_needs(sketch)
         print(f"# The data is not read yet: `peer run create {args.what}` builds its corpora, and says the rest.")
         print(Path(args.what).read_text(encoding="utf-8"), end="")
+        return ExitCode.OK
+    if Path(args.what).suffix == ".toml" and Path(args.what).is_file():
+        checked, _ = checked_run(Path(args.what), data, lambda what, about: print(f"# {what:<10}{about}"))
+        _print_manifest(checked, data)
         return ExitCode.OK
     found = find_run(args.what, data)
     if not isinstance(found, Invitation):

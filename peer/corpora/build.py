@@ -29,15 +29,15 @@ from peer.corpora.conversations import Flagged, filled, packed
 from peer.corpora.inputs import (
     BuildInput,
     InputFile,
-    InputsSummary,
-    batches,
+    InputsSurvey,
     files_of,
     is_read_with,
     source_names,
-    summarize,
+    survey,
 )
 from peer.corpora.options import MOST_NAMED, BuildOptions, BuildTally, LeftOut, NamedRow
 from peer.corpora.parts import BuildJournal, PartRecord, Parts, sync_folder, write_durably
+from peer.corpora.readers import batches
 from peer.corpora.workers import LocalPool, ProcessPool, WorkerReply
 from peer.errors import ExitCode, PeerError
 from peer.files import LockHeld, locked
@@ -108,10 +108,11 @@ class _Meter:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """Corpus that was built, and the rows that were left out."""
+    """Corpus that was built, the rows that were left out, and the files that were read and passed over."""
 
     manifest: CorpusManifest
     tally: BuildTally
+    survey: InputsSurvey
 
 
 Tell = Callable[[BuildProgress], None]
@@ -123,7 +124,7 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
     Inputs that share a name are one source.  tell: called about the progress, a few times a second.
     """
     inputs = list(inputs)
-    _check(inputs, options, out)
+    check_build(inputs, options, out)
     partial = out.with_name(out.name + PARTIAL)
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,8 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
         ) from error
 
 
-def _check(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) -> None:
+def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) -> None:
+    """Raise `PeerError` for a build that cannot begin."""
     names = source_names(inputs)
     if out.exists():
         raise PeerError(f"{out} exists already; choose a new folder, or remove it", ExitCode.INPUT)
@@ -184,22 +186,22 @@ class _Build:
         self._splits: dict[int, Split] = {}
         self._tally = BuildTally()
         self._told = 0.0
+        self._survey: InputsSurvey
 
     def run(self) -> BuildResult:
         """Go through all steps; those that the journal names are done."""
-        summary = summarize(self._inputs)
+        self._survey = survey(self._inputs, self._options)
         try:
-            workers = self._prepare(summary)
-            self._read(workers, summary)
+            self._read(self._prepare())
             return self._write()
         finally:
             self._journal.close()
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
-    def _prepare(self, summary: InputsSummary) -> BuildOptions:
+    def _prepare(self) -> BuildOptions:
         """Read the journal, or begin it; return the options with the tokenizer in the partial folder."""
-        head = {"version": VERSION, "inputs": summary.fingerprint, "options": self._options.described()}
+        head = {"version": VERSION, "inputs": self._survey.fingerprint, "options": self._options.described()}
         tokens = self._options.tokens
         content, reserved = tokens.content(), tokens.content(tokens.ends)
         head["tokenizer"] = chunk_hash(content).hex() if content is not None else ""
@@ -236,11 +238,11 @@ class _Build:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, options: BuildOptions, summary: InputsSummary) -> None:
+    def _read(self, options: BuildOptions) -> None:
         if self._splits:
             return  # all rows were read before the first split was written
         done = {batch for record in self._records for batch in record.batches}
-        meter, counted = _Meter("read", summary.total_bytes, self._tally.tokens), BuildTally()
+        meter, counted = _Meter("read", self._survey.total_bytes, self._tally.tokens), BuildTally()
         counted.add(self._tally)
         reached = 0
 
@@ -262,7 +264,7 @@ class _Build:
             else ProcessPool(options, self._parts_folder, take, workers)
         )
         try:
-            for batch in batches(self._inputs, options.fields, options.tokens.kind):
+            for batch in batches(self._inputs, options, self._survey.traits):
                 if batch.number in done:
                     meter.skip(batch.done_bytes)
                     continue
@@ -304,7 +306,7 @@ class _Build:
         sync_folder(self._corpus)
         os.rename(self._corpus, self._out)
         sync_folder(self._out.absolute().parent)
-        return BuildResult(manifest, self._tally)
+        return BuildResult(manifest, self._tally, self._survey)
 
     def _teller(self, meter: _Meter, tokens: int, documents: int) -> Callable[[int, int], None]:
         """Return a function that reports the progress in a split.  tokens, documents: of the splits before it."""
@@ -339,7 +341,7 @@ class _Build:
         wanted = {file for file, _ in rows}
         names: dict[int, str] = {}
         each: InputFile
-        for each in files_of(self._inputs):
+        for each in files_of(self._inputs, self._options.fields.leave_out or ()):
             if each.number in wanted:
                 names[each.number] = each.name
             if len(names) == len(wanted):
@@ -429,6 +431,7 @@ class _Build:
     def _recipe(self) -> str:
         """Return the recipe: inputs, options, and the counts of rows left out or cut."""
         counts = {reason.name.lower(): count for reason, count in sorted(self._tally.left_out.items())}
+        read, skipped = self._survey.read, self._survey.skipped
         named = [{"source": each.source, "input": each.name} for each in self._inputs[:INPUTS_NAMED]]
         while True:
             recipe = {
@@ -439,6 +442,10 @@ class _Build:
                 "rows": self._tally.rows,
                 "left_out": counts,
                 **({"cut": self._tally.cut} if self._tally.cut else {}),
+                **({"forms": {form.name.lower(): count for form, count in read.items()}} if read else {}),
+                **(
+                    {"passed_over": {reason.name.lower(): each.files for reason, each in skipped.items()}} if skipped else {}
+                ),
             }
             text = json.dumps(recipe, sort_keys=True)
             if len(text) <= MAX_RECIPE_CHARS or not named:

@@ -1,13 +1,17 @@
-"""Lines of files that may be compressed, read with bounded memory.
+"""Content of files that may be compressed, read with bounded memory.
 
-A file that breaks off, or whose compression is damaged, raises `BrokenFile` after its last readable line.
+The first bytes tell the compression: gzip, zstd, xz or bzip2.  A file that breaks off, or whose compression is damaged,
+raises `BrokenFile` after its last readable bytes.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
+import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 import zstandard
@@ -16,7 +20,9 @@ CHUNK_BYTES = 1 << 16
 ZSTD_CHUNK_BYTES = 1 << 11
 """Compressed bytes that are expanded at a time.  Four of them can become 128 KiB, so this becomes at most 64 MiB."""
 MAX_WINDOW_BYTES = 128 << 20
-"""Largest window of a zstd frame, which is kept in memory."""
+"""Largest window of a zstd frame or an xz stream, which is kept in memory."""
+ENDINGS = (".gz", ".zst", ".xz", ".bz2")
+"""Endings of the names of compressed files."""
 
 
 class BrokenFile(Exception):
@@ -27,18 +33,48 @@ Note = Callable[[int], None]
 """Function called with the number of bytes of a file that were read."""
 
 
-def lines_of(name: str, file: BinaryIO, limit: int, note: Note = lambda read: None) -> Iterator[bytes | None]:
-    """Yield the lines of an open file without their ends; None for a line longer than `limit`.
+def chunks_of(file: BinaryIO, note: Note = lambda read: None) -> Iterator[bytes]:
+    """Yield the decompressed content of an open file in pieces.  note: called as it is read.
 
-    The endings .gz and .zst of its name tell the compression.  note: called as the file is read.  Raises `BrokenFile`,
-    OSError.
+    Raises `BrokenFile`, OSError.
     """
+    yield from (_READERS[compression] if (compression := compression_of(file)) else _plain)(file, note)
+
+
+def compression_of(file: BinaryIO) -> str:
+    """Return the ending of a file's compression; "" for none.  The file is at its beginning, and stays there."""
+    head = file.read(6)
+    file.seek(0)
+    return next((name for name, magic in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def head_of(file: BinaryIO, size: int) -> tuple[bytes, bool]:
+    """Return up to `size` decompressed bytes of a file's beginning, and whether they are all.  It is rewound.
+
+    A damaged file has the bytes before the damage.
+    """
+    parts, left = list[bytes](), size
+    try:
+        for chunk in chunks_of(file):
+            parts.append(chunk[:left])
+            left -= len(chunk)
+            if left < 0:
+                break
+    except BrokenFile:
+        left = -1
+    file.seek(0)
+    return b"".join(parts), left >= 0
+
+
+def lines_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
+    """Yield the lines of a text without their ends; of a line longer than `limit` its size."""
     parts: list[bytes] = []
     size = 0
-    for chunk in _chunks(name, file, note):
+    for chunk in chunks:
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
-            yield None if size + end - start > limit else b"".join([*parts, chunk[start:end]])
+            size += end - start
+            yield size if size > limit else b"".join([*parts, chunk[start:end]])
             parts, size, start = [], 0, end + 1
         rest = chunk[start:]
         size += len(rest)
@@ -47,18 +83,62 @@ def lines_of(name: str, file: BinaryIO, limit: int, note: Note = lambda read: No
         else:
             parts.clear()
     if size:
-        yield None if size > limit else b"".join(parts)
+        yield size if size > limit else b"".join(parts)
 
 
-def _chunks(name: str, file: BinaryIO, note: Note) -> Iterator[bytes]:
-    if name.endswith(".zst"):
-        yield from _zstd(file, note)
-    elif name.endswith(".gz"):
-        yield from _gzip(file, note)
-    else:
-        while chunk := file.read(CHUNK_BYTES):
-            note(file.tell())
-            yield chunk
+_OUTSIDE, _IN_TEXT = re.compile(rb'["\[\]{},]'), re.compile(rb'["\\]')
+
+
+def elements_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
+    """Yield the elements of a JSON array, which begins with [; of an element longer than `limit` its size.
+
+    Only brackets, commas and texts are looked at: whoever parses an element finds its other faults.  Raises `BrokenFile`
+    for an array that does not end, or that something follows.
+    """
+    depth, size, is_text, is_escaped = 0, 0, False, False
+    parts: list[bytes] = []
+    for chunk in chunks:
+        place = start = 0
+        if is_escaped:
+            place, is_escaped = 1, False
+        while (found := (_IN_TEXT if is_text else _OUTSIDE).search(chunk, place)) is not None:
+            place, mark = found.end(), found[0]
+            if mark == b"\\":
+                place += 1
+            elif mark == b'"':
+                is_text = not is_text
+            elif mark in b"[{":
+                depth += 1
+                start = place if depth == 1 else start
+            elif depth == 1:
+                size += place - 1 - start
+                element = b"".join([*parts, chunk[start : place - 1]])
+                if size > limit or element.strip():
+                    yield size if size > limit else element
+                parts, size, start = [], 0, place
+                if mark != b",":
+                    depth = -1
+                    break
+            elif mark != b",":
+                depth -= 1
+        if depth < 0:
+            if chunk[start:].strip() or any(more.strip() for more in chunks):
+                raise BrokenFile("something follows after the end of its JSON array; write one record on each line")
+            return
+        is_escaped = place > len(chunk)
+        if depth:
+            size += len(chunk) - start
+            parts = [*parts, chunk[start:]] if size <= limit else []
+    raise BrokenFile("its JSON array breaks off; copy it again")
+
+
+# -- compressions ------------------------------------------------------------------------------------------------------
+
+
+def _plain(file: BinaryIO, note: Note) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        note(file.tell())
+        yield chunk
 
 
 def _gzip(compressed: BinaryIO, note: Note) -> Iterator[bytes]:
@@ -92,3 +172,40 @@ def _zstd(file: BinaryIO, note: Note) -> Iterator[bytes]:
         raise BrokenFile(f"the .zst file is damaged ({error}); copy it again") from error
     if is_inside:
         raise BrokenFile("the .zst file is cut short; copy it again")
+
+
+def _xz(file: BinaryIO, note: Note) -> Iterator[bytes]:
+    return _streams(".xz", lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), file, note)
+
+
+def _bz2(file: BinaryIO, note: Note) -> Iterator[bytes]:
+    return _streams(".bz2", bz2.BZ2Decompressor, file, note)
+
+
+def _streams(
+    ending: str, make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], file: BinaryIO, note: Note
+) -> Iterator[bytes]:
+    """Expand one stream after the other, at most `CHUNK_BYTES` at a time."""
+    stream, data, is_inside = make(), b"", False
+    try:
+        while True:
+            if not data and stream.needs_input:
+                if not (data := file.read(CHUNK_BYTES)):
+                    break
+                note(file.tell())
+            chunk, data, is_inside = stream.decompress(data, CHUNK_BYTES), b"", True
+            if chunk:
+                yield chunk
+            if stream.eof:
+                data = stream.unused_data.lstrip(b"\0")  # streams of xz may be padded
+                stream, is_inside = make(), False
+    except (lzma.LZMAError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise BrokenFile(f"the {ending} file is damaged ({error}); copy it again") from error
+    if is_inside:
+        raise BrokenFile(f"the {ending} file is cut short; copy it again")
+
+
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
+_READERS = {".gz": _gzip, ".zst": _zstd, ".xz": _xz, ".bz2": _bz2}

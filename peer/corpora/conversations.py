@@ -69,6 +69,12 @@ class ConversationEncoder:
         chosen, rejected = (self._conversation(messages) for messages in answers_of(record))
         return _payload([self._row(chosen), self._row(rejected)])
 
+    def contents(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the texts of a record's messages.  Raises ValueError with the flaw."""
+        for messages in answers_of(record) if self._is_preference else [messages_of(record)]:
+            for message in messages:
+                yield message.content
+
     def given(self, tokens: Tokens, counts: Mask, text_bytes: int) -> Payload:
         """Return a chat whose tokens are given."""
         if self._is_preference:

@@ -19,10 +19,12 @@ import numpy as np
 from blake3 import blake3
 
 from peer.corpora.conversations import ConversationEncoder, NothingToLearn
-from peer.corpora.inputs import Document, RawBatch, RawRow, RowForm
+from peer.corpora.inputs import Document
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
+from peer.corpora.pages import text_of_page
+from peer.corpora.readers import RawBatch, RawRow, RowForm
 from protocol.corpora.manifest import CorpusKind
-from trainer.data.chat import parsed
+from trainer.data.chat import UndecodableText, parsed
 from trainer.data.rows import Tokens
 from trainer.data.tokens import UnreadableText
 
@@ -52,6 +54,7 @@ class _Text:
     """Text that waits for its tokens."""
 
     row: NamedRow
+    raw_bytes: int
     identity: bytes
     text: str
     text_bytes: int
@@ -87,6 +90,19 @@ class DocumentEncoder:
         tally.tokens += sum(document.tokens for document in documents)
         return documents, tally
 
+    def texts(self, batch: RawBatch) -> Iterator[str]:
+        """Yield the texts of a batch that would become documents, for a tokenizer that is trained on them."""
+        for row, raw in self._rows(batch, BuildTally()):
+            try:
+                if self._options.tokens.kind is CorpusKind.TEXT:
+                    yield self._text(row, raw).text
+                    continue
+                record = _record(raw)
+                self._filter_fields(record)
+                yield from self._conversations.contents(record)
+            except (_Rejected, ValueError):
+                continue  # the build counts it
+
     # -- text ----------------------------------------------------------------------------------------------------------
 
     def _texts(self, batch: RawBatch, tally: BuildTally) -> Iterator[EncodedDocument]:
@@ -99,7 +115,7 @@ class DocumentEncoder:
                     continue
                 text = self._text(row, raw)
             except _Rejected as error:
-                tally.leave_out(error.reason, row_with(row, error.flaw))
+                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
                 continue
             if group and size + len(text.text) > GROUP_CHARACTERS:
                 yield from self._encoded(batch.source, group, tally)
@@ -114,17 +130,19 @@ class DocumentEncoder:
             if raw.form is RowForm.JSON and not raw.content.strip():
                 continue
             tally.rows += 1
+            tally.bytes += raw.size
             row = NamedRow(raw.file, raw.row, batch.names[raw.file], "")
             if raw.form in (RowForm.LONG, RowForm.BROKEN):
                 reason = LeftOut.LONG if raw.form is RowForm.LONG else LeftOut.BROKEN
-                tally.leave_out(reason, row_with(row, raw.content))
+                tally.leave_out(reason, row_with(row, raw.content), raw.size)
             else:
                 yield row, raw
 
     def _text(self, row: NamedRow, raw: RawRow) -> _Text:
         identity: bytes | None = None
-        if raw.form is RowForm.FILE:
+        if raw.form in (RowForm.FILE, RowForm.PAGE):
             text = _decoded(raw.content)
+            text = text_of_page(text) if raw.form is RowForm.PAGE else text
             record: Mapping[str, Any] = {}
         elif raw.form is RowForm.DOCUMENT:
             text, record = raw.content.text, {}
@@ -139,9 +157,9 @@ class DocumentEncoder:
             raise _Rejected(LeftOut.UTF8, "it has half of a surrogate pair, which is no character; remove it") from error
         if len(data) > MAX_DOCUMENT_BYTES:
             raise _Rejected(LeftOut.LONG, f"its text has more than {MAX_DOCUMENT_BYTES >> 20} MiB; split it")
-        if identity is None and self._fields.identity and raw.form is not RowForm.FILE:
+        if identity is None and self._fields.identity and raw.form not in (RowForm.FILE, RowForm.PAGE):
             identity = _identity_of(record, self._fields.identity)
-        return _Text(row, data if identity is None else identity, text, len(data))
+        return _Text(row, raw.size, data if identity is None else identity, text, len(data))
 
     def _filter(self, record: Mapping[str, Any], text: str) -> None:
         fields = self._fields
@@ -171,7 +189,7 @@ class DocumentEncoder:
                     found[owner].append(tokens)
         for owner, text in enumerate(texts):
             if owner in flaws:
-                tally.leave_out(LeftOut.MARKED, row_with(text.row, f"its text {flaws[owner]}"))
+                tally.leave_out(LeftOut.MARKED, row_with(text.row, f"its text {flaws[owner]}"), text.raw_bytes)
                 continue
             tokens = np.concatenate([*found[owner], self._end]).astype(self._dtype, copy=False)
             yield self._document(source, text.row, text.identity, tokens.tobytes(), (len(tokens), text.text_bytes))
@@ -206,7 +224,7 @@ class DocumentEncoder:
             except NothingToLearn as error:
                 tally.leave_out(LeftOut.NOTHING, row_with(row, str(error)))
             except _Rejected as error:
-                tally.leave_out(error.reason, row_with(row, error.flaw))
+                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
 
     def _chat(self, source: int, row: NamedRow, raw: RawRow, tally: BuildTally) -> EncodedDocument:
         identity: bytes | None = None
@@ -217,7 +235,7 @@ class DocumentEncoder:
                     raise _Rejected(LeftOut.CHAT, "it has no tokens that count")
                 payload = self._conversations.given(self._checked(document.tokens), document.counts, document.text_bytes)
             else:
-                record = _chat_record(raw)
+                record = _record(raw)
                 self._filter_fields(record)
                 payload = self._conversations.encode(record)
                 if self._fields.identity:
@@ -267,29 +285,18 @@ def _decoded(data: bytes) -> str:
 
 
 def _record(raw: RawRow) -> Mapping[str, Any]:
+    """Return the record of a row.  A field must not stand twice in one that is read as JSON."""
     record = raw.content
-    if raw.form is RowForm.JSON:
+    if isinstance(record, bytes):
         try:
-            record = json.loads(record.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise _Rejected(LeftOut.UTF8, f"it is not UTF-8 text at byte {error.start + 1}; save it as UTF-8") from error
-        except json.JSONDecodeError as error:
-            raise _Rejected(LeftOut.JSON, f"it is no JSON ({error.msg} at column {error.colno})") from error
-        except (RecursionError, ValueError) as error:
-            raise _Rejected(LeftOut.JSON, "it is no JSON that can be read: nested too deeply, or a long number") from error
+            record = parsed(record)
+        except UndecodableText as error:
+            raise _Rejected(LeftOut.UTF8, str(error)) from error
+        except ValueError as error:
+            raise _Rejected(LeftOut.JSON, str(error)) from error
     if not isinstance(record, Mapping):
         raise _Rejected(LeftOut.JSON, "it is no JSON object")
     return record
-
-
-def _chat_record(raw: RawRow) -> Mapping[str, Any]:
-    """Return the record of a chat, read with more care: a field must not stand there twice."""
-    if raw.form is not RowForm.JSON and raw.form is not RowForm.FILE:
-        return _record(raw)
-    try:
-        return _record(RawRow(raw.file, raw.row, RowForm.RECORD, parsed(raw.content), raw.size))
-    except ValueError as error:
-        raise _Rejected(LeftOut.JSON, str(error)) from error
 
 
 def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
@@ -297,7 +304,7 @@ def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
     text = field_of(record, name)
     if text is MISSING or text is None:
         others = ", ".join(map(str, record))[:80]
-        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; name one with {fields.words.text}")
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; {fields.words.text}")
     if not isinstance(text, str):
         raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
     return text

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from peer.errors import ExitCode, PeerError
+from peer.formatting import size
 from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, special_in
@@ -79,13 +80,15 @@ def special_token(path: Path, name: str) -> int:
 class OptionWords:
     """Words for options in remedies: the defaults are those of `peer data build`.
 
-    text, held_out: names of options.  source, bad, workers: remedies for too many sources, bad rows, or processes.
+    held_out: name of an option.  text, source, bad, skipped, workers: remedies for a text in another field, too many
+    sources, bad rows, files that are passed over, or processes.
     """
 
-    text: str = "--text"
+    text: str = "name one with --text"
     held_out: str = "--held-out"
     source: str = "NAME=INPUT"
-    bad: str = "mend the rows, or allow more with --bad"
+    bad: str = "mend the rows, read each file as one text with --read-as text, or allow more with --bad"
+    skipped: str = "leave files out with --leave-out PATTERN, or allow more with --bad"
     workers: str = "run the command again with fewer --workers"
 
 
@@ -96,7 +99,9 @@ class FieldSelection:
     text, identity: names of fields; `a.b` is field b of field a.  Without `identity`, a document is identified by its text.
     least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
     read of each input, from its beginning; None for all.  keep_repeated: True to keep documents with the text of another,
-    all in one split; None to keep the first.  words: for all options of the build, in remedies.
+    all in one split; None to keep the first.  read_as: name of a `Form` in which every file of text is read; None for the
+    form of its content.  leave_out: patterns of files in folders that are left out.  words: for all options of the build,
+    in remedies.
     """
 
     text: str = "text"
@@ -106,6 +111,8 @@ class FieldSelection:
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_rows: int | None = None
     keep_repeated: bool | None = None
+    read_as: str | None = None
+    leave_out: tuple[str, ...] | None = None
     words: OptionWords = OptionWords()
 
 
@@ -114,8 +121,8 @@ class BuildOptions:
     """Options of a build.
 
     held_out_percent: share of the documents held out.  seed: key of the order and of the held-out share.  block_bytes: most
-    bytes of a block.  bad_percent: share of bad rows above which a build fails.  workers: number of processes; 0 for one per
-    core, or for this process alone if every input is in memory; 1 for this process alone.
+    bytes of a block.  bad_percent: share of bad rows, or of bytes that are not read, above which a build fails.  workers:
+    number of processes; 0 for one per core, or for this process alone if every input is in memory; 1 for this process alone.
     """
 
     tokens: TokenFormat = TokenFormat()
@@ -180,6 +187,7 @@ BAD = frozenset(
         LeftOut.CHAT,
         LeftOut.TOKENS,
         LeftOut.SAME_ID,
+        LeftOut.BINARY,
     }
 )
 
@@ -199,7 +207,11 @@ class NamedRow:
 
 @dataclass
 class BuildTally:
-    """Counts of rows.  named: the first rows left out, bad ones apart.  cut: number of chats that were cut."""
+    """Counts of rows.
+
+    named: the first rows left out, bad ones apart.  cut: number of chats that were cut.  bytes, bad_bytes: of all rows, and
+    of bad ones, before they were parsed.
+    """
 
     rows: int = 0
     documents: int = 0
@@ -207,14 +219,17 @@ class BuildTally:
     cut: int = 0
     left_out: dict[LeftOut, int] = field(default_factory=dict)
     named: dict[bool, list[NamedRow]] = field(default_factory=lambda: {True: [], False: []})
+    bytes: int = 0
+    bad_bytes: int = 0
 
     @property
     def bad(self) -> int:
         """Number of bad rows."""
         return sum(count for reason, count in self.left_out.items() if reason.is_bad)
 
-    def leave_out(self, reason: LeftOut, row: NamedRow) -> None:
-        """Count a row that is left out."""
+    def leave_out(self, reason: LeftOut, row: NamedRow, row_bytes: int = 0) -> None:
+        """Count a row that is left out.  row_bytes: its size."""
+        self.bad_bytes += row_bytes if reason.is_bad else 0
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
         self._name(reason.is_bad, [row])
 
@@ -224,6 +239,8 @@ class BuildTally:
         self.documents += other.documents
         self.tokens += other.tokens
         self.cut += other.cut
+        self.bytes += other.bytes
+        self.bad_bytes += other.bad_bytes
         for reason, count in other.left_out.items():
             self.left_out[reason] = self.left_out.get(reason, 0) + count
         for is_bad, rows in other.named.items():
@@ -237,13 +254,16 @@ class BuildTally:
             self.named[is_bad] = sorted([*named, *rows])[:MOST_NAMED]
 
     def check(self, options: BuildOptions, *, is_end: bool = False) -> None:
-        """Raise `PeerError` if the share of bad rows is above its limit."""
+        """Raise `PeerError` if the share of bad rows, or at the end that of their bytes, is above its limit."""
         bad_percent = options.bad_percent
         rows = self.rows if is_end else max(self.rows, BAD_AFTER_ROWS)
-        if self.bad * 100 > bad_percent * rows:
+        too_many, too_large = self.bad * 100 > bad_percent * rows, self.bad_bytes * 100 > bad_percent * self.bytes
+        if too_many or (too_large and is_end):
+            share = f"{self.bad} of {self.rows} rows are bad"
+            if not too_many:
+                share += f", with {size(self.bad_bytes)} of {size(self.bytes)}"
             raise PeerError(
-                f"{self.bad} of {self.rows} rows are bad, more than {bad_percent:g} %; the first is {self.first(True)}; "
-                f"{options.fields.words.bad}",
+                f"{share}, more than {bad_percent:g} %; the first is {self.first(True)}; {options.fields.words.bad}",
                 ExitCode.INPUT,
             )
 
@@ -258,6 +278,8 @@ class BuildTally:
             "documents": self.documents,
             "tokens": self.tokens,
             "cut": self.cut,
+            "bytes": self.bytes,
+            "bad_bytes": self.bad_bytes,
             "left_out": {reason.name.lower(): count for reason, count in sorted(self.left_out.items())},
             "bad": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[True])[:MOST_NAMED]],
             "skipped": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[False])[:MOST_NAMED]],
@@ -273,4 +295,6 @@ class BuildTally:
             said["cut"],
             {LeftOut[name.upper()]: count for name, count in said["left_out"].items()},
             {True: [NamedRow(*row) for row in said["bad"]], False: [NamedRow(*row) for row in said["skipped"]]},
+            said.get("bytes", 0),
+            said.get("bad_bytes", 0),
         )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.corpora.build import PARTIAL, BuildProgress
-from peer.corpora.inputs import is_read_with
-from peer.corpora.run_data import HUB, MANIFEST, RunData, built_name, point, run_data, token_format, tokenizer_flaw
+from peer.corpora.inputs import HUB, is_read_with
+from peer.corpora.run_data import MANIFEST, RunData, built_name, point, run_data, token_format, tokenizer_flaw
 from peer.errors import ExitCode, PeerError
 from peer.formatting import amount, roughly, size
 from peer.paths import make_private

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from peer.corpora.blocks import SHARDS, shard_path
 from peer.corpora.build import BuildProgress, build
-from peer.corpora.inputs import BuildInput, Document, files_of
+from peer.corpora.forms import READ_AS
+from peer.corpora.inputs import HUB, BuildInput, Document, files_of
 from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
 from peer.errors import ExitCode, PeerError
 from peer.formatting import amount
@@ -28,7 +29,7 @@ from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.fitting import corpora_flaw
 from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
-from protocol.run.builtin import EXAMPLES
+from protocol.run.builtin import BUILTIN, EXAMPLES
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
 from protocol.sync.supplies import file_section
@@ -41,13 +42,19 @@ from trainer.outside_files import read_outside
 MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""
 WORDS = OptionWords(
-    "text in [data]",
+    "name one with text in [data]",
     "held_out_percent in [data]",
     "name in [[data.sources]]",
     "mend the rows",
+    "leave files out with leave_out in [data], or name the files to read",
     "close other programs, and run the command again",
 )
-HUB = "hf:"
+MEMBERS_WORDS = replace(
+    WORDS,
+    text="the run reads no other, so rename the field",
+    skipped="move such files elsewhere, or name other data with --data",
+)
+"""Words for the data of a member, who cannot change the run file."""
 HELD_OUT_PERCENT, MOST_HELD_OUT = 5, 50
 """Share of the documents that is held out where a run file does not say it, and the largest one."""
 NOUNS = {CorpusKind.TEXT: "documents", CorpusKind.CHAT: "chats", CorpusKind.PREFERENCE: "preferences"}
@@ -203,27 +210,63 @@ def run_data(
     ours = [made.folder] if made is not None else []
     folders = list(dict.fromkeys([*(each.folder for each in inputs if each.folder is not None), *ours]))
     manifests = [_manifest(folder) for folder in folders]
-    sources: dict[tuple[int, str], dict[str, Any]] = {}
+    files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
+    remarks = [_remark(manifests[-1], made.tally)] if made is not None else []
+    return RunData(tuple(folders), _fields(section, inputs, manifests, files, folders), remarks)
+
+
+SKETCHED_ROWS = 1 << 20
+"""Rows of a source that is not built yet."""
+
+
+def sketched_data(
+    section: Mapping[str, Any], beside: Path, tokens: TokenFormat, own: Mapping[str, OwnDocuments] = NO_DOCUMENTS
+) -> RunData:
+    """Return the corpora of a data section with stand-ins for those that `run_data` would build.  Raises `PeerError`.
+
+    Whatever a person has to correct in the section is an error before a corpus is built, which may take hours.
+    """
+    inputs = _inputs(section, beside, own)
+    _options(section, tokens)
+    folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
+    manifests = [_manifest(folder) for folder in folders]
+    files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
+    if any(each.folder is None for each in inputs):
+        files.append(BUILTIN.model_dump())
+    return RunData((), _fields(section, inputs, manifests, files))
+
+
+def _fields(
+    section: Mapping[str, Any],
+    inputs: Sequence[NamedInput],
+    manifests: Sequence[CorpusManifest],
+    files: Sequence[Mapping[str, Any]],
+    read: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Return the fields of the data section in a run's manifest.
+
+    manifests: of the corpora in the order in which the inputs name them, then of the one that is built, if it is.  files: of
+    the corpora.  read: folders of the corpora whose tokens to learn from are counted, all or none.
+    """
+    folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
+    sources: dict[str, dict[str, Any]] = {}
     for given in inputs:
-        number = folders.index(given.folder) if given.folder is not None else len(folders) - 1
-        for name, rows in _rows(given, manifests[number], section):
-            if any(name == other for _, other in sources):
+        number = folders.index(given.folder) if given.folder is not None else len(folders)
+        is_known = number < len(manifests)
+        for name, rows in _rows(given, manifests[number], section) if is_known else [(given.source, SKETCHED_ROWS)]:
+            if name in sources:
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
                     "`peer data build OUT NAME=INPUT --tokenizer FOLDER`",
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}
-            if manifests[number].kind is not CorpusKind.TEXT and section.get("source") != "local":
-                said["counted"] = counted_tokens(folders[number], manifests[number], name)
-            sources[number, name] = {"name": name, "corpus": number, "rows": rows, **said}
-    fields = {
-        "corpora": [file_section(_manifest_bytes(folder)).model_dump() for folder in folders],
-        "sources": _weighted([*sources.values()]),
-        "phases": _phases(section.get("phases", []), [name for _, name in sources]),
-    }
-    remarks = [_remark(manifests[-1], made.tally)] if made is not None else []
-    return RunData(tuple(folders), {name: value for name, value in fields.items() if value}, remarks)
+            if read and manifests[number].kind is not CorpusKind.TEXT and section.get("source") != "local":
+                said["counted"] = counted_tokens(read[number], manifests[number], name)
+            sources[name] = {"name": name, "corpus": number, "rows": rows, **said}
+    phases = _phases(section.get("phases", []), [*sources])
+    fields = {"corpora": list(files), "sources": _weighted([*sources.values()]), "phases": phases}
+    return {name: value for name, value in fields.items() if value}
 
 
 def built_name(section: Mapping[str, Any], beside: Path, tokens: TokenFormat) -> str:
@@ -293,6 +336,11 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         )
     if not all(each is None or (isinstance(each, int) and each >= 0) for each in sizes.values()):
         raise PeerError("[data] least_characters, most_characters and most_rows are numbers; correct them", ExitCode.INPUT)
+    read_as, leave_out = section.get("read_as"), section.get("leave_out", [])
+    if read_as is not None and (not isinstance(read_as, str) or read_as not in READ_AS):
+        raise PeerError(f"[data] read_as is one of {', '.join(READ_AS)}; correct it", ExitCode.INPUT)
+    if not isinstance(leave_out, list) or not all(isinstance(each, str) for each in leave_out):
+        raise PeerError('[data] leave_out is a list of patterns, such as ["*.png"]; correct it', ExitCode.INPUT)
     fields = FieldSelection(
         text=names["text"] or "text",
         identity=names["id"],
@@ -300,7 +348,9 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         most=sizes["most_characters"],
         most_rows=sizes["most_rows"],
         keep_repeated=keep or None,
-        words=WORDS,
+        read_as=read_as,
+        leave_out=tuple(leave_out) or None,
+        words=MEMBERS_WORDS if section.get("source") == "local" else WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
     if not isinstance(percent, int) or isinstance(percent, bool) or not 1 <= percent <= MOST_HELD_OUT:
@@ -380,6 +430,8 @@ def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
     digest.update(json.dumps([[[each.source, str(each.origin)] for each in inputs], own]).encode())
     for file in files_of(BuildInput(each.source, each.origin) for each in inputs if isinstance(each.origin, Path)):
         assert file.path is not None, "only data in memory has no path"
+        if file.skipped is not None:
+            continue
         stat = file.path.stat()
         digest.update(f"{file.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

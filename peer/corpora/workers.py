@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from peer.corpora.documents import DocumentEncoder
-from peer.corpora.inputs import RawBatch
 from peer.corpora.options import BuildOptions, BuildTally
 from peer.corpora.parts import PartRecord, PartWriter
+from peer.corpora.readers import RawBatch
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from peer.corpora.run_data import HUB
+from peer.corpora.inputs import HUB
 from peer.doctor.checks import Check, CheckResult, at_least, ok
 from peer.formatting import many, size
 from peer.paths import BLOCKS, CORPORA

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
-from peer.corpora.run_data import HUB, names_corpora
+from peer.corpora.inputs import HUB
+from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
-from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
+from peer.weights.brought import Brought, Tell, brought_by, sketched, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file, sections_of, sketch_run_file
@@ -99,24 +100,34 @@ def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) ->
 
     tell: called with remarks on the run's chats, tasks and model.
     """
-    signed, start = _signed_run(path, data)
-    if start is not None:
-        start.check(signed.manifest, tell)
-    tell_of_mismatches(signed.manifest, tell)
+    signed, start = checked_run(path, data, tell)
     store_manifest(signed, data)
     if start is not None:
         start.keep(signed, data)
     return signed
 
 
-def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]:
-    """Return the run of a run file, signed as ours, and the run file's data, if any."""
-    identity, start = load_or_create_identity(data), start_of(path, data)
-    manifest = load_run_file(path, identity.peer_id, start)
+def checked_run(path: Path, data: Path, tell: Tell = lambda what, about: None) -> tuple[SignedManifest, Brought | None]:
+    """Return the run of a run file, signed as ours and not stored, and the run file's data, after all checks.
+
+    What can be checked without corpora is checked before they are built.  tell: as for `create_run`.
+    """
+    identity = load_or_create_identity(data)
+    start = brought_by(path, data / BUILT, lambda sketch: _load(path, identity.peer_id, sketch))
+    signed = sign(identity, _load(path, identity.peer_id, start))
+    if start is not None:
+        start.check(signed.manifest, tell)
+    tell_of_mismatches(signed.manifest, tell)
+    return signed, start
+
+
+def _load(path: Path, organiser: PeerId, start: Brought | None) -> RunManifest:
+    """Return the run of a run file.  Raises `RunFileError`, also if no peer could open its environment."""
+    manifest = load_run_file(path, organiser, start)
     problem = environment_problem(manifest)
     if problem is not None:
         raise RunFileError(f"{path.name}: {problem}")
-    return sign(identity, manifest), start
+    return manifest
 
 
 def unbuilt(word: str, data: Path) -> RunManifest | None:
@@ -131,9 +142,12 @@ def unbuilt(word: str, data: Path) -> RunManifest | None:
     data_section = sections.get("data", {})
     named = [data_section, *data_section.get("sources", [])] if names_corpora(data_section) else []
     is_far = any(str(each.get("from", "")).startswith(HUB) for each in named if isinstance(each, dict))
-    if not is_far or "from" in sections.get("model", {}) or "rl" in sections:
+    if not is_far:
         return None
-    return sketch_run_file(path, load_or_create_identity(data).peer_id)
+    organiser, tokenizer = load_or_create_identity(data).peer_id, sections.get("tokenizer", {}).get("from")
+    if isinstance(tokenizer, str) and not (path.parent / os.path.expanduser(tokenizer)).exists():
+        return sketch_run_file(path, organiser)  # what the run needs can be told without it
+    return _load(path, organiser, sketched(path))
 
 
 def start_of(path: Path, data: Path) -> Brought | None:
@@ -189,9 +203,8 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
         raise PeerError(remedy, ExitCode.INPUT)
     path = Path(word)
     if path.suffix == ".toml":
-        signed, start = _signed_run(path, data)
+        signed, start = checked_run(path, data)
         if founding and start is not None:
-            start.check(signed.manifest)
             start.keep(signed, data)
         return signed
     if path.is_file():

@@ -25,6 +25,7 @@ from peer.corpora.run_data import (
     RunData,
     names_corpora,
     run_data,
+    sketched_data,
     solved_examples,
     token_format,
     tokenizer_in,
@@ -178,8 +179,13 @@ class Brought:
         facts: Mapping[str, Any],
         corpora: RunData | None,
         tasks: Tasks,
+        vocab: int | None = None,
     ) -> None:
-        """Read the files.  facts: fields of the tokenizer's section.  corpora: None if they are not built here."""
+        """Read the files.
+
+        facts: fields of the tokenizer's section.  corpora: None if they are not built here.  vocab: the model's number of
+        tokens, if it follows from the tokenizer.
+        """
         self._folder, self.corpora = folder, corpora
         self._paths = {TOKENIZER: tokenizer} if tokenizer is not None else {}
         self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
@@ -188,6 +194,8 @@ class Brought:
         if self.corpora is not None:
             self.sections["data"] = dict(self.corpora.section)
             self._data |= self.corpora.files
+        if vocab is not None:
+            self.sections["model"] = {"vocab": vocab}
         if tokenizer is not None:
             self.sections["tokenizer"] = {**facts, "file": file_section(self._data[TOKENIZER]).model_dump()}
         if tasks.paths:
@@ -285,12 +293,72 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
                 raise ValueError(f"the prompt of problem {index} of {rl.environment} {flaw}; change [tokenizer] or [rl]")
 
 
-def brought_by(path: Path, built: Path) -> Brought | None:
+@dataclass(frozen=True)
+class _Named:
+    """Parts that a run file names, without its corpora.
+
+    facts: fields of the tokenizer's section.  vocab: tokens of the tokenizer, if the model's number follows from it.
+    """
+
+    path: Path
+    sections: Mapping[str, Any]
+    start: FolderStart | None
+    tokenizer: Path | None
+    facts: Mapping[str, Any]
+    vocab: int | None
+    tasks: Tasks
+
+    def data(self) -> tuple[Mapping[str, Any], dict[str, OwnDocuments]] | None:
+        """Return the data section, and documents of our own by their names; None if it names no data and reads bytes."""
+        section, rl = self.sections.get("data", {}), self.sections.get("rl")
+        own: dict[str, OwnDocuments] = {}
+        if self.tokenizer is not None and reads_builtin(section):
+            section = {**section, "from": SOURCE}
+            own[SOURCE] = builtin_documents()
+        if not names_corpora(section):
+            return None
+        if isinstance(rl, Mapping):
+            form = replace(self.format(section), template=self.facts.get("template", "raw"))
+            own[EXAMPLES] = _examples(self.path, rl, self.tasks, form)
+        return section, own
+
+    def format(self, section: Mapping[str, Any]) -> TokenFormat:
+        """Return the form of the tokens of its corpora."""
+        return token_format(section, self.tokenizer, self.facts)
+
+    def with_corpora(self, corpora: RunData | None) -> Brought | None:
+        """Return all that it names; None if that is nothing."""
+        if self.start is None and self.tokenizer is None and corpora is None and "rl" not in self.sections:
+            return None
+        return Brought(self.start, self.tokenizer, self.facts, corpora, self.tasks, self.vocab)
+
+
+def brought_by(path: Path, built: Path, check: Callable[[Brought], object] = lambda sketch: None) -> Brought | None:
     """Return the data of a run file; None if it names none, no environment and no tokenizer.
 
     Raises `PeerError` or `RunFileError`.  The tokenizer.json in a model's folder is used, if there is one and the run file
-    names no other.  built: folder below which corpora are built.
+    names no other.  built: folder below which corpora are built.  check: called before that, with stand-ins for corpora.
     """
+    named = _named_by(path)
+    data = named.data()
+    if data is None:
+        return named.with_corpora(None)
+    section, own = data
+    if (sketch := named.with_corpora(sketched_data(section, path.parent, named.format(section), own))) is not None:
+        check(sketch)
+    return named.with_corpora(run_data(section, path.parent, named.format(section), built, own=own))
+
+
+def sketched(path: Path) -> Brought | None:
+    """Return the data of a run file as `brought_by` does, with stand-ins for corpora: nothing is built."""
+    named = _named_by(path)
+    data = named.data()
+    return named.with_corpora(
+        sketched_data(data[0], path.parent, named.format(data[0]), data[1]) if data is not None else None
+    )
+
+
+def _named_by(path: Path) -> _Named:
     sections = sections_of(path)
     model, tokenizer = (_named(path, sections.get(name)) for name in ("model", "tokenizer"))
     said = sections.get("tokenizer", {})
@@ -309,34 +377,10 @@ def brought_by(path: Path, built: Path) -> Brought | None:
     if tokenizer is None and "tokenizer" not in sections and (found := tokenizer_in(section, path.parent)) is not None:
         tokenizer, said = found[0], {"ends": found[1]}
     facts = tokenizer_facts(tokenizer, said) if tokenizer is not None else {}
-    corpora = _corpora(path, sections, tasks, (tokenizer, facts), built)
-    if model is None and tokenizer is None and corpora is None and "rl" not in sections:
-        return None
-    return Brought(start, tokenizer, facts, corpora, tasks)
-
-
-def _corpora(
-    path: Path,
-    sections: Mapping[str, Any],
-    tasks: Tasks,
-    tokens: tuple[Path | None, Mapping[str, Any]],
-    built: Path,
-) -> RunData | None:
-    """Return the corpora of a run file, built below `built`; None if it names no data and reads bytes.
-
-    tokens: the tokenizer, if any, and the fields of its section.
-    """
-    section, rl, (tokenizer, facts) = sections.get("data", {}), sections.get("rl"), tokens
-    own: dict[str, OwnDocuments] = {}
-    if tokenizer is not None and reads_builtin(section):
-        section = {**section, "from": SOURCE}
-        own[SOURCE] = builtin_documents()
-    if not names_corpora(section):
-        return None
-    form = token_format(section, tokenizer, facts)
-    if isinstance(rl, Mapping):
-        own[EXAMPLES] = _examples(path, rl, tasks, replace(form, template=facts.get("template", "raw")))
-    return run_data(section, path.parent, form, built, own=own)
+    vocab = None
+    if tokenizer is not None and model is None and "vocab" not in sections.get("model", {}):
+        vocab = TokenFormat(tokenizer=tokenizer, ends=tuple(facts["ends"])).open().vocab
+    return _Named(path, sections, start, tokenizer, facts, vocab, tasks)
 
 
 def _examples(path: Path, rl: Mapping[str, Any], tasks: Tasks, tokens: TokenFormat) -> OwnDocuments:

@@ -47,6 +47,7 @@ DERIVED = {
     "model.heads": "dim",
     "model.kv_heads": "heads",
     "model.ffn": "dim",
+    "model.vocab": "the tokenizer, or 256 for bytes",
     "data.corpora": "[data] from, or the text that comes with the program",
     "data.sources": "[data] from, or the text that comes with the program",
     "chunk_parameters": "the model's size",
@@ -258,6 +259,8 @@ BROUGHT = {
         "least_characters",
         "most_characters",
         "most_rows",
+        "read_as",
+        "leave_out",
         "held_out_percent",
         "keep_repeated",
         "sources",
@@ -393,6 +396,8 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         found["model"] = _begun_with(start.facts, fields, name)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
+        if not isinstance(said, dict):
+            continue  # a mistake, which is told
         found[section] = {key: value for key, value in said.items() if key not in BROUGHT.get(section, ("from",))} | dict(
             more
         )

@@ -94,21 +94,23 @@ def listed_messages(listed: list[Any]) -> list[Message]:
     return [_message(number, message) for number, message in enumerate(listed, 1)]
 
 
+class UndecodableText(ValueError):
+    """Error for bytes that are not UTF-8; the text is a sentence."""
+
+
 def parsed(data: bytes) -> Any:
     """Return the JSON value in `data`.  Raises ValueError with the flaw: "it is no JSON", a field twice, deep nesting."""
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text; save the file as UTF-8") from error
+        raise UndecodableText(f"it is not UTF-8 text at byte {error.start + 1}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"it is no JSON ({error.msg} at line {error.lineno}, column {error.colno}); each line is one chat, or the whole "
-            "file is one JSON array of them"
-            if data.count(b"\n") > 1
-            else f"it is no JSON ({error.msg} at column {error.colno}); each line is one chat"
-        ) from error
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"it is no JSON ({error.msg} at {line}column {error.colno})") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("it has a number of too many digits" if "digits" in str(error) else str(error)) from error
     check_depth(value)
     return value
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +74,37 @@ class LibraryTokenizer:
 def load(data: bytes) -> LibraryTokenizer:
     """Return the tokenizer that a file describes.  Raises `LibraryError`."""
     return LibraryTokenizer(_called(lambda: tokenizers.Tokenizer.from_buffer(data)))
+
+
+WORD_CHARACTERS = 48
+"""Longest run without a space that training takes as it is: the time of a merge grows with the words that have it."""
+MAX_TRAINED_CHARACTERS = 64
+"""Longest token that training makes, in characters that stand for bytes."""
+_LONG_RUN = re.compile(rf"\S{{{WORD_CHARACTERS}}}(?=\S)")
+
+
+def trained(texts: Iterable[str], tokens: int, special: Sequence[str]) -> bytes:
+    """Return the tokenizer.json of a byte-level BPE of at most `tokens` tokens, learned from texts.
+
+    The same texts in the same order give the same bytes.  special: names of the first tokens, which no text becomes.  Few
+    texts give fewer tokens, because a pair that occurs once is not merged.  Raises `LibraryError`.
+    """
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(LLAMA3), "isolated")
+    words = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, words])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=tokens,
+        min_frequency=2,
+        special_tokens=list(special),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=MAX_TRAINED_CHARACTERS,
+        show_progress=False,
+    )
+    cut = (_LONG_RUN.sub(r"\g<0> ", text) for text in texts)
+    _called(lambda: tokenizer.train_from_iterator(cut, trainer))
+    return _called(lambda: str(tokenizer.to_str())).encode()
 
 
 def _called(call: Callable[[], T]) -> T:

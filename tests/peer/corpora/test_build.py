@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.corpora import build as builds
-from peer.corpora import inputs as readings
 from peer.corpora import parts
+from peer.corpora import readers as readings
 from peer.corpora.build import PARTIAL, build
 from peer.corpora.folder import FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from peer.corpora import foreign, inputs
+from peer.corpora import foreign, readers
 from peer.corpora.build import build
 from peer.corpora.folder import FinishedCorpus
 from peer.corpora.foreign import token_input
@@ -161,7 +161,7 @@ def test_document_of_sequences_that_overlap_takes_no_more_memory_than_the_larges
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1000, 2)
     columns = [np.full(1000, 50, "<i4"), np.zeros(1000, "<i8"), np.array([0, 1000], "<i8")]
     (tmp_path / "a.idx").write_bytes(head + b"".join(each.tobytes() for each in columns))
-    ((_, content, _),) = inputs._from_memory(cast(Any, token_input("s", tmp_path / "a.bin", 0).origin))
+    ((_, content, _),) = readers._from_memory(cast(Any, token_input("s", tmp_path / "a.bin", 0).origin))
     assert len(content.tokens) == 100, "just too long, so it is left out and counted"
 
 

@@ -137,6 +137,22 @@ def test_too_little_data_is_told_in_one_sentence(tmp_path: Path) -> None:
         its(a_run(), tmp_path / "texts", tmp_path).build(None)
 
 
+def test_the_remedies_are_what_a_member_can_do_who_cannot_change_the_run_file(tmp_path: Path) -> None:
+    folder = texts(tmp_path / "texts", 1)
+    (folder / "scan.bin").write_bytes(bytes(1 << 16))
+    with pytest.raises(
+        PeerError, match="scan.bin is binary, .*; move such files elsewhere, or name other data with --data"
+    ) as it:
+        its(a_run(), folder, tmp_path).build(None)
+    assert "[data]" not in str(it.value)
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, [{"body": "a"}])
+    with pytest.raises(
+        PeerError, match="no field text, but body; the run reads no other, so rename the field; mend the rows"
+    ):
+        its(a_run(), rows, tmp_path).build(None)
+
+
 def test_data_that_hold_the_peer_s_own_files_are_refused(tmp_path: Path) -> None:
     texts(tmp_path / "texts")
     with pytest.raises(PeerError, match="holds this peer's own files .*; name a folder without them with --data"):

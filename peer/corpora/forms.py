@@ -1,0 +1,206 @@
+"""Forms of input files, told by their first bytes and, where these leave it open, by their names.
+
+This module alone decides in what form a file is read, and which files of a folder are passed over.  Nothing is passed over
+silently: each such file has a reason, and the reasons in `COUNTED` limit the share of an input that they may take
+(`peer.corpora.inputs`).  `peer.corpora.readers` has a reader for each form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from peer.corpora.compressed import ENDINGS
+from protocol.corpora.manifest import CorpusKind
+from trainer.git_lfs import is_pointer
+
+HEAD_BYTES = 1 << 16
+"""Bytes of a file, after decompression, that tell its form."""
+BOM = b"\xef\xbb\xbf"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Form(StrEnum):
+    """Form in which a file is read; the value is its name for people."""
+
+    LINES = "JSON lines"
+    ARRAY = "JSON array"
+    OBJECT = "JSON object"
+    TABLE = "table"
+    PARQUET = "Parquet"
+    ARROW = "Arrow"
+    PAGE = "web page"
+    TEXT = "text"
+
+
+class Skipped(StrEnum):
+    """Reason for which a file is passed over; the value completes "it is"."""
+
+    ARCHIVE = "an archive or an office document; unpack it, or export its text"
+    PDF = "a PDF; convert it to text"
+    TOKENS = "an array of numbers; `peer data import OUT FILE --tokenizer FOLDER` reads tokens"
+    BINARY = "binary, in no form that is read"
+    POINTER = "a pointer of Git LFS; fetch the file with `git lfs pull`"
+    NO_RECORD = "no record with the field of the text"
+    NO_RECORDS = "no file of records"
+    LINK = "a link that leads out of the folder; put the file itself there"
+    FOLDER = "a link to a folder elsewhere; name that folder as an input"
+    MISSING = "a link to nothing; fetch what it stands for"
+    SPECIAL = "no regular file"
+    ONLY_TEST = "data for tests by its name, and no file is named for training; name the files to read"
+    OTHER_SPLIT = "of another split than train"
+    ABOUT = "about the data"
+    INSIDE = "a link to a folder that is read where it is"
+
+
+COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE}
+"""Reasons of files that may be data, so that their share of an input is limited."""
+UNMEASURED = frozenset({Skipped.FOLDER, Skipped.MISSING})
+"""Reasons of links whose size is unknown, so that they count as much as all the rest of their input."""
+RECORDS = frozenset({Form.LINES, Form.ARRAY, Form.TABLE, Form.PARQUET, Form.ARROW})
+"""Forms of many records."""
+BINARY_FORMS = frozenset({Form.PARQUET, Form.ARROW})
+READ_AS = tuple(form.name.lower() for form in Form if form not in BINARY_FORMS)
+"""Names of the forms in which a person may have all files read that are text."""
+
+_BEGINNINGS: tuple[tuple[bytes, Form | Skipped], ...] = (
+    (b"PAR1", Form.PARQUET),
+    (b"ARROW1", Form.ARROW),
+    (b"%PDF-", Skipped.PDF),
+    (b"PK\x03\x04", Skipped.ARCHIVE),
+    (b"7z\xbc\xaf\x27\x1c", Skipped.ARCHIVE),
+    (b"Rar!\x1a\x07", Skipped.ARCHIVE),
+    (b"\x93NUMPY", Skipped.TOKENS),
+)
+_LINES = (".jsonl", ".ndjson", ".jsonlines")
+_TABLES = (".csv", ".tsv", ".tab")
+_ARROWS = (".arrow", ".ipc", ".feather")
+_PAGES = (".html", ".htm", ".xhtml")
+_ARRAY_START = re.compile(rb'\[\s*\{\s*["}]')
+_PLAIN = ("", ".txt", ".text", ".tokens", ".raw", ".tok")
+_SPLIT = re.compile(
+    r"(?:^|[-._ /0-9])(?:(train|training)|test|testing|val|valid|validation|dev|eval|evaluation|heldout)(?=$|[-._ /0-9])"
+)
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|changes|authors|contributing)([-_.].*)?"
+    r"|(dataset_infos?|dataset_dict|state|croissant)\.json"
+)
+
+
+def bare_name(name: str) -> str:
+    """Return a name in lower case without the endings of compressions."""
+    name = name.lower()
+    while name.endswith(ENDINGS):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def form_of(name: str, head: bytes, *, is_whole: bool, is_compressed: bool = False) -> Form | Skipped:
+    """Return the form of a file.  head: its first `HEAD_BYTES`, decompressed.  is_whole: they are the whole file."""
+    ending = PurePosixPath(bare_name(name)).suffix
+    if is_whole and is_pointer(head):
+        return Skipped.POINTER
+    for beginning, found in _BEGINNINGS:
+        if head.startswith(beginning):
+            return Skipped.ARCHIVE if is_compressed and found in BINARY_FORMS else found
+    if head[257:262] == b"ustar":
+        return Skipped.ARCHIVE
+    if ending == ".parquet" or ending in _ARROWS:
+        return Skipped.ARCHIVE if is_compressed else Form.PARQUET if ending == ".parquet" else Form.ARROW
+    if (found_json := _json_form(ending, head.removeprefix(BOM).lstrip(), is_whole=is_whole)) is not None:
+        return found_json
+    if ending in _TABLES:
+        return Form.TABLE
+    if b"\0" in head and not head.startswith(UTF16):
+        return Skipped.BINARY
+    return Form.PAGE if _is_page(ending, head.removeprefix(BOM).lstrip()) else Form.TEXT
+
+
+def _json_form(ending: str, text: bytes, *, is_whole: bool) -> Form | None:
+    if _ARRAY_START.match(text) or (ending == ".json" and text.startswith(b"[")):
+        return Form.ARRAY
+    if ending in _LINES:
+        return Form.LINES
+    first, newline, rest = text.partition(b"\n")
+    if text.startswith(b"{"):
+        if _is_object(first):
+            return Form.OBJECT if is_whole and not rest.strip() else Form.LINES
+        if ending == ".json":
+            return Form.OBJECT if newline or is_whole else Form.LINES
+        return None
+    is_json = ending == ".json" and text and not text.startswith((b"//", b"/*"))
+    return Form.LINES if is_json else None
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_page(ending: str, text: bytes) -> bool:
+    while text.startswith((b"<?", b"<!--")):
+        end = b"?>" if text.startswith(b"<?") else b"-->"
+        text = text.partition(end)[2].lstrip()
+    start = text[:15].lower()
+    return start.startswith((b"<!doctype html", b"<html")) or (ending in _PAGES and start.startswith(b"<"))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Files of a folder that are not training data.
+
+
+@dataclass
+class FolderTraits:
+    """Traits of an input folder that decide about single files in it.
+
+    has_records: it has a file of records, besides those about the data.  has_train: a file is named for training.
+    """
+
+    has_records: bool = False
+    has_train: bool = False
+
+    def note(self, name: str, form: Form | Skipped, *, has_field: bool) -> None:
+        """Take a file of the folder into account."""
+        if isinstance(form, Skipped) or is_about(name):
+            return
+        self.has_records |= form in RECORDS or (form is Form.OBJECT and has_field)
+        self.has_train |= split_of(name, form) == "train"
+
+
+def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusKind, *, has_field: bool) -> Form | Skipped:
+    """Return the form in which a file of a folder is read, or the reason for which it is passed over.
+
+    has_field: True if the beginning of the file has the field of the text.
+    """
+    if isinstance(form, Skipped):
+        return form
+    is_text = form in (Form.TEXT, Form.PAGE)
+    if is_about(name) and (traits.has_records or traits.has_train or (is_text and kind is not CorpusKind.TEXT)):
+        return Skipped.ABOUT
+    split = split_of(name, form)
+    if split == "other" and (traits.has_train or form in RECORDS):
+        return Skipped.OTHER_SPLIT if traits.has_train else Skipped.ONLY_TEST
+    if kind is not CorpusKind.TEXT:
+        return Skipped.NO_RECORDS if is_text else form
+    if form is Form.OBJECT and not has_field:
+        return Skipped.NO_RECORD if traits.has_records else Form.TEXT  # settings in a folder of code
+    return form
+
+
+def is_about(name: str) -> bool:
+    """Return True for the name of a file that describes the data or their licence."""
+    return _ABOUT.fullmatch(bare_name(name).rpartition("/")[2]) is not None
+
+
+def split_of(name: str, form: Form) -> str:
+    """Return "train" or "other" if a path names a split of a data set; else "".  The last word of the path decides."""
+    name = bare_name(name)
+    if form not in RECORDS and (form is not Form.TEXT or PurePosixPath(name).suffix not in _PLAIN):
+        return ""
+    words = [*_SPLIT.finditer(name)]
+    return "" if not words else "train" if words[-1][1] else "other"

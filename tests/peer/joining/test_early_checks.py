@@ -1,0 +1,92 @@
+"""`peer run create` and `peer run show` check a run file in the same way, and before they build a corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.cli import main
+from peer.corpora import run_data
+from peer.errors import ExitCode
+from peer.joining.run_source import create_run
+from tests.peer.corpora.makers import END, tokenizer_file, write_rows
+
+ROWS = [{"text": f"the number {number} follows the number {number - 1}; " * 9} for number in range(99)]
+DATA = 'from = "rows.jsonl"\nsequence_length = 16\n'
+MISTAKES = {
+    'name = "a run"\nouter_lr = "x"\n[data]\n' + DATA: "outer_lr",
+    'name = "a run"\n[model]\ndim = 127\n[data]\n' + DATA: "model",
+    'name = "a run"\n[modle]\n[data]\n' + DATA: "modle",
+    'name = "a run"\n[data]\n' + DATA + "epoch = 2\n": "data.epoch",
+    'name = "a run"\n[data]\nheld_out_percent = 0\n' + DATA: "change held_out_percent in [data]",
+    'name = "a run"\n[data]\nread_as = "csv"\n' + DATA: "[data] read_as is one of lines, array",
+    'name = "a run"\n[data]\nleave_out = "*.png"\n' + DATA: "[data] leave_out is a list of patterns",
+    'name = "a run"\n[data]\nformat = "chats"\n' + DATA: 'must be "text", "chat" or "preference"',
+    'name = "a run"\nmodel = 5\n[tokenizer]\nfrom = "tokenizer"\n[data]\n' + DATA: "model",
+    'name = "a run"\n[data]\n'
+    + DATA
+    + "[[data.phases]]\nfrom_tokens = 5\nweights = { other = 1 }\n": "the sources are rows",
+    'name = "a run"\n[tokenizer]\nfrom = "tokenizer"\n[model]\nvocab = 100\n[data]\n' + DATA: "100",
+    'name = "a run"\n[tokenizer]\nfrom = "tokenizer"\nends = [999]\n[data]\n' + DATA: "has no token 999",
+    '[data]\n[[data.sources]]\nfrom = "rows.jsonl"\n[[data.sources]]\nfrom = "rows.jsonl"\n': "two of [[data.sources]]",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_rows(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer_file(tmp_path / "tokenizer" / "tokenizer.json")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_mistake_in_a_run_file_is_told_before_a_corpus_is_built(
+    text: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*args: object, **options: object) -> None:
+        raise AssertionError("a corpus was built")
+
+    monkeypatch.setattr(run_data, "build", build)
+    (folder / "run.toml").write_text(text)
+    told = []
+    for command in ("create", "show"):
+        words = ["run", command, str(folder / "run.toml"), "--data-dir", str(folder / "data")]
+        assert main(words) not in (ExitCode.OK, ExitCode.FAILED)
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] and MISTAKES[text] in told[0]
+
+
+def test_run_that_could_measure_no_loss_is_refused_by_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "rows.jsonl", ROWS[:1])
+    (folder / "run.toml").write_text(f'name = "a run"\n[data]\n{DATA}')
+    for command in ("create", "show"):
+        assert main(["run", command, str(folder / "run.toml"), "--data-dir", str(folder / "data")]) == ExitCode.INPUT
+        assert "nothing that is held out fills a row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "vocab"),
+    [
+        ('[tokenizer]\nfrom = "tokenizer"\n', 260),
+        ('[tokenizer]\nfrom = "tokenizer/tokenizer.json"\n[model]\ndim = 64\n', 260),
+        ('[tokenizer]\nfrom = "tokenizer"\n[model]\nvocab = 320\n', 320),
+        ("", 256),
+        ("[model]\nvocab = 300\n", 300),
+    ],
+)
+def test_model_has_the_tokens_of_the_tokenizer_unless_the_file_says_it(text: str, vocab: int, folder: Path) -> None:
+    (folder / "run.toml").write_text(f'name = "a run"\n{text}[data]\n{DATA}')
+    assert create_run(folder / "run.toml", folder / "data").manifest.model.vocab == vocab
+
+
+def test_model_has_the_tokens_of_a_corpus_with_a_tokenizer_of_its_own(folder: Path) -> None:
+    words = ["data", "build", str(folder / "corpus"), str(folder / "rows.jsonl"), "--workers", "1", "--held-out", "20"]
+    assert main([*words, "--tokenizer", "400"]) == ExitCode.OK
+    (folder / "run.toml").write_text('name = "a run"\n[data]\nfrom = "corpus"\nsequence_length = 16\n')
+    manifest = create_run(folder / "run.toml", folder / "data").manifest
+    assert 258 < manifest.model.vocab <= 400
+    assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
