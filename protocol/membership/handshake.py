@@ -312,6 +312,7 @@ class Handshake:
             if self._greetings.get(peer) is greeting:
                 del self._greetings[peer]
         self._activity.tell_now()
+        self._activity.note_greeted(refusal)
         for warning in (self.clocks.take_warning(), refusal):
             if warning:
                 self._session.emit(Notice("warning", warning))

@@ -69,10 +69,12 @@ async def shown_while_it_starts(trainer: TrainerLink, activity: Activity, work: 
 
     async def show() -> None:
         while not over.is_set():
-            if start := trainer.start:
-                activity.show(Phase.SYNCING, WhyIdle.TRAINER_RESTARTING, start[:200])
-            else:
+            if trainer.pid is not None:
                 activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer computes the first weights")
+            elif trainer.ended:
+                activity.show(Phase.SYNCING, WhyIdle.TRAINER_RESTARTING, trainer.ended[:200])
+            else:
+                activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer starts and reads the model")
             with trio.move_on_after(SHOW_START_S):
                 await over.wait()
 

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.slow
 
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"
 SENTENCES = {
-    "starting": r"reading the (records|state) from disk|listening for other peers of the run|connected to .+",
+    "starting": (
+        r"reading the (records|state) from disk|the trainer (starts|computes) .+|listening for other peers of the run|"
+        r"connected to .+"
+    ),
     "waiting for peers": r"waiting for more peers \(1 of 2\)",
     "fetching state": r"catching up with the swarm",
     "waiting for members": r"\d ready, waiting for .+",

@@ -117,6 +117,41 @@ def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
     assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
 
 
+def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
+    activity = Activity(lambda event: None)
+    membership: Any = SimpleNamespace(name=lambda peer: {"x": "kitchen", "y": "attic"}[peer])
+    report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
+    awaited = ["x", "y"]
+    exchange: Any = SimpleNamespace(done=trio.Event(), machine=SimpleNamespace(waiting_for=lambda: awaited))
+    plan: Any = SimpleNamespace(members=[None] * 3, round=41)
+    told: list[tuple[float, str]] = []
+
+    async def main() -> None:
+        begun = trio.current_time()
+        report.exchanging(plan)
+        for tick in range(80):
+            report.exchange_waits(exchange)
+            if not told or told[-1][1] != activity.detail:
+                told.append((trio.current_time() - begun, activity.detail))
+            if tick == 30:
+                awaited.remove("x")
+            if tick == 50:
+                exchange.done.set()
+            await trio.sleep(0.25)
+        activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
+        await trio.sleep(10)
+        report.exchange_waits(exchange)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert told == [
+        (0, "with 2 others"),
+        (5, "with 2 others, waiting for kitchen, attic"),
+        (10, "with 2 others, waiting for attic"),
+        (15, "all parts are averaged here; waiting for the others, and for the record proposal"),
+    ]
+    assert activity.detail == "voted, waiting for the quorum"
+
+
 def test_no_sentence_about_a_round_repeats_its_number() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")

@@ -80,13 +80,13 @@ def test_a_record_that_cannot_be_applied_is_ours_all_the_same(tmp_path: Path, st
 def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     events: list[Event] = []
     activity = Activity(events.append)
-    trainer: Any = SimpleNamespace(start="the trainer starts, which takes seconds")
+    trainer: Any = SimpleNamespace(pid=None, ended="")
 
     async def initialise() -> None:
         await trio.sleep(20)
-        trainer.start = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
+        trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
         await trio.sleep(20)
-        trainer.start = ""
+        trainer.pid = 7
         await trio.sleep(5)
         raise TrainerDied("it ended again")
 
@@ -99,7 +99,7 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
     assert told == [
         ("starting", "reading the state from disk"),
-        ("trainer restarting", "the trainer starts, which takes seconds"),
+        ("starting", "the trainer starts and reads the model"),
         ("trainer restarting", "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"),
         ("starting", "the trainer computes the first weights"),
     ]
