@@ -49,6 +49,7 @@ TRAINER_AWAITED = frozenset({Phase.STARTING, Phase.SYNCING, Phase.COMPUTING, Pha
 """Phases in which this peer waits for its trainer."""
 
 
+PEERS_AWAITED = frozenset({WhyIdle.WAITING_FOR_PEERS, WhyIdle.WAITING_FOR_MEMBERS})
 MAX_REFUSAL_CHARS = 300
 
 
@@ -161,7 +162,7 @@ class Activity:
 
     def _set(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         self._told = phase, why, detail
-        if self._refusal and phase in (Phase.STARTING, Phase.SYNCING):
+        if self._refusal and (phase in (Phase.STARTING, Phase.SYNCING) or why in PEERS_AWAITED):
             why, detail = WhyIdle.CONNECTING, f"no peer has admitted this one: {self._refusal}"
         elif self._busy and phase in TRAINER_AWAITED:
             why, detail = WhyIdle.COMPUTER_BUSY, self._busy

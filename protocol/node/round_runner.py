@@ -233,10 +233,10 @@ class RoundReport:
         self._exchange_shown_at: float | None = None
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
-        """Show the peers that the round waits for while we are ready."""
+        """Show the peers that the round waits for while we are ready, and no record is there to vote on or to fetch."""
         waiting, ready = machine.waiting_for(view), machine.ready_count
-        if self._session.me in waiting:
-            return  # the machine has not handled our READY yet
+        if self._session.me in waiting or machine.is_settling:
+            return  # the machine has not handled our READY yet, or it waits for votes or a result, which others show
         if ready < min_members and not waiting:
             self._activity.show(
                 Phase.READY,

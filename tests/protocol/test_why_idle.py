@@ -156,7 +156,7 @@ def test_no_sentence_about_a_round_repeats_its_number() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, base=SimpleNamespace(round=41))
+    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, is_settling=False)
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for kitchen"
     machine.waiting_for = lambda view: []
@@ -165,3 +165,15 @@ def test_no_sentence_about_a_round_repeats_its_number() -> None:
     machine.waiting_for = lambda view: ["me", "x"]
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for the proposal", "nobody waits for itself"
+
+
+def test_a_peer_that_votes_or_fetches_a_result_does_not_say_that_it_waits_for_the_proposal() -> None:
+    activity = Activity(lambda event: None)
+    report = RoundReport(SimpleNamespace(me="me"), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
+    machine: Any = SimpleNamespace(waiting_for=lambda view: [], ready_count=1, is_settling=True)
+    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "nobody gave us 5 parts of the result of round 0 in 3 tries")
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert activity.phase is Phase.SYNCING and activity.detail.startswith("nobody gave us")
+    machine.is_settling = False
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert (activity.phase, activity.detail) == (Phase.READY, "1 ready, waiting for the proposal")

@@ -102,6 +102,11 @@ def test_a_peer_that_nobody_admits_says_why_until_somebody_does() -> None:
     assert (activity.why, activity.detail) == (WhyIdle.CONNECTING, refused)
     activity.show(Phase.STARTING, WhyIdle.STARTING, "listening")
     assert activity.detail == refused
+    activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, "1 ready, waiting for the proposal")
+    assert (activity.why, activity.detail) == (WhyIdle.CONNECTING, refused), "nobody will propose anything to it"
+    activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+    assert activity.detail == ""
+    activity.show(Phase.STARTING, WhyIdle.STARTING, "listening")
     activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused")
     assert activity.detail == "paused"
     activity.resume()
