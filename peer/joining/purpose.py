@@ -47,7 +47,7 @@ def speed_here(manifest: RunManifest, data: Path) -> Speed | None:
 
 
 def assumed_rate(manifest: RunManifest) -> float:
-    """Return the tokens per second that one member is assumed to compute, whether the loss counts them or not."""
+    """Return the tokens per second that a simulation assumes of one member, whether the loss counts them or not."""
     return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
 
 

@@ -37,9 +37,13 @@ class MeasuredPace:
     at: float
     source: str
 
+    def computed_per_s(self, manifest: RunManifest) -> float:
+        """Return the tokens a second that this computer would compute in a run, whether the loss counts them or not."""
+        return self.flops / (FLOPS_A_PARAMETER * manifest.parameters)
+
     def tokens_per_s(self, manifest: RunManifest) -> float:
         """Return the tokens a second that this computer would train in a run, of those that the loss counts."""
-        return self.flops / (FLOPS_A_PARAMETER * manifest.parameters) * manifest.data.counted_share
+        return self.computed_per_s(manifest) * manifest.data.counted_share
 
     @property
     def of(self) -> str:
