@@ -30,7 +30,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--speed",
         metavar="TOKENS",
-        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: 1 TFLOP/s; `peer bench` measures it)",
+        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else 1 TFLOP/s)",
     )
     parser.add_argument(
         "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit (default) or 5mbit..50mbit"

@@ -6,6 +6,7 @@ restore from disk -> catch up with the swarm -> (commit -> apply -> sometimes a 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -60,6 +61,7 @@ class StateRecheckBackoff:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+T = TypeVar("T")
 TICK_S = 0.1
 RETRY_S = 1.0
 SHOW_START_S = 0.5
@@ -67,31 +69,43 @@ LONE_S = 5.0
 """Longest time that a peer that knows no other peer of the run looks for lost results (s)."""
 
 
-async def shown_while_it_starts(trainer: TrainerLink, activity: Activity, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work of the trainer, and show meanwhile what its start waits for.  Raises what `work` raises."""
-    over = trio.Event()
+def start_of(trainer: TrainerLink) -> tuple[WhyIdle, str] | None:
+    """Return what a trainer's start waits for; None if it has started."""
+    if trainer.pid is not None:
+        return None
+    if trainer.ended:
+        return WhyIdle.TRAINER_RESTARTING, trainer.ended[:200]
+    return WhyIdle.STARTING, "the trainer starts and reads the model"
 
-    async def show() -> None:
-        while not over.is_set():
-            if trainer.pid is not None:
-                activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer computes the first weights")
-            elif trainer.ended:
-                activity.show(Phase.SYNCING, WhyIdle.TRAINER_RESTARTING, trainer.ended[:200])
-            else:
-                activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer starts and reads the model")
-            with trio.move_on_after(SHOW_START_S):
-                await over.wait()
 
+async def show_start(trainer: TrainerLink, activity: Activity, phase: Phase, then: tuple[WhyIdle, str]) -> None:
+    """Show what the trainer's start waits for, and `then` once it has started."""
+    while (why := start_of(trainer)) is not None:
+        activity.show(phase, *why)
+        await trio.sleep(SHOW_START_S)
+    activity.show(phase, *then)
+
+
+async def shown_while_it_starts(
+    trainer: TrainerLink,
+    activity: Activity,
+    work: Callable[[], Awaitable[T]],
+    phase: Phase = Phase.SYNCING,
+    then: tuple[WhyIdle, str] = (WhyIdle.STARTING, "the trainer computes the first weights"),
+) -> T:
+    """Do some work of the trainer, and show meanwhile what its start waits for.  Returns and raises what `work` does."""
+    done: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(show)
+        nursery.start_soon(show_start, trainer, activity, phase, then)
         try:
-            await work()
+            done.append(await work())
         except Exception as error:  # noqa: BLE001 - raised below, outside the nursery, which would wrap it
             failure = error
-        over.set()
+        nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+    return done[0]
 
 
 LOST = (

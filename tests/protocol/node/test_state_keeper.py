@@ -97,6 +97,12 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
         activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
         with pytest.raises(TrainerDied):
             await shown_while_it_starts(trainer, activity, initialise)
+        assert await shown_while_it_starts(trainer, activity, learn, Phase.COMPUTING, (WhyIdle.BUSY, "")) == 7
+        assert (activity.phase, activity.detail) == (Phase.COMPUTING, "")
+
+    async def learn() -> int:
+        await trio.sleep(5)
+        return 7
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
@@ -105,6 +111,7 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
         ("starting", "the trainer starts and reads the model"),
         ("trainer restarting", "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"),
         ("starting", "the trainer computes the first weights"),
+        ("", ""),
     ]
 
 
