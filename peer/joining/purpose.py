@@ -141,8 +141,11 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
         tokens, rounds = goal.total * per_round, goal.total
         counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
     if speed is None:
-        each = [f"{roughly(run_s(manifest, tokens, typical_tokens_per_s(manifest, one)))} on {one.name}" for one in TYPICAL]
-        return f"{counted}, about {', '.join(each[:-1])} or {each[-1]} ({ESTIMATED}; `peer bench` measures this computer)"
+        on: dict[str, list[str]] = {}
+        for one in TYPICAL:
+            on.setdefault(roughly(run_s(manifest, tokens, typical_tokens_per_s(manifest, one))), []).append(one.name)
+        each = ", ".join(f"{took} on {' or '.join(names)}" for took, names in on.items())
+        return f"{counted}, about {each} ({ESTIMATED}; `peer bench` measures this computer)"
     rate = f"at {amount(speed.tokens_per_s)} tokens/s ({speed.of}"
     if speed.trains_only:
         return f"{counted}, about {roughly(run_s(manifest, tokens, speed.tokens_per_s))} {rate}; {ESTIMATED})"
