@@ -29,6 +29,10 @@ class StoreFull(StoreFailed):
     """A full disk.  No partial file remains."""
 
 
+class StateLost(Exception):
+    """A state that this disk has lost and nobody else is known to have; the text is a sentence with the remedy."""
+
+
 class NoRoom(OSError):
     """A write beyond the space we may use; the text is a sentence with the remedy."""
 

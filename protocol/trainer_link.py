@@ -174,7 +174,7 @@ class TrainerLink(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the trainer; None while no process runs."""
+        """Process ID of the trainer; None while no process is ready for work."""
 
     @property
     def figures(self) -> DeviceFigures | None:
@@ -189,8 +189,8 @@ class TrainerLink(Protocol):
         """Energy that the GPUs drew for each token of the last round; None if they have no counter of it."""
 
     @property
-    def start(self) -> str:
-        """Sentence about the start that commands wait for, with the reason of the last end; empty while it is ready."""
+    def ended(self) -> str:
+        """Sentence on the processes that ended since the last finished piece of work, with a reason; empty if none did."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""

@@ -197,6 +197,11 @@ class Picture:
         return running
 
     @property
+    def incomplete_chunks(self) -> tuple[int, int, tuple[str, ...]] | None:
+        """Chunks of the running exchange; None once all are done, because the peer then waits for something else."""
+        return self.chunks if self.chunks is not None and self.chunks[0] < self.chunks[1] else None
+
+    @property
     def has_rollouts(self) -> bool:
         """True if the status or an event showed that the run has rollouts."""
         return self.rollouts.seen or (self.status is not None and self.status.rollouts is not None)

@@ -110,6 +110,7 @@ def run_bench(args: argparse.Namespace) -> int:
     from peer.measurements.report import BenchProgress, RunSize, chosen, fields, table
     from peer.measurements.speeds import measure_unless_interrupted
     from peer.paths import data_dir, make_private
+    from peer.resources.pace import keep_pace
 
     folder = make_private(data_dir(args.data_dir))
     signed, status = chosen(args.what, folder)
@@ -122,6 +123,8 @@ def run_bench(args: argparse.Namespace) -> int:
         )
     finally:
         progress.end()
+    if (training := figures.training) is not None:
+        keep_pace(folder, training.tokens_per_s, training.parameters, "`peer bench`")
     if args.json:
         print_json(fields(figures, signed.run.hex(), size, time.monotonic() - begun))
     else:

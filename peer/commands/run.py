@@ -104,7 +104,7 @@ def run_create(args: argparse.Namespace) -> int:
     from peer.files import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import friends_line, token_for_friends
-    from peer.joining.purpose import about_lines, often_read, purpose_lines, unusual_data
+    from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
@@ -121,7 +121,7 @@ def run_create(args: argparse.Namespace) -> int:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
     parameters = ("parameters", f"{manifest.parameters} ({amount(manifest.parameters)})")
-    purpose = purpose_lines(manifest, me=manifest.organiser)
+    purpose = purpose_lines(manifest, speed_here(manifest, data), me=manifest.organiser)
     for subject, said in [*about_lines(manifest), parameters, *need_lines(manifest), *purpose]:
         print(f"{subject:<12}{said}")
     for remark in remarks:
@@ -379,12 +379,13 @@ def _invitation(
 
 
 def _print_manifest(signed: SignedManifest, data: Path) -> None:
-    from peer.joining.purpose import purpose_lines
+    from peer.joining.purpose import purpose_lines, speed_here
     from peer.keyfile import load_identity
     from protocol.run.run_file import dump
 
     manifest, identity = signed.manifest, load_identity(data)
     speed, now = _as_it_runs(signed.run, data)
+    speed = speed or speed_here(manifest, data)
     print(f"# Run {signed.run.hex()}")
     _print_needs(manifest)
     for subject, said in purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else ""):

@@ -30,7 +30,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--speed",
         metavar="TOKENS",
-        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: 1 TFLOP/s; `peer bench` measures it)",
+        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else 1 TFLOP/s)",
     )
     parser.add_argument(
         "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit (default) or 5mbit..50mbit"
@@ -54,16 +54,21 @@ def run_simulate(args: argparse.Namespace) -> int:
     from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
     from peer.joining.purpose import assumed_rate
+    from peer.paths import data_dir
     from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
     from peer.planning.model import NeverTogether, simulate
     from peer.planning.proposal import propose
     from peer.planning.report import NamedForecast, RunNeeds, drawing, end_line, fields, peers_line, remarks, table
-    from peer.planning.swarm import PlannedPeers, read_groups
+    from peer.planning.swarm import LEAST_SPEED, PlannedPeers, read_groups
+    from peer.resources.pace import kept_pace
 
     manifest = _manifest(args)
     if manifest.rl is not None:
         raise PeerError("only rounds of text can be predicted; give a run file without [rl]", ExitCode.INPUT)
-    speed = args.speed or f"{assumed_rate(manifest):.3f}"
+    pace = kept_pace(data_dir(args.data_dir))
+    rate = pace.computed_per_s(manifest) if pace is not None else assumed_rate(manifest)
+    speed = args.speed or f"{max(rate, LEAST_SPEED):.3f}"
+    is_assumed = not args.speed and args.peers.isdigit()
     options = {"speed": speed, "up": args.up, "down": args.down, "rtt": args.rtt, "online": args.online}
     groups = read_groups(args.peers, options)
     peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest)
@@ -82,7 +87,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.json:
         print_json(fields(manifest, groups, forecasts, needs, proposal.why))
         return ExitCode.OK
-    told = [*peers_line(groups, is_assumed=not args.speed and args.peers.isdigit()), "", *table(forecasts, needs), ""]
+    source = ("assumed: 1 TFLOP/s; `peer bench` measures it" if pace is None else pace.of) if is_assumed else ""
+    told = [*peers_line(groups, source), "", *table(forecasts, needs), ""]
     print("\n".join([*told, f"The proposal: {proposal.why}.", *end_line(manifest, forecasts)]))
     for remark in remarks(forecasts[-1], rules.max_members):
         print(remark)

@@ -7,7 +7,7 @@ import errno
 from peer.control.client import ControlError
 from peer.errors import ExitCode, PeerError
 from peer.keyfile import KeyfileError
-from protocol.disk import StoreFailed
+from protocol.disk import StateLost, StoreFailed
 from protocol.run.run_file import RunFileError
 from protocol.transport.interface import NetworkError
 from protocol.wire.canonical import Malformed
@@ -18,6 +18,7 @@ CODES: dict[type[Exception], ExitCode] = {
     KeyfileError: ExitCode.IDENTITY,
     Malformed: ExitCode.INPUT,
     StoreFailed: ExitCode.RESOURCES,
+    StateLost: ExitCode.RESOURCES,
     NetworkError: ExitCode.RESOURCES,
 }
 """Exit codes of errors whose text is a sentence for a person."""

@@ -41,6 +41,7 @@ from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
 from peer.resources.check import TrainerDivision, check_division, check_generator, check_memory, chosen_role, may_offload
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
+from peer.resources.pace import keep_own_pace
 from peer.resources.requirements import requirement_problem, slow_line, this_computer
 from peer.resources.room import (
     MARGIN_BYTES,
@@ -422,6 +423,7 @@ class Participation:
         if trainer is not None:
             trainer.report_load(node.note_load)
             nursery.start_soon(self._keep_trainer, trainer, node)
+            nursery.start_soon(keep_own_pace, settings.data_dir, node.status, signed.manifest)
             sensors = Sensors(asks_for_people=lambda: settings.live.now.unused_for is not None)
             self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(sensors.read), node)
             nursery.start_soon(self._keeper.run)

@@ -41,6 +41,7 @@ from peer.resources.computer import (
     usable_cores,
 )
 from peer.resources.line import kept_line
+from peer.resources.pace import keep_pace
 from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
@@ -186,6 +187,7 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | 
         return Check("training", CheckResult.FAIL, error.text, "", remedy), None
     if kept is None:
         _keep(folder, speed)
+        keep_pace(folder, speed.tokens_per_s, speed.parameters, "`peer doctor`")
     where = speed.device if speed.device != "cpu" else many(speed.threads, "thread")
     since = " (measured before; --anew measures again)" if kept else ""
     precision = f" in {speed.precision}" if speed.precision else ""

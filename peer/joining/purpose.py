@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 from peer.formatting import MOST_EPOCHS, amount, clean, epochs_read, founders_alone, many, roughly, short, times_text
+from peer.resources.pace import FLOPS_A_PARAMETER, TYPICAL, kept_pace, run_s, typical_tokens_per_s
 from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
@@ -22,29 +24,31 @@ from protocol.wire.hashes import ZERO_HASH
 
 ASSUMED_FLOPS = 1e12
 """Speed (FLOP/s) assumed for one member of a run that was never measured: a fast processor, or a small GPU."""
-FLOPS_A_PARAMETER = 6
-"""Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
 MOST_TOKENS_PER_S = 50_000.0
 """Bound for small models, whose speed is not limited by arithmetic."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Pace of a whole run, in tokens that the loss counts.  of: the source of the number, as a phrase."""
+    """Pace of a whole run, in tokens that the loss counts.
+
+    of: the source of the number, as a phrase.  trains_only: exchanges take further time.
+    """
 
     tokens_per_s: float
     of: str
+    trains_only: bool = False
+
+
+def speed_here(manifest: RunManifest, data: Path) -> Speed | None:
+    """Return the speed that was last measured on this computer, for a run; None if none was.  data: the data directory."""
+    pace = kept_pace(data)
+    return Speed(pace.tokens_per_s(manifest), pace.of, trains_only=True) if pace is not None else None
 
 
 def assumed_rate(manifest: RunManifest) -> float:
-    """Return the tokens per second that one member is assumed to compute, whether the loss counts them or not."""
+    """Return the tokens per second that a simulation assumes of one member, whether the loss counts them or not."""
     return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
-
-
-def assumed_speed(manifest: RunManifest) -> Speed:
-    """Return the speed that is assumed for one member of a run whose speed was never measured."""
-    rate = assumed_rate(manifest)
-    return Speed(rate * manifest.data.counted_share, "assumed for one member with 1 TFLOP/s")
 
 
 def run_definition(manifest: RunManifest) -> RunDefinition:
@@ -98,14 +102,14 @@ def about_sentence(manifest: RunManifest) -> str:
 def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "") -> list[tuple[str, str]]:
     """Return the facts to know before taking part in a run: (subject, statement).
 
-    speed: None for an assumed one.  me: the peer ID of the reader; empty for other readers than the run's peers.
+    speed: None if none was measured.  me: the peer ID of the reader; empty for other readers than the run's peers.
     """
     return [
         ("trains", _trains(manifest)),
         ("reads", _reads(manifest)),
         *_epochs(manifest),
         ("rate", _rate(manifest)),
-        ("until", until(manifest, speed or assumed_speed(manifest))),
+        ("until", until(manifest, speed)),
         *_prompts(manifest),
         ("admits", _admits(manifest)),
         ("votes", _votes(manifest, me)),
@@ -121,8 +125,11 @@ def purpose_sentence(manifest: RunManifest) -> str:
     )
 
 
-def until(manifest: RunManifest, speed: Speed) -> str:
-    """Describe the goal in tokens, rounds and hours, for one member that trains on all permitted tokens in each round."""
+def until(manifest: RunManifest, speed: Speed | None = None) -> str:
+    """Describe the goal in tokens, rounds and hours, for one member that trains on all permitted tokens in each round.
+
+    speed: as measured; None for the hours of some kinds of computers.
+    """
     goal, per_round = manifest.goal, manifest.counted_per_round
     if manifest.rl is not None:
         warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
@@ -133,8 +140,19 @@ def until(manifest: RunManifest, speed: Speed) -> str:
     else:
         tokens, rounds = goal.total * per_round, goal.total
         counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
-    seconds = tokens / max(1e-9, speed.tokens_per_s)
-    return f"{counted}, about {roughly(seconds)} at {amount(speed.tokens_per_s)} tokens/s ({speed.of})"
+    if speed is None:
+        on: dict[str, list[str]] = {}
+        for one in TYPICAL:
+            on.setdefault(roughly(run_s(manifest, tokens, typical_tokens_per_s(manifest, one))), []).append(one.name)
+        each = ", ".join(f"{took} on {' or '.join(names)}" for took, names in on.items())
+        return f"{counted}, about {each} ({ESTIMATED}; `peer bench` measures this computer)"
+    rate = f"at {amount(speed.tokens_per_s)} tokens/s ({speed.of}"
+    if speed.trains_only:
+        return f"{counted}, about {roughly(run_s(manifest, tokens, speed.tokens_per_s))} {rate}; {ESTIMATED})"
+    return f"{counted}, about {roughly(tokens / max(1e-9, speed.tokens_per_s))} {rate})"
+
+
+ESTIMATED = "one member, with exchanges over home lines"
 
 
 def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:

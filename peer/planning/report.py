@@ -67,12 +67,12 @@ class RunNeeds:
 DAY_S, YEAR_S = 86_400, 31_557_600
 
 
-def peers_line(groups: Sequence[PeerGroup], *, is_assumed: bool = False) -> list[str]:
-    """Return a line for each group of peers.  is_assumed: True if nobody said their speed."""
-    source = " (assumed: 1 TFLOP/s; `peer bench` measures it)" if is_assumed else ""
+def peers_line(groups: Sequence[PeerGroup], source: str = "") -> list[str]:
+    """Return a line for each group of peers.  source: of their speed, as a phrase; empty if the user said it."""
+    shown = f" ({source})" if source else ""
 
     def speed(group: PeerGroup) -> str:
-        return f"{_between(group.speed, amount)} tokens/s{' each' if group.count > 1 else ''}{source}"
+        return f"{_between(group.speed, amount)} tokens/s{' each' if group.count > 1 else ''}{shown}"
 
     return [
         f"{many(group.count, 'peer')}: {speed(group)}, {_between(group.up, line_rate)} up, "

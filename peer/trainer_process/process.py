@@ -428,14 +428,10 @@ class TrainerProcess:
         return self._channel.process.pid if self._channel is not None and self._ready else None
 
     @property
-    def start(self) -> str:
-        """Sentence about the start that commands wait for, with the reason of the last end; empty while it is ready."""
-        if self._ready:
-            return ""
-        if not self._ends:
-            return "the trainer starts, which takes seconds, or minutes with a large model"
+    def ended(self) -> str:
+        """Sentence on the processes that ended since the last finished piece of work, with a reason; empty if none did."""
         times = "once" if self._ends == 1 else f"{self._ends} times"
-        return f"the trainer ended {times} and is started again; last: {self._last_end}"
+        return f"the trainer ended {times} and is started again; last: {self._last_end}" if self._ends else ""
 
     async def run(self) -> str:
         """Keep a trainer process alive until cancelled or failed too often in a row; return the reason.  Call it once."""

@@ -221,6 +221,11 @@ class RoundMachine:
         return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
+    def is_settling(self) -> bool:
+        """True while a proposed or certified record waits for its result, or for votes."""
+        return self._certified is not None or self._voter.is_voting
+
+    @property
     def ready_count(self) -> int:
         """Number of peers that are ready for this round."""
         return len(self._state.closing.readys)

@@ -389,7 +389,7 @@ class NodeStatus:
     run_tokens_per_s: tokens a second of all members in the last round; None before two rounds were made here.
     learning_rate, rate_phase: learning rate of the first step of the next round, and its phase: warm-up, stable or decay;
     None and empty before the node runs.
-    clock_skew: difference of this computer's clock from the median of at least three peers' clocks, such as "2 h 3 min
+    clock_skew: difference of this computer's clock from the median of at least two peers' clocks, such as "2 h 3 min
     behind the clocks of 5 peers"; empty if it is within 60 s or fewer clocks are known.
     team: the team of this peer, as others see it; empty without one.
     """

@@ -49,6 +49,10 @@ TRAINER_AWAITED = frozenset({Phase.STARTING, Phase.SYNCING, Phase.COMPUTING, Pha
 """Phases in which this peer waits for its trainer."""
 
 
+PEERS_AWAITED = frozenset({WhyIdle.WAITING_FOR_PEERS, WhyIdle.WAITING_FOR_MEMBERS})
+MAX_REFUSAL_CHARS = 300
+
+
 class Activity:
     """Activity of this peer, set by components, and read by heartbeats and status.
 
@@ -63,6 +67,7 @@ class Activity:
         self._told = self.phase, self.why, self.detail
         """Activity that this peer would show if the computer were not busy."""
         self._trains_on, self._busy = False, ""
+        self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
         self.was_away = True
         """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have gone on
@@ -139,6 +144,15 @@ class Activity:
             self._busy = busy
             self._set(*self._told)
 
+    def note_greeted(self, refusal: str | None) -> None:
+        """Note the answer to a greeting; until a peer accepts us, show the newest refusal as the reason for our wait."""
+        self._is_admitted = self._is_admitted or refusal is None
+        shown = "".join(each for each in refusal or "" if each.isprintable())[:MAX_REFUSAL_CHARS]
+        refusal = "" if self._is_admitted else shown
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._set(*self._told)
+
     def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if self._trains_on and phase in WITHIN_A_ROUND:
             why = WhyIdle.BUSY
@@ -148,7 +162,9 @@ class Activity:
 
     def _set(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         self._told = phase, why, detail
-        if self._busy and phase in TRAINER_AWAITED:
+        if self._refusal and (phase in (Phase.STARTING, Phase.SYNCING) or why in PEERS_AWAITED):
+            why, detail = WhyIdle.CONNECTING, f"no peer has admitted this one: {self._refusal}"
+        elif self._busy and phase in TRAINER_AWAITED:
             why, detail = WhyIdle.COMPUTER_BUSY, self._busy
         if (phase, why, detail) != (self.phase, self.why, self.detail):
             self.phase, self.why, self.detail = phase, why, detail

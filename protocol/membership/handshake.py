@@ -12,10 +12,10 @@ A peer that is named in a record is admitted permanently, so a voter must know t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_high, median_low
 
 import trio
 
@@ -132,7 +132,8 @@ class Guests:
 
 MAX_PEERS = 32
 """Limit on the peers compared; the peers greeted last are kept."""
-LEAST_PEERS = 3
+LEAST_PEERS = 2
+"""Peers whose clocks, with ours, tell which clock is wrong: the one that differs from two that agree."""
 TOLERANCE_S = 60.0
 
 
@@ -165,7 +166,7 @@ class ClockOffsets:
         """Phrase such as "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, or with too few peers."""
         if not self.compared:
             return ""
-        offset_s = median(self._offsets.values()) - (self._wall() - self.boot())
+        offset_s = _median_near_ours([each - (self._wall() - self.boot()) for each in self._offsets.values()])
         if abs(offset_s) <= TOLERANCE_S:
             return ""
         return f"{_span(abs(offset_s))} {'behind' if offset_s > 0 else 'ahead of'} the clocks of {self.compared} peers"
@@ -177,6 +178,12 @@ class ClockOffsets:
             return ""
         self._warned = True
         return f"this computer's clock is {skew}; set it (invitations end by it)"
+
+
+def _median_near_ours(offsets_s: Sequence[float]) -> float:
+    """Return the median; of two middle values the one nearer to our clock, or 0 if they lie on both sides of it."""
+    low, high = median_low(offsets_s), median_high(offsets_s)
+    return 0.0 if low < 0 < high else min(low, high, key=abs)
 
 
 def _span(seconds: float) -> str:
@@ -312,6 +319,7 @@ class Handshake:
             if self._greetings.get(peer) is greeting:
                 del self._greetings[peer]
         self._activity.tell_now()
+        self._activity.note_greeted(refusal)
         for warning in (self.clocks.take_warning(), refusal):
             if warning:
                 self._session.emit(Notice("warning", warning))

@@ -32,6 +32,7 @@ from protocol.node.commands import Extensions
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.initial_weights import InitialWeights
 from protocol.node.round_limits import LOOKED_BACK, RoundLimits, limits_from
+from protocol.node.state import show_start, shown_while_it_starts
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
@@ -43,6 +44,9 @@ from protocol.wire.hashes import Hash, tree_proof, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, Ready, SourceMean, digest_in, losses_from, weights_in
 from protocol.wire.presence import Phase
+
+TRAINING = (WhyIdle.BUSY, "")
+"""Reason to wait of a peer that trains: it does not wait."""
 
 # ------------------------------------------------------------------------------------------------------------------------
 # This peer's work in the running round: the progress of its compute, and the resulting contribution.
@@ -189,6 +193,8 @@ class OwnTrainer:
         async with trio.open_nursery() as nursery:
             if self._blocks is not None:
                 nursery.start_soon(watch, self._blocks, self.link, nursery.cancel_scope)
+            if applied is None:
+                nursery.start_soon(show_start, self.link, self.activity, Phase.COMPUTING, TRAINING)
             try:
                 contribution = await self.link.compute(task, theta, on_progress, applied)
             except TrainerDied as error:
@@ -496,7 +502,6 @@ class Contributor:
         await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
         task = replace(task, reference=await self._own.reference())
         async with self._selection.alone() if self._selection is not None else nullcontext():
-            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             note = partial(self._on_progress, work)
             contribution = await self._own.compute(task, self._replica.state.theta, note)
@@ -531,14 +536,15 @@ class Contributor:
 
         selection.remember(await self._offload(self._learned_before))
         async with selection.chosen(task.round, show) as chosen:
-            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
             if not chosen.batches:  # a trainer process without rollouts would train on text
+                self._activity.show(Phase.COMPUTING, *TRAINING)
                 work.learn_nothing(chosen.against)
                 return self._nothing(task.round)
             try:
-                contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+                compute = partial(trainer.compute, task, self._replica.state.theta, partial(self._on_progress, work))
+                contribution = await shown_while_it_starts(trainer, self._activity, compute, Phase.COMPUTING, TRAINING)
             except TrainerGaveUp:
                 raise  # the trainer had not begun to learn from the rollouts
             except TrainerDied:

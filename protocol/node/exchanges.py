@@ -197,9 +197,11 @@ class ResultSources:
     def _show(self, effect: ObtainResult, missing: int, failures: int) -> None:
         names = ", ".join(self._membership.name(peer) for peer in effect.sources[:4])
         parts = f"{missing} part{'' if missing == 1 else 's'} of the result of round {effect.record.round}"
-        tried = f"{failures} tries; asking {names} and everybody else who is here"
+        asked = f"{names} and everybody else who is here" if names else "everybody who is here"
+        tried = f"{failures} tries; asking {asked}"
         if effect.provenance is None:
-            text = f"the others have agreed on round {effect.record.round} without us; nobody gave us {parts} in {tried}"
+            whose = "the others have agreed on" if names else "our own vote binds us to the record of"
+            text = f"{whose} round {effect.record.round}; nobody gave us {parts} in {tried}"
             self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, text)
         else:
             text = f"cannot check the proposed record: nobody gave us {parts} in {tried}"

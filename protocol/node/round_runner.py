@@ -229,13 +229,14 @@ class RoundReport:
         self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
         self._complained: dict[str, None] = {}
         self._proposed = -1
-        self._whom, self._exchange_shown_at = "", 0.0
+        self._whom = ""
+        self._exchange_shown_at: float | None = None
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
-        """Show the peers that the round waits for while we are ready."""
+        """Show the peers that the round waits for while we are ready, and no record is there to vote on or to fetch."""
         waiting, ready = machine.waiting_for(view), machine.ready_count
-        if self._session.me in waiting:
-            return  # the machine has not handled our READY yet
+        if self._session.me in waiting or machine.is_settling:
+            return  # the machine has not handled our READY yet, or it waits for votes or a result, which others show
         if ready < min_members and not waiting:
             self._activity.show(
                 Phase.READY,
@@ -254,16 +255,17 @@ class RoundReport:
         self._whom = (
             f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
         )
-        self._exchange_shown_at = trio.current_time()
+        self._exchange_shown_at = None
         self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, self._whom)
 
     def exchange_waits(self, exchange: ExchangeRunner) -> None:
         """Show the members for which a long exchange waits; once it is complete, that we wait for the record."""
-        now, is_done = trio.current_time(), exchange.done.is_set()
-        if self._activity.beneath is not Phase.EXCHANGING or now - self._exchange_shown_at < SHOW_EXCHANGE_S:
+        now = trio.current_time()
+        shown_at = self._exchange_shown_at = now if self._exchange_shown_at is None else self._exchange_shown_at
+        if self._activity.beneath is not Phase.EXCHANGING or now - shown_at < SHOW_EXCHANGE_S:
             return
         self._exchange_shown_at = now
-        if is_done:
+        if exchange.done.is_set():
             text = "all parts are averaged here; waiting for the others, and for the record proposal"
             self._activity.show(Phase.EXCHANGING, WhyIdle.COMMITTING, text)
             return

@@ -5,7 +5,8 @@ restore from disk -> catch up with the swarm -> (commit -> apply -> sometimes a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -13,6 +14,7 @@ from protocol.chain.electorate import FEWEST_SEATED
 from protocol.chain.history import Branch
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
+from protocol.disk import StateLost
 from protocol.events.events import CheckpointWritten, Desynced, Notice, RoundCommitted, RoundsConfirmed
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
@@ -23,6 +25,7 @@ from protocol.sync.remote_chains import Claims
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase
 
@@ -58,34 +61,58 @@ class StateRecheckBackoff:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+T = TypeVar("T")
 TICK_S = 0.1
 RETRY_S = 1.0
 SHOW_START_S = 0.5
+LONE_S = 5.0
+"""Longest time that a peer that knows no other peer of the run looks for lost results (s)."""
 
 
-async def shown_while_it_starts(trainer: TrainerLink, activity: Activity, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work of the trainer, and show meanwhile what its start waits for.  Raises what `work` raises."""
-    over = trio.Event()
+def start_of(trainer: TrainerLink) -> tuple[WhyIdle, str] | None:
+    """Return what a trainer's start waits for; None if it has started."""
+    if trainer.pid is not None:
+        return None
+    if trainer.ended:
+        return WhyIdle.TRAINER_RESTARTING, trainer.ended[:200]
+    return WhyIdle.STARTING, "the trainer starts and reads the model"
 
-    async def show() -> None:
-        while not over.is_set():
-            if start := trainer.start:
-                activity.show(Phase.SYNCING, WhyIdle.TRAINER_RESTARTING, start[:200])
-            else:
-                activity.show(Phase.SYNCING, WhyIdle.STARTING, "the trainer computes the first weights")
-            with trio.move_on_after(SHOW_START_S):
-                await over.wait()
 
+async def show_start(trainer: TrainerLink, activity: Activity, phase: Phase, then: tuple[WhyIdle, str]) -> None:
+    """Show what the trainer's start waits for, and `then` once it has started."""
+    while (why := start_of(trainer)) is not None:
+        activity.show(phase, *why)
+        await trio.sleep(SHOW_START_S)
+    activity.show(phase, *then)
+
+
+async def shown_while_it_starts(
+    trainer: TrainerLink,
+    activity: Activity,
+    work: Callable[[], Awaitable[T]],
+    phase: Phase = Phase.SYNCING,
+    then: tuple[WhyIdle, str] = (WhyIdle.STARTING, "the trainer computes the first weights"),
+) -> T:
+    """Do some work of the trainer, and show meanwhile what its start waits for.  Returns and raises what `work` does."""
+    done: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(show)
+        nursery.start_soon(show_start, trainer, activity, phase, then)
         try:
-            await work()
+            done.append(await work())
         except Exception as error:  # noqa: BLE001 - raised below, outside the nursery, which would wrap it
             failure = error
-        over.set()
+        nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+    return done[0]
+
+
+LOST = (
+    "{missing} damaged or missing in {folder}, nobody else took part in the run, no other peer is here, and this peer's "
+    "votes bind it to what is lost: restore a copy of that folder; or, if nobody follows the run, remove it to begin the "
+    "run again"
+)
 
 
 class StateKeeper:
@@ -168,7 +195,6 @@ class StateKeeper:
             elif history.length == 0 and self._lacks_genesis():
                 await self._begin()
             elif self._replica.state.rounds < history.length:
-                self._show_mending()
                 await self._mend(trio.current_time() - mending_since)
             elif self._following.is_promising(trio.current_time() - begun, was_away=self._activity.was_away):
                 self._show_catching_up()
@@ -192,12 +218,28 @@ class StateKeeper:
     def _show_catching_up(self) -> None:
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
 
-    def _show_mending(self) -> None:
-        missing = self._replica.history.length - self._replica.state.rounds
-        text = "the result of a round" if missing == 1 else f"results of {missing} rounds"
-        self._activity.show(
-            Phase.SYNCING, WhyIdle.FETCHING_STATE, f"{text} missing on this disk; looking for others who have it"
-        )
+    def _show_mending(self, holders: Sequence[PeerId], limit_s: float) -> None:
+        asked = self._claims.sources()
+        if asked:
+            whom = f"asking {self._claims.names(asked)}"
+        elif holders:
+            whom = f"waiting for {self._claims.names(holders)}, who may have what is missing"
+        elif self._session.network.known_addresses():
+            whom = "looking for peers of the run at the addresses kept from before"
+        else:
+            whom = "no other peer of the run is known"
+        text = f"{self._missing()} damaged or missing on this disk; {whom}; given up after {limit_s:.0f} s"
+        self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, text)
+
+    def _missing(self) -> str:
+        first, last = self._replica.state.rounds, self._replica.history.length - 1
+        return f"the result of round {first} is" if first == last else f"the results of rounds {first} to {last} are"
+
+    def _is_bound(self) -> bool:
+        """Return True if our votes bind us to the record that stands on our state's tip.  Blocking."""
+        history, rounds, votes = self._replica.history, self._replica.state.rounds, self._replica.store.votes
+        tip, record = history.tip_at(rounds), history.tip_at(rounds + 1)
+        return votes.confirmed_on(rounds, tip) is not None or votes.is_locked_on(rounds, tip, record)
 
     async def _make(self, move: Move) -> None:
         """Move to another branch, or further along our own; restore our own state if the move fails."""
@@ -218,8 +260,15 @@ class StateKeeper:
 
         We fetch missing results from other peers.  If no peer has them within the eviction time, we go back to our last
         state.  The records beyond that state are kept as a branch; we follow it like any other once we can get its state.
+
+        A peer that knows no other peer gives up sooner.  If its votes bind it to a record whose result only it had, it
+        could make no other record there: raises `StateLost`.
         """
         history, catch_up = self._replica.history, self._catch_up
+        holders = self._claims.may_hold(self._session.me)
+        is_alone = not holders and not self._session.network.known_addresses()
+        limit_s = min(LONE_S, self._replica.rounds.eviction_s) if is_alone else self._replica.rounds.eviction_s
+        self._show_mending(holders, limit_s)
         async with self.changing:
             try:
                 await catch_up.supplies.bring(history, catch_up.present(history.length), self._claims.sources())
@@ -228,7 +277,9 @@ class StateKeeper:
                 await self._from_others()
             if self._replica.state.rounds == history.length:
                 return await self._take_digest()
-            if waited_s > self._replica.rounds.eviction_s:
+            if waited_s > limit_s:
+                if not holders and await self._offload(self._is_bound):
+                    raise StateLost(LOST.format(missing=self._missing(), folder=self._replica.store.root))
                 branch = Branch(history, self._replica.store.branches, "", self._replica.state.rounds)
                 await self._following.take(Move(branch, branch.length, self._session.me, history.tip))
                 await self._take_digest()

@@ -353,7 +353,8 @@ def admit_at_door(
     if has_expired(admitted, wall_now):
         return (
             "the token of the invitation has expired; ask the run's organiser for a new invitation (good until "
-            f"{_date(admitted.expires)}, by a clock that shows {_date(wall_now)}: set it if that is wrong)"
+            f"{_date(admitted.expires)}; the clock of the computer that checked it shows {_date(wall_now)}: "
+            "set it if that is wrong)"
         )
     try:
         admitted.require(role, round)

@@ -6,7 +6,7 @@ paid for from the budget; the cost is refunded for branches that the fork choice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
@@ -55,6 +55,7 @@ FALSE_STATE_S = 60.0
 FAR_ROUNDS = 2
 """Most rounds by which a peer may be behind another one and still train for a round in which it can be a member."""
 MAX_SOURCES = 16
+MAX_NAMED = 4
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -151,6 +152,18 @@ class Claims:
         members = [peer for peer in live if peer != leader and self.is_known(peer)]
         others = [] if members else [peer for peer in live if peer != leader]
         return [*first, *members, *others][:MAX_SOURCES]
+
+    def may_hold(self, me: PeerId) -> list[PeerId]:
+        """Return the others that may have the results of our chain: those that we heard, its electors and its members."""
+        roster = self._replica.history.roster
+        heard = sorted((peer for peer, _ in self._membership), key=lambda peer: not self._membership.is_live(peer))
+        others = dict.fromkeys([*heard, *roster.electorate.electors, *sorted(roster.members)])
+        return [peer for peer in others if peer != me]
+
+    def names(self, peers: Sequence[PeerId]) -> str:
+        """Return the names of some peers for users, at most `MAX_NAMED`."""
+        named = [self._membership.name(peer) for peer in peers[:MAX_NAMED]]
+        return ", ".join(named) + (f" and {len(peers) - MAX_NAMED} more" if len(peers) > MAX_NAMED else "")
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ KINDS = (
     "newest votes",
     "first record",
     "newest record",
+    "all results",
     "shards of a corpus",
     "moments",
     "residual",

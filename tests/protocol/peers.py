@@ -92,6 +92,9 @@ class TableNetwork:
     def connected(self) -> list[PeerId]:
         return [*self.answers]
 
+    def known_addresses(self) -> list[str]:
+        return []
+
     def is_moving(self) -> bool:
         return False
 

@@ -117,11 +117,46 @@ def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
     assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
 
 
+def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
+    activity = Activity(lambda event: None)
+    membership: Any = SimpleNamespace(name=lambda peer: {"x": "kitchen", "y": "attic"}[peer])
+    report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
+    awaited = ["x", "y"]
+    exchange: Any = SimpleNamespace(done=trio.Event(), machine=SimpleNamespace(waiting_for=lambda: awaited))
+    plan: Any = SimpleNamespace(members=[None] * 3, round=41)
+    told: list[tuple[float, str]] = []
+
+    async def main() -> None:
+        begun = trio.current_time()
+        report.exchanging(plan)
+        for tick in range(80):
+            report.exchange_waits(exchange)
+            if not told or told[-1][1] != activity.detail:
+                told.append((trio.current_time() - begun, activity.detail))
+            if tick == 30:
+                awaited.remove("x")
+            if tick == 50:
+                exchange.done.set()
+            await trio.sleep(0.25)
+        activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
+        await trio.sleep(10)
+        report.exchange_waits(exchange)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert told == [
+        (0, "with 2 others"),
+        (5, "with 2 others, waiting for kitchen, attic"),
+        (10, "with 2 others, waiting for attic"),
+        (15, "all parts are averaged here; waiting for the others, and for the record proposal"),
+    ]
+    assert activity.detail == "voted, waiting for the quorum"
+
+
 def test_no_sentence_about_a_round_repeats_its_number() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, base=SimpleNamespace(round=41))
+    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, is_settling=False)
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for kitchen"
     machine.waiting_for = lambda view: []
@@ -130,3 +165,15 @@ def test_no_sentence_about_a_round_repeats_its_number() -> None:
     machine.waiting_for = lambda view: ["me", "x"]
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert activity.detail == "1 ready, waiting for the proposal", "nobody waits for itself"
+
+
+def test_a_peer_that_votes_or_fetches_a_result_does_not_say_that_it_waits_for_the_proposal() -> None:
+    activity = Activity(lambda event: None)
+    report = RoundReport(SimpleNamespace(me="me"), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
+    machine: Any = SimpleNamespace(waiting_for=lambda view: [], ready_count=1, is_settling=True)
+    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "nobody gave us 5 parts of the result of round 0 in 3 tries")
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert activity.phase is Phase.SYNCING and activity.detail.startswith("nobody gave us")
+    machine.is_settling = False
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert (activity.phase, activity.detail) == (Phase.READY, "1 ready, waiting for the proposal")

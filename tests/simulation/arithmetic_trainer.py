@@ -49,7 +49,7 @@ class ArithmeticTrainer:
     figures = None
     busy_share = None
     joules_per_token = None
-    start = ""
+    ended = ""
 
     @property
     def pid(self) -> int | None:

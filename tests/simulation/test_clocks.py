@@ -22,6 +22,6 @@ def test_only_the_peer_whose_clock_is_wrong_is_told_once() -> None:
         skews.extend(seat.node.status().clock_skew for seat in world.seats if seat.node is not None)
 
     holds(simulate(4, scenario))
-    skew = "2 h 3 min ahead of the clocks of 3 peers"
-    assert told == [(0, f"this computer's clock is {skew}; set it (invitations end by it)")]
-    assert skews == [skew, "", "", ""]
+    skew = "2 h 3 min ahead of the clocks of"
+    assert told == [(0, f"this computer's clock is {skew} 2 peers; set it (invitations end by it)")]
+    assert skews == [f"{skew} 3 peers", "", "", ""]

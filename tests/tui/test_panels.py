@@ -169,6 +169,16 @@ def test_training_ahead_is_shown_beside_the_round_that_is_exchanged() -> None:
     assert shown.startswith("round 12, fragment 1 of 4: exchanging 2/9 chunks, waiting for kitchen")
 
 
+def test_an_exchange_whose_chunks_are_all_here_says_what_the_peer_waits_for() -> None:
+    why = "all parts are averaged here; waiting for the others, and for the record proposal"
+    picture = streamed(why_idle="committing", why_detail=why)
+    picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 7, 8, [OTHER])))
+    assert "7/8 chunks" in header.draw(picture, "", 140, True)[1].plain
+    picture.apply(Stamped(1.0, 1.0, ev.ExchangeProgress(12, 8, 8, [])))
+    assert header.draw(picture, "", 140, True)[1].plain.startswith(f"EXCHANGING {why}")
+    assert round.draw(picture, 140, 12, Look())[0].plain.startswith(f"round 12, fragment 1 of 4: exchanging: {why}")
+
+
 def test_a_peer_that_has_used_up_the_delay_says_what_it_waits_for() -> None:
     picture = streamed(why_idle="exchanging", ahead_steps=5, ahead_inner_steps=20)
     rows = [row.plain for row in round.draw(picture, 78, 12, Look())]

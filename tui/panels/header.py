@@ -53,8 +53,8 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
     elif status.phase == "computing" and status.inner_steps and not why:
         left = f"steps  {to_go(status.round_left_s)}"
         text = _steps(state, status.steps, status.inner_steps, left, width, unicode)
-    elif status.phase == "exchanging" and picture.chunks is not None:
-        done, total, _ = picture.chunks
+    elif status.phase == "exchanging" and (chunks := picture.incomplete_chunks) is not None:
+        done, total, _ = chunks
         text = f" {bar(done, total, max(4, min(40, width - columns(state) - 24)), unicode=unicode)} {done}/{total} chunks"
     else:
         return _waits(state, style, why, status.why_remedy, width, unicode)

@@ -50,8 +50,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
     which = f"round {status.round}{of_fragment(status.fragment, status.fragments)}"
-    if status.phase == "exchanging" and picture.chunks is not None:
-        done, total, waiting = picture.chunks
+    if status.phase == "exchanging" and (chunks := picture.incomplete_chunks) is not None:
+        done, total, waiting = chunks
         name = naming(picture.names)
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""

@@ -9,6 +9,7 @@ import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode
+from peer.resources.pace import keep_pace
 
 RUN = 'name = "planned"\n[model]\ndim = 64\nlayers = 2\n[data]\nfrom = "no such folder"\n[rounds]\ninner_steps = 30\n'
 
@@ -55,6 +56,10 @@ def test_it_says_when_the_run_ends_in_days_and_years_and_at_whose_speed(
     assert "tokens/s of all these peers together." in text
     text = said(capsys, run_file, "--peers", "2")
     assert "tokens/s each (assumed: 1 TFLOP/s; `peer bench` measures it)" in text
+    keep_pace(run_file.parent / "data", 1000.0, 1_000_000, "`peer bench`")
+    text = said(capsys, run_file, "--peers", "2")
+    assert "tokens/s each (measured on this computer on " in text and " by `peer bench`), " in text
+    assert " by `peer bench`" not in said(capsys, run_file, "--peers", "2", "--speed", "5k")
     run_file.write_text("total_rounds = 100\n" + RUN)
     first = json.loads(said(capsys, run_file, "--json"))["settings"][0]
     assert first["end_s"] == pytest.approx(100 * first["round_s"])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from peer.formatting import goal_line
+from peer.formatting import goal_line, roughly
 from peer.joining.purpose import (
     Speed,
     about_lines,
     about_sentence,
-    assumed_speed,
     often_read,
     purpose_lines,
     purpose_sentence,
     run_definition,
+    speed_here,
     until,
     unusual_data,
 )
+from peer.resources.pace import STEP_S, TYPICAL, keep_pace, round_s, run_s, typical_tokens_per_s
 from protocol.events.status import PeerStatus
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
@@ -40,7 +43,7 @@ def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
     assert said["trains"] == "a model of 820.4 k parameters (Llama, 4 layers of 128) from scratch"
     assert said["reads"] == "the source and documentation of this program (about 4.1 M tokens in all)"
     assert said["rate"].startswith("0.003, after 100 steps of warm-up")
-    assert said["until"].startswith("300 rounds (12.3 M tokens of each member), about 4 minutes at 50.0 k tokens/s (assumed")
+    assert said["until"].startswith("300 rounds (12.3 M tokens of each member), about 32 minutes on a laptop, ")
     assert said["organiser"].endswith(f"({ME})")
     sentence = purpose_sentence(a_run("total_tokens = 5_000_000\n"))
     assert "it ends after 5.0 M tokens" in sentence and f"…{ME[-6:]}" in sentence
@@ -85,7 +88,38 @@ def test_the_organisers_words_come_before_the_facts() -> None:
 def test_the_hours_are_at_a_speed_that_is_named() -> None:
     manifest = a_run("total_tokens = 7_200_000\n")
     assert "about 2 hours at 1.0 k tokens/s (measured)" in until(manifest, Speed(1000.0, "measured"))
-    assert "assumed for one member" in until(manifest, assumed_speed(manifest))
+
+
+def test_without_a_measurement_the_hours_of_some_computers_follow_from_their_arithmetic() -> None:
+    small, large = (
+        a_run(f"total_tokens = 200_000_000\n[model]\n{size}") for size in ("", "dim = 1024\nlayers = 24\nffn = 4096\n")
+    )
+    for manifest in (small, large):
+        assert "tokens/s" not in until(manifest) and "on a laptop" in until(manifest) and "an H100 (" in until(manifest)
+        assert "with exchanges over home lines" in until(manifest) and "`peer bench` measures" in until(manifest)
+    assert " on a GPU with 12 GB or an H100 (" in until(small), "equal times are told once"
+    assert until(large).count(" on a") == 3
+    laptop, gpu, h100 = (run_s(large, 200_000_000, typical_tokens_per_s(large, each)) for each in TYPICAL)
+    assert laptop > 10 * gpu and gpu > h100
+    rounds = 200_000_000 / small.tokens_per_round
+    for each in TYPICAL:
+        least = rounds * (round_s(small) + STEP_S * small.rounds.inner_steps)
+        assert run_s(small, 200_000_000, typical_tokens_per_s(small, each)) >= 0.999 * least, (
+            "each step and round takes time"
+        )
+
+
+def test_a_speed_that_was_measured_here_counts_for_models_of_all_sizes(tmp_path: Path) -> None:
+    manifest = a_run("total_tokens = 7_200_000\n")
+    assert speed_here(manifest, tmp_path) is None
+    keep_pace(tmp_path, 1000.0, 2 * manifest.parameters, "`peer bench`")
+    speed = speed_here(manifest, tmp_path)
+    assert speed is not None and speed.tokens_per_s == pytest.approx(2000.0)
+    seconds = 3600 + 7_200_000 / manifest.tokens_per_round * round_s(manifest)
+    told = until(manifest, speed)
+    assert (
+        f"about {roughly(seconds)} at 2.0 k tokens/s (measured on this computer on " in told and "by `peer bench`; " in told
+    )
 
 
 CHATS = (
@@ -112,6 +146,21 @@ def test_tokens_are_those_that_the_loss_counts() -> None:
     assert "(about 2.6 k tokens in all)" in said["reads"]
     assert said["until"].startswith("25.6 k tokens of all members together (5 rounds of one member)")
     assert run_definition(a_run(CHATS)).data_tokens == 2560
+
+
+def test_tokens_that_the_loss_does_not_count_take_time_too(tmp_path: Path) -> None:
+    """In these chats the loss counts a quarter of what is computed."""
+    chats, text = a_run("total_rounds = 30\n" + CHATS), a_run("total_rounds = 30\n[data]\nsequence_length = 256\n")
+    assert chats.counted_per_round == text.counted_per_round / 4
+    keep_pace(tmp_path, 1000.0, chats.parameters, "`peer bench`")
+    assert "at 250 tokens/s" in until(chats, speed_here(chats, tmp_path))
+    assert until(chats).partition("about")[2] == until(text).partition("about")[2], "the rows are computed as a whole"
+    seconds = []
+    for run in (chats, text):
+        speed = speed_here(run, tmp_path)
+        assert speed is not None
+        seconds.append(run_s(run, 30 * run.counted_per_round, speed.tokens_per_s))
+    assert seconds[0] == pytest.approx(seconds[1])
 
 
 @pytest.mark.parametrize(

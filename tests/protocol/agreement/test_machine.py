@@ -62,6 +62,18 @@ def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quor
         assert parliament.hand_over(ready, seat, finish) == effects
 
 
+def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() -> None:
+    parliament = Parliament(4)
+    proposer, motion = put_to_the_vote(parliament)
+    seat = next(seat for seat in parliament.seats.values() if seat.me != proposer)
+    assert not seat.machine.is_settling
+    parliament.hand_over(proposer, seat, motion)
+    assert seat.machine.is_settling
+    parliament.queue.clear()
+    parliament.run(40)
+    assert seat.committed is not None and not parliament.undecided()
+
+
 # -- what is made anew ----------------------------------------------------------------------------------------------------
 
 

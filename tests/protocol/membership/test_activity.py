@@ -92,3 +92,25 @@ def test_a_stage_of_a_round_is_no_reason_to_be_idle_while_it_trains_ahead() -> N
         PhaseChanged("computing", "fetching data", "waiting for block 8"),
         PhaseChanged("computing", "", ""),
     ]
+
+
+def test_a_peer_that_nobody_admits_says_why_until_somebody_does() -> None:
+    activity = Activity(lambda event: None)
+    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
+    activity.note_greeted("the token has expired,\x1b[2J by a clock that shows 2026-11-30")
+    refused = "no peer has admitted this one: the token has expired,[2J by a clock that shows 2026-11-30"
+    assert (activity.why, activity.detail) == (WhyIdle.CONNECTING, refused)
+    activity.show(Phase.STARTING, WhyIdle.STARTING, "listening")
+    assert activity.detail == refused
+    activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, "1 ready, waiting for the proposal")
+    assert (activity.why, activity.detail) == (WhyIdle.CONNECTING, refused), "nobody will propose anything to it"
+    activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+    assert activity.detail == ""
+    activity.show(Phase.STARTING, WhyIdle.STARTING, "listening")
+    activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused")
+    assert activity.detail == "paused"
+    activity.resume()
+    activity.note_greeted(None)
+    assert (activity.why, activity.detail) == (WhyIdle.STARTING, "listening")
+    activity.note_greeted("go away")
+    assert activity.detail == "listening", "others have admitted it"

@@ -19,7 +19,7 @@ from protocol.allreduce.assignment import is_committed
 from protocol.chain.base import Base
 from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
 from protocol.chain.records import check_claims
-from protocol.events.events import ComputeProgress, Event, Notice
+from protocol.events.events import ComputeProgress, Event, Notice, PhaseChanged
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
@@ -52,7 +52,9 @@ class Trainer:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.pid, self.tasks, self.told = 1, list[ComputeTask](), list[str]()
+        self.tasks, self.told = list[ComputeTask](), list[str]()
+        self.pid: int | None = 1
+        self.ended = ""
         self.deaths, self.data, self.loss, self.norm, self.lasts_s = list[TrainerDied](), data, 2.0, 1.0, 0.0
         self.early_steps = 0
 
@@ -141,6 +143,33 @@ def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_pat
         first, second = table.trainer.tasks
         assert first == second, "without a record of ours there are no limits"
         assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
+
+    on_table(tmp_path, check)
+
+
+def test_a_round_says_that_the_trainer_starts_before_it_says_that_it_trains(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        trainer, train = table.trainer, table.trainer.compute
+        trainer.pid, trainer.ended, trainer.lasts_s = None, "", 5.0
+
+        async def started() -> None:
+            await trio.sleep(20)
+            trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
+            await trio.sleep(20)
+            trainer.pid = 1
+
+        async def compute(*args: Any) -> Contribution:
+            await started()
+            return await train(*args)
+
+        with patch.object(trainer, "compute", compute):
+            assert await table.contributor.compute(FAR, table.work) is not None
+        told = [(event.phase, event.why_idle, event.detail) for event in table.events if isinstance(event, PhaseChanged)]
+        assert told == [
+            ("computing", "starting", "the trainer starts and reads the model"),
+            ("computing", "trainer restarting", trainer.ended),
+            ("computing", "", ""),
+        ]
 
     on_table(tmp_path, check)
 

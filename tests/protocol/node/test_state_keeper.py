@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ import pytest
 import trio
 import trio.testing
 
+from peer.console.problems import known_problem
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
+from protocol.disk import StateLost
 from protocol.events.events import CheckpointWritten, Desynced, Event, PhaseChanged, RolledBack, RoundCommitted
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.state import StateKeeper, shown_while_it_starts
+from protocol.node.state import LONE_S, StateKeeper, shown_while_it_starts
 from protocol.run.manifest import SignedManifest
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
@@ -26,7 +29,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase
 from tests.protocol.chains import a_run, grow, initialise, next_commit, store_result
-from tests.protocol.peers import ANN, BOB, at_once
+from tests.protocol.peers import ANN, BOB, ME, at_once
 from tests.protocol.sync.table import Table, on_table
 
 OTHER_STATE = Hash(b"\x07" * 32)
@@ -80,13 +83,13 @@ def test_a_record_that_cannot_be_applied_is_ours_all_the_same(tmp_path: Path, st
 def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     events: list[Event] = []
     activity = Activity(events.append)
-    trainer: Any = SimpleNamespace(start="the trainer starts, which takes seconds")
+    trainer: Any = SimpleNamespace(pid=None, ended="")
 
     async def initialise() -> None:
         await trio.sleep(20)
-        trainer.start = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
+        trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
         await trio.sleep(20)
-        trainer.start = ""
+        trainer.pid = 7
         await trio.sleep(5)
         raise TrainerDied("it ended again")
 
@@ -94,14 +97,21 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
         activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
         with pytest.raises(TrainerDied):
             await shown_while_it_starts(trainer, activity, initialise)
+        assert await shown_while_it_starts(trainer, activity, learn, Phase.COMPUTING, (WhyIdle.BUSY, "")) == 7
+        assert (activity.phase, activity.detail) == (Phase.COMPUTING, "")
+
+    async def learn() -> int:
+        await trio.sleep(5)
+        return 7
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
     assert told == [
         ("starting", "reading the state from disk"),
-        ("trainer restarting", "the trainer starts, which takes seconds"),
+        ("starting", "the trainer starts and reads the model"),
         ("trainer restarting", "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"),
         ("starting", "the trainer computes the first weights"),
+        ("", ""),
     ]
 
 
@@ -184,6 +194,59 @@ def test_a_lost_result_comes_from_others_or_its_record_is_given_up(tmp_path: Pat
         assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
 
     on_keeper(tmp_path, check)
+
+
+def test_the_wait_for_lost_results_names_those_who_may_have_them(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        for _ in range(3):
+            await advance(keeper, table.ours, stored=False)
+        with trio.move_on_after(1):
+            await keeper.reach_tip()
+        lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
+        name = table.membership.name(ANN.peer_id)
+        assert table.activity.detail == f"{lost}; waiting for {name}, who may have what is missing; given up after 20 s"
+        table.hear(ANN.peer_id, table.theirs, name="attic")
+        with trio.move_on_after(1):
+            await keeper.reach_tip()
+        assert table.activity.detail == f"{lost}; asking attic; given up after 20 s"
+
+    on_keeper(tmp_path, check)
+
+
+@pytest.mark.parametrize("is_bound", [True, False], ids=["voted", "did not vote"])
+@pytest.mark.parametrize("addresses", [[], ["/ip4/192.0.2.1/tcp/4001"]], ids=["nobody known", "an address known"])
+def test_a_peer_that_knows_no_other_gives_its_lost_results_up_soon_or_says_what_binds_it(
+    tmp_path: Path, is_bound: bool, addresses: list[str]
+) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        history, votes, began = table.ours.history, table.ours.store.votes, trio.current_time()
+        for stored in (True, False, False):
+            commit, result = next_commit(table.ours, [ME], voters=[ME])
+            if stored:
+                store_result(table.ours, commit, result)
+            await keeper.advance(commit)
+        if is_bound:
+            votes.confirm([(1, history.tip_at(1), history.tip_at(2))])
+        table.network.known_addresses = lambda: addresses  # type: ignore[method-assign]
+        with pytest.raises(StateLost) if is_bound else nullcontext() as lost:
+            await keeper.reach_tip()
+        assert (trio.current_time() - began > LONE_S + 2) is bool(addresses)
+        whom = (
+            "looking for peers of the run at the addresses kept from before"
+            if addresses
+            else "no other peer of the run is known"
+        )
+        assert table.activity.detail == (
+            "the results of rounds 1 to 2 are damaged or missing on this disk; "
+            f"{whom}; given up after {20 if addresses else LONE_S:.0f} s"
+        )
+        if lost is None:
+            assert (history.length, table.of(RolledBack)) == (1, [RolledBack(1, 2, "")])
+        else:
+            said = f"the results of rounds 1 to 2 are damaged or missing in {table.ours.store.root}, nobody else took part"
+            assert str(lost.value).startswith(said) and history.length == 3 and known_problem(lost.value) is not None
+
+    on_keeper(tmp_path, check, a_run(ME))
 
 
 @pytest.mark.parametrize(("founders", "fetched"), [([ANN], []), (FOUR, [2])], ids=["one elector", "four electors"])

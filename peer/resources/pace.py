@@ -1,0 +1,138 @@
+"""Training speed of this computer, kept in the data directory, and estimates for computers that nobody measured.
+
+`peer bench` and `peer doctor` measure the speed, and a peer that trains keeps its own.  It is kept as arithmetic a second,
+because the next run may have a model of another size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import trio
+
+from peer.files import read_json, write_atomically
+from protocol.events.status import NodeStatus
+from protocol.run.manifest import RunManifest
+
+FLOPS_A_PARAMETER = 6
+"""Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
+FILE_NAME = "pace.json"
+MAX_BYTES = 1024
+KEPT_S = 90 * 86_400.0
+"""Age from which a measurement no longer counts."""
+MAX_SOURCE_CHARS = 40
+
+
+@dataclass(frozen=True)
+class MeasuredPace:
+    """Measured speed of training.  flops: FLOP/s.  at: unix seconds.  source: what measured it, as a phrase."""
+
+    flops: float
+    at: float
+    source: str
+
+    def computed_per_s(self, manifest: RunManifest) -> float:
+        """Return the tokens a second that this computer would compute in a run, whether the loss counts them or not."""
+        return self.flops / (FLOPS_A_PARAMETER * manifest.parameters)
+
+    def tokens_per_s(self, manifest: RunManifest) -> float:
+        """Return the tokens a second that this computer would train in a run, of those that the loss counts."""
+        return self.computed_per_s(manifest) * manifest.data.counted_share
+
+    @property
+    def of(self) -> str:
+        """Phrase about the measurement."""
+        return f"measured on this computer on {time.strftime('%Y-%m-%d', time.localtime(self.at))} by {self.source}"
+
+
+def keep_pace(
+    folder: Path, tokens_per_s: float, parameters: int, source: str, clock: Callable[[], float] = time.time
+) -> None:
+    """Keep a measured speed of a model with `parameters` in the data directory `folder`, if it is one.  Blocking.
+
+    tokens_per_s: of all tokens that are computed, whether the loss counts them or not.
+    """
+    if math.isfinite(tokens_per_s) and tokens_per_s > 0:
+        pace = MeasuredPace(FLOPS_A_PARAMETER * parameters * tokens_per_s, clock(), source[:MAX_SOURCE_CHARS])
+        with suppress(OSError):  # without the file, the next run is only estimated
+            write_atomically(folder / FILE_NAME, json.dumps(asdict(pace)).encode())
+
+
+def kept_pace(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredPace | None:
+    """Return the last measurement; None if there is none, or if it is old.  Blocking."""
+    try:
+        fields = read_json(folder / FILE_NAME, MAX_BYTES)
+        pace = MeasuredPace(float(fields["flops"]), float(fields["at"]), str(fields["source"])[:MAX_SOURCE_CHARS])
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return None
+    is_right = math.isfinite(pace.flops) and pace.flops > 0 and pace.source.isprintable()
+    return pace if is_right and 0 <= clock() - pace.at < KEPT_S else None
+
+
+LOOK_S = 60.0
+CHANGE = 0.1
+"""Share by which the speed must have changed before it is written again."""
+
+
+async def keep_own_pace(folder: Path, status: Callable[[], NodeStatus], manifest: RunManifest) -> None:
+    """Keep the speed of a peer that trains in a run, until cancelled.  Rollouts are not kept: their rate includes waits."""
+    kept, share = 0.0, manifest.data.counted_share
+    if manifest.rl is not None:
+        return
+    while True:
+        await trio.sleep(LOOK_S)
+        now = status()
+        if now.round and now.tokens_per_s > 0 and abs(now.tokens_per_s - kept) > CHANGE * kept:
+            kept = now.tokens_per_s
+            await trio.to_thread.run_sync(keep_pace, folder, kept / share, manifest.parameters, "an earlier run")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Estimates of the time that a run takes.
+
+
+@dataclass(frozen=True)
+class TypicalComputer:
+    """A kind of computer.  flops: FLOP/s that training reaches on it."""
+
+    name: str
+    flops: float
+
+
+TYPICAL = (
+    TypicalComputer("a laptop", 4e10),
+    TypicalComputer("a GPU with 12 GB", 8e12),
+    TypicalComputer("an H100", 1.7e14),
+)
+"""Two threads of a processor reached 26 to 43 GFLOP/s with the demo's model, and an H200 175 TFLOP/s with 220 M parameters
+(docs/results).  The GPU with 12 GB is an assumption: a third of 25 TFLOP/s."""
+STEP_S = 0.02
+"""Least seconds of an inner step, however small the model is: reading rows, starting the GPU's kernels, the optimizer."""
+AGREEMENT_S = 1.0
+"""Seconds of the agreement on a round over the internet, without the bytes of the exchange."""
+HOME_BYTES_PER_S = 2.5e6
+"""Upload rate of a home line: 20 Mbit/s."""
+
+
+def round_s(manifest: RunManifest) -> float:
+    """Return the seconds that a round takes besides training: its exchange over home lines, and its agreement."""
+    layouts = manifest.layouts
+    return AGREEMENT_S + (layouts.contribution.payload_bytes + layouts.result.payload_bytes) / HOME_BYTES_PER_S
+
+
+def typical_tokens_per_s(manifest: RunManifest, computer: TypicalComputer) -> float:
+    """Return the tokens a second that this kind of computer trains in a run, of those that the loss counts."""
+    step_tokens = manifest.data.sequences_per_step * manifest.data.row_tokens
+    step_s = max(STEP_S, FLOPS_A_PARAMETER * manifest.parameters * step_tokens / computer.flops)
+    return step_tokens * manifest.data.counted_share / step_s
+
+
+def run_s(manifest: RunManifest, tokens: float, tokens_per_s: float) -> float:
+    """Return the seconds in which one member trains on `tokens` that the loss counts, with an exchange after each round."""
+    return tokens / max(1e-9, tokens_per_s) + tokens / manifest.counted_per_round * round_s(manifest)
