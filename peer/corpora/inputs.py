@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from blake3 import blake3
 
+from kernels.outside_files import UnusableFile, named_file, open_outside
 from peer.corpora.compressed import BrokenFile, Note, lines_of
 from peer.corpora.options import MAX_DOCUMENT_BYTES, FieldSelection
 from peer.errors import ExitCode, PeerError
@@ -26,7 +27,6 @@ from protocol.corpora.manifest import CorpusKind
 from trainer.data.chat import parsed
 from trainer.data.rows import Mask, Tokens
 from trainer.extras import install_command
-from trainer.outside_files import UnusableFile, named_file, open_outside
 
 BATCH_BYTES = 512 << 10
 BATCH_ROWS = 4096
