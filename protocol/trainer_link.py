@@ -23,6 +23,10 @@ class TrainerDied(Exception):
     """The trainer died during a request; the text gives the cause (signal, exit code, out of memory)."""
 
 
+class LimitsExceeded(TrainerDied):
+    """The trainer's round exceeded the limits of its task, so it ended and forgot its moments; the text says by how much."""
+
+
 class TrainerGaveUp(TrainerDied):
     """The trainer failed so often in a row that it is not started again; the text gives the last cause."""
 
@@ -44,7 +48,7 @@ class ComputeTask:
     continues: True to go on from the trainer's own parameters, where the last compute has ended, in a streamed run.
     rollouts: files of accepted batches, in a run of reinforcement learning.
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
-    most_loss, most_norm: a trainer whose round exceeds these dies, and forgets its moments (`protocol.node.round_limits`).
+    most_loss, most_norm: a trainer whose round exceeds these ends with `LimitsExceeded` (`protocol.node.round_limits`).
     """
 
     round: int

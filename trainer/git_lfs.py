@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.outside_files import open_outside
+from kernels.outside_files import open_outside
 
 POINTER_FLAW = (
     "is a pointer of Git LFS, not the file; fetch the file with `git lfs pull` in its folder, or download the model again "

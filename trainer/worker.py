@@ -37,6 +37,10 @@ from trainer.rl.groups import ShownAnswer
 from trainer.samples import Samples
 
 
+class BeyondLimits(NotFinite):
+    """Error for a round whose loss or norm exceeds the limits of its task."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Training task of one round, with the fields of `protocol.trainer_link.ComputeTask`.
@@ -61,12 +65,12 @@ class Task:
     most_norm: float = math.inf
 
     def check(self, loss: float, norm: float) -> None:
-        """Raise NotFinite with a sentence for a round that exceeds the limits."""
+        """Raise BeyondLimits with a sentence for a round that exceeds the limits."""
         for name, value, most in (("loss", loss, self.most_loss), ("norm", norm, self.most_norm)):
             if value > most:
-                raise NotFinite(
-                    f"round {self.round} is not contributed, because its {name} of {value:.3g} is above {most:.3g}, the "
-                    "limit by this peer's last rounds; the trainer forgets its moments and does the round again"
+                raise BeyondLimits(
+                    f"this try of round {self.round} is not contributed, because its {name} of {value:.3g} is above "
+                    f"{most:.3g}, the limit by this peer's last rounds; the trainer starts again without its moments"
                 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.outside_files import read_outside
 from peer.chat.conversation import Conversation
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
@@ -24,7 +25,6 @@ from trainer.device import default_dtype, is_gpu, pick_device
 from trainer.generate.engine import Engine, Request
 from trainer.generate.generator import MOST_END_TOKENS, Completion, Slots
 from trainer.memory import generator_memory
-from trainer.outside_files import read_outside
 from trainer.weights.folder import WeightsFolder, json_in
 from trainer.weights.safetensors_file import FolderError
 

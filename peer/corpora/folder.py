@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.outside_files import open_outside, read_outside
 from peer.corpora.blocks import leaves_path, shard_path
 from peer.corpora.build import DIGEST, MANIFEST, TOKENIZER
 from peer.corpora.options import MAX_DOCUMENT_BYTES, TokenFormat
@@ -28,7 +29,6 @@ from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, tree_root
 from trainer.data.rows import Mask, Tokens
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import MAX_TOKENIZER_BYTES
-from trainer.outside_files import open_outside, read_outside
 
 REMEDY = "copy the corpus again, or build it again"
 
@@ -85,7 +85,7 @@ class FinishedCorpus:
                 raise self._damage(leaves_path(self.path, root), "its hashes are not those of the shard")
             path = shard_path(self.path, root)
             try:
-                with open_outside(path) as file:
+                with open_outside(path, self.path) as file:
                     for place, leaf in enumerate(leaves):
                         block = file.read(self.manifest.block(split, number).size)
                         if chunk_hash(block) != leaf:
@@ -127,7 +127,7 @@ class FinishedCorpus:
     def _leaves(self, root: Hash) -> list[Hash]:
         path = leaves_path(self.path, root)
         try:
-            data = read_outside(path, HASH_BYTES * self.manifest.shard_blocks)
+            data = read_outside(path, HASH_BYTES * self.manifest.shard_blocks, self.path)
         except OSError as error:
             raise self._damage(path, error.strerror or str(error)) from error
         if not data or len(data) % HASH_BYTES:
@@ -147,8 +147,7 @@ class FinishedCorpus:
         """Compare the manifest with the digest that the build has written."""
         path, digest = self.path / DIGEST, self.digest.hex()
         try:
-            with path.open("rb") as file:
-                noted = file.read(2 * HASH_BYTES + 2).strip()
+            noted = read_outside(path, 2 * HASH_BYTES + 2).strip()
         except OSError as error:
             raise PeerError(
                 f"{path} cannot be read ({error.strerror}), so a change of {MANIFEST} would go unnoticed; if the corpus had "

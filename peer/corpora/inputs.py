@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from blake3 import blake3
 
+from kernels.outside_files import UnusableFile, named_file, open_outside
 from peer.corpora.compressed import compression_of, head_of
 from peer.corpora.forms import BINARY_FORMS, COUNTED, HEAD_BYTES, UNMEASURED, FolderTraits, Form, Skipped, decided, form_of
 from peer.corpora.options import MOST_NAMED, BuildOptions, FieldSelection
@@ -24,7 +25,6 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import many, size
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.rows import Mask, Tokens
-from trainer.outside_files import UnusableFile, named_file, open_outside
 
 HUB = "hf:"
 """Beginning of the name of a data set of Hugging Face."""

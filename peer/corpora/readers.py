@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from kernels.outside_files import UnusableFile, open_outside
 from peer.corpora.compressed import BrokenFile, Note, chunks_of, elements_of, head_of, lines_of
 from peer.corpora.forms import HEAD_BYTES, UTF16, FolderTraits, Form, Skipped
 from peer.corpora.inputs import (
@@ -36,7 +37,6 @@ from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, FieldSelectio
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
 from trainer.extras import install_command
-from trainer.outside_files import UnusableFile, open_outside
 
 BATCH_BYTES = 512 << 10
 BATCH_ROWS = 4096

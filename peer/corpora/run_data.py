@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.outside_files import read_outside
 from peer.corpora.blocks import SHARDS, shard_path
 from peer.corpora.build import BuildProgress, build
 from peer.corpora.forms import READ_AS
@@ -37,7 +38,6 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.environment import Environment, example_tokens
-from trainer.outside_files import read_outside
 
 MANIFEST = "corpus.msgpack"
 """Name of the manifest in the folder of a corpus."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.outside_files import named_file, read_outside
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from protocol.blobs.store import BlobStore
@@ -20,7 +21,6 @@ from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.records import SolveRates, TaskRecord, told
 from trainer.environments.task_file import MAX_COMPRESSED_BYTES, read_task_set
-from trainer.outside_files import named_file, read_outside
 from trainer.reading import tokenizer_of
 from trainer.rl.groups import most_prompt_bytes, prompt_flaw
 

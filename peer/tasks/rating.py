@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import torch
 
+from kernels.outside_files import named_file, read_outside
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from peer.formatting import clean
@@ -28,7 +29,6 @@ from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, SolveR
 from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, read_file
-from trainer.outside_files import named_file, read_outside
 from trainer.rl import rating
 from trainer.rl.config import RlConfig
 from trainer.rl.rating import Answer, Rater, Sampling

@@ -43,6 +43,7 @@ from protocol.trainer_link import (
     EvaluatedLoss,
     Generated,
     GenerateTask,
+    LimitsExceeded,
     NotMeasured,
     Progress,
     RatedAnswer,
@@ -89,13 +90,14 @@ class TrainerChannel:
     """Our end of the socket to `process`.
 
     heard_at: trio time of the process's last message.  fault: sentence with the reason for its end, if known beforehand.
+    beyond_limits: True if it ends because its round exceeded the limits.
     """
 
     def __init__(self, connection: socket.socket, process: trio.Process) -> None:
         connection.setblocking(False)
         self.process = process
         self.heard_at = trio.current_time()
-        self.fault = ""
+        self.fault, self.beyond_limits = "", False
         self._connection = connection
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
@@ -106,7 +108,10 @@ class TrainerChannel:
         return bool(self._calls)
 
     async def ask(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; cancelling abandons the command.  Raises TrainerDied."""
+        """Send a command and wait for its answer; cancelling abandons the command.
+
+        Raises TrainerDied; LimitsExceeded if the trainer's round exceeded the limits.
+        """
         id = self._last_id = self._last_id + 1
         call = self._calls[id] = _Call(on_progress)
         try:
@@ -118,7 +123,7 @@ class TrainerChannel:
         finally:
             del self._calls[id]
         if call.answer is None:
-            raise TrainerDied(call.death)
+            raise (LimitsExceeded if self.beyond_limits else TrainerDied)(call.death)
         return call.answer
 
     def send(self, message: dict[str, Any]) -> None:
@@ -173,6 +178,7 @@ class TrainerChannel:
         match message["is"]:
             case "failed":
                 self.fault = message["reason"]  # the process then ends, and the caller waits for that
+                self.beyond_limits = message["beyond_limits"]
             case "progress" if call is not None:
                 call.on_progress(message)
             case "progress":

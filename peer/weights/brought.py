@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.outside_files import read_outside
 from peer.corpora.builtin import builtin_documents
 from peer.corpora.inputs import Document
 from peer.corpora.options import TokenFormat
@@ -54,7 +55,6 @@ from trainer.environments.registry import check_named, files_of, open_named, pro
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
-from trainer.outside_files import read_outside
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import prompt_flaw
 from trainer.weights.folder import WeightsFolder

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from kernels.mixture import MixturePhase, RowMixture
+from kernels.outside_files import read_outside
 from peer.errors import ExitCode, PeerError
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import folder_tokenizer
@@ -35,7 +36,6 @@ from trainer.data.tokens import MAX_TOKENIZER_BYTES
 from trainer.device import pick_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, SourceTotals
-from trainer.outside_files import read_outside
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels.outside_files import named_file
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ParameterPlace, parameter_layout
-from trainer.outside_files import named_file
 from trainer.weights.folder import check_repeated
 from trainer.weights.safetensors_file import ExportFormat, FolderError, StoredTensor, header_of, tensors_in
 

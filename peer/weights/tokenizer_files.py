@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.outside_files import read_outside
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.paths import make_private
@@ -22,7 +23,6 @@ from trainer.data.tokenizer_json import MESSAGE_END, TURN_END, Mark
 from trainer.data.tokens import MAX_TOKENIZER_BYTES, TokenizerFile, special_in
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 from trainer.models.llama.huggingface import ends_in
-from trainer.outside_files import read_outside
 from trainer.weights.folder import json_in
 from trainer.weights.safetensors_file import FolderError
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kernels.outside_files import open_outside, read_outside
 from protocol.blobs.blob import ChunkSet
 from protocol.blobs.store import SHORTAGES, Held, Holding
 from protocol.corpora.manifest import Block
@@ -113,7 +114,7 @@ class BlockCache:
                 self._remove(block)  # it can be checked no more; the hashes are fetched again with it
             return None
         try:
-            data = read_block(self.path(block), 0, block.size, leaves[block.number])
+            data = read_block(self.path(block), self._folder, 0, block.size, leaves[block.number])
         except OSError:
             return None
         if data is None or size_of(self.path(block)) != block.size:
@@ -129,15 +130,15 @@ class BlockCache:
     def _lacks_descriptors(self, shard: Hash) -> bool:
         """Return True if this computer currently lacks memory or file descriptors, which says nothing about the hashes."""
         try:
-            (self._folder / shard.hex() / LEAVES).open("rb").close()
+            open_outside(self._folder / shard.hex() / LEAVES, self._folder).close()
         except OSError as error:
             return error.errno in SHORTAGES
         return False
 
     def _load_leaves(self, shard: Hash) -> bytes | None:
-        path = self._folder / shard.hex() / LEAVES
+        size = HASH_BYTES * len(self._shards[shard])
         try:
-            return path.read_bytes() if size_of(path) == HASH_BYTES * len(self._shards[shard]) else None
+            return read_outside(self._folder / shard.hex() / LEAVES, size, self._folder)
         except OSError:
             return None
 

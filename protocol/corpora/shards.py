@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kernels.outside_files import open_outside, read_outside
 from protocol.blobs.blob import ChunkSet, EvenSpans
 from protocol.blobs.store import SHORTAGES
 from protocol.corpora.manifest import Block, CorpusManifest
@@ -165,13 +166,14 @@ def checked_leaves(shard: Shard, raw: bytes | None) -> list[Hash] | None:
     return leaves if tree_root(leaves) == shard.root else None
 
 
-def read_block(path: Path, offset: int, size: int, leaf: Hash) -> bytes | None:
-    """Return a block of a file; None if its bytes are wrong.
+def read_block(path: Path, below: Path, offset: int, size: int, leaf: Hash) -> bytes | None:
+    """Return a block of a file; None if its bytes are wrong, or if the file is none to read.
 
+    below: the folder in which its real path must lie.
     Raises `OSError` if this computer currently lacks memory or file descriptors, which says nothing about the block.
     """
     try:
-        with path.open("rb") as file:
+        with open_outside(path, below) as file:
             file.seek(offset)
             data = file.read(size)
     except OSError as error:
@@ -188,7 +190,7 @@ class CorpusShelf:
     """
 
     def __init__(self, folder: Path, shards: Shards) -> None:
-        self._folder, self._shards = folder / SHARDS, shards
+        self._named, self._folder, self._shards = folder, folder / SHARDS, shards
         self._damaged: dict[Hash, ChunkSet] = {}
         self._leaves = LeavesMemory()
 
@@ -217,7 +219,8 @@ class CorpusShelf:
             self._damaged[block.shard] = (1 << len(known)) - 1
             return None
         try:
-            data = read_block(self.path(block.shard), known.spans[block.number].start, block.size, leaves[block.number])
+            start, leaf = known.spans[block.number].start, leaves[block.number]
+            data = read_block(self.path(block.shard), self._named, start, block.size, leaf)
         except OSError:
             return None
         if data is None:
@@ -230,8 +233,7 @@ class CorpusShelf:
         return self._leaves.get(known, self._load) if known is not None else None
 
     def _load(self, shard: Hash) -> bytes | None:
-        path = self._leaves_path(shard)
         try:
-            return path.read_bytes() if size_of(path) == HASH_BYTES * len(self._shards[shard]) else None
+            return read_outside(self._leaves_path(shard), HASH_BYTES * len(self._shards[shard]), self._named)
         except OSError:
             return None

@@ -37,7 +37,15 @@ from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
-from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.trainer_link import (
+    ComputeTask,
+    Contribution,
+    LimitsExceeded,
+    Progress,
+    TrainerDied,
+    TrainerGaveUp,
+    TrainerLink,
+)
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_NUMBER, Envelope
 from protocol.wire.hashes import Hash, tree_proof, tree_root
@@ -312,8 +320,10 @@ class Contributor:
         self._amendments = amendments
         self._serials = count()
         self._ahead: _NextRound | None = None
-        self._died_in: int | None = None
-        """The round in which the trainer died: its next attempt has no limits."""
+        self._exceeded_in: int | None = None
+        """The last round in which a try of ours exceeded the limits."""
+        self._unlike_in: int | None = None
+        """The last round in which two tries did: we contribute nothing to it, and only records from there on set limits."""
 
     @property
     def computes(self) -> bool:
@@ -342,7 +352,7 @@ class Contributor:
         """Train in the round that extends `base`; start again if the trainer dies.  `work` shows the progress.
 
         ahead: returns the number of steps that the other peers have done.  Returns None without a trainer, if the trainer
-        gave up, or if its numbers show that training failed.
+        gave up, if its numbers show that training failed, or if two tries exceeded the limits.
         """
         if self._trainer is None:
             self._show_other_work()
@@ -352,7 +362,7 @@ class Contributor:
             if contribution is not None:
                 return self._sound(contribution, base)
         await self.drop_ahead()
-        while True:
+        while base.round != self._unlike_in:
             await self._own.rested()
             try:
                 return self._sound(await self._train(self._trainer, base, work, ahead()), base)
@@ -360,8 +370,10 @@ class Contributor:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
                 return None
             except TrainerDied as death:
-                self._died_in = base.round
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+                if isinstance(death, LimitsExceeded):
+                    self._note_exceeded(base.round)
+        return None
 
     # -- training ahead -----------------------------------------------------------------------------------------------
 
@@ -424,8 +436,10 @@ class Contributor:
                 ahead.work.training.set()
                 theta, note = self._replica.state.theta, partial(self._on_progress_ahead, ahead)
                 ahead.contribution = await self._own.compute(task, theta, note, ahead.applied)
+        except LimitsExceeded:
+            self._note_exceeded(task.round)
         except TrainerDied:
-            self._died_in = task.round  # which begins anew once it is due
+            pass  # the round begins anew once it is due
         finally:
             self._activity.train_on(False)
             ahead.ended.set()
@@ -472,6 +486,17 @@ class Contributor:
         self._session.emit(Notice("warning", text))
         return None
 
+    def _note_exceeded(self, round: int) -> None:
+        """Note that a try of a round exceeded the limits; give the round up if it was the second one."""
+        if round == self._exceeded_in:
+            self._unlike_in = round
+            text = (
+                f"round {round}: two tries exceeded the limits by our last rounds, the second without the moments of the "
+                "first, so we contribute nothing to this round; from the next one on, earlier rounds set no limits"
+            )
+            self._session.emit(Notice("warning", text))
+        self._exceeded_in = round
+
     def _show_other_work(self) -> None:
         if self._occupation is not None:
             self._occupation.show()
@@ -515,16 +540,15 @@ class Contributor:
         return ComputeTask(round, rows, steps, first, shares=shares, fragment=fragment)
 
     async def _limited(self, task: ComputeTask) -> ComputeTask:
-        """Return the task with the limits that our last rounds set, unless the trainer has died in its round."""
-        if task.round == self._died_in:
-            return task
-        limits: RoundLimits = await self._offload(self._limits, task.steps)
+        """Return the task with the limits that our last rounds set."""
+        limits: RoundLimits = await self._offload(self._limits, task.round, task.steps)
         return replace(task, most_loss=limits.loss, most_norm=limits.norm)
 
-    def _limits(self, steps: int) -> RoundLimits:
+    def _limits(self, round: int, steps: int) -> RoundLimits:
         """Return the limits on a round of `steps`.  Blocking."""
-        history = self._replica.history
-        lately = range(max(0, history.length - LOOKED_BACK), history.length)
+        history, unlike = self._replica.history, self._unlike_in
+        since = unlike if unlike is not None and unlike < round else 0
+        lately = range(max(since, history.length - LOOKED_BACK), history.length)
         records = (history.commit_at(round).record for round in lately)
         return limits_from(self._replica.manifest, records, self._session.me, steps)
 

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.mixture import RowMixture
+from kernels.outside_files import open_outside, read_outside
 from trainer.data.rows import Documents, Mask, Rows, Tokens
-from trainer.outside_files import open_outside, read_outside
 
 MAX_MANIFEST_BYTES = 4 << 20
 COUNTS, BEGINS = 1, 2
@@ -241,7 +241,7 @@ class BlockFolders:
         except OSError:
             return False  # the disk fails, or it is a folder
         names = (f"{place.shard}/leaves", f"{place.shard}.leaves")
-        return any(_leaf(folder / name, place.number) == found for folder in self._folders for name in names)
+        return any(_leaf(folder / name, folder, place.number) == found for folder in self._folders for name in names)
 
     def _keep(self, key: tuple[str, int | None], descriptor: int, number: int) -> None:
         if (older := self._open.pop(key, None)) is not None:
@@ -256,10 +256,10 @@ class BlockFolders:
             os.close(self._open.popitem()[1][0])
 
 
-def _leaf(path: Path, number: int) -> bytes:
-    """Return the hash of a block from a file of hashes; nothing if it is not there."""
+def _leaf(path: Path, below: Path, number: int) -> bytes:
+    """Return the hash of a block from a file of hashes; nothing if it cannot be read.  below: the folder that was named."""
     try:
-        with path.open("rb") as file:
+        with open_outside(path, below) as file:
             file.seek(number * HASH_BYTES)
             return file.read(HASH_BYTES)
     except OSError:

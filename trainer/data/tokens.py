@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kernels.outside_files import read_outside
 from trainer.data.rows import Tokens
 from trainer.data.tokenizer_json import MARKS, LibraryError, LibraryTokenizer, TokenizerRefused, load, read_in_child
 from trainer.git_lfs import POINTER_FLAW, is_pointer
-from trainer.outside_files import read_outside
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json` that is read; the files of common models have up to 20 MiB."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.outside_files import read_outside
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import (
@@ -23,7 +24,6 @@ from trainer.environments.records import (
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.verification import Verifier, form_of
 from trainer.extras import command_for
-from trainer.outside_files import read_outside
 
 MAX_FILE_BYTES = 512 << 20
 

@@ -43,7 +43,7 @@ from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, Between, OnProgress, RolloutTasks, RolloutWorker
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
-from trainer.worker import Done, Task, Worker
+from trainer.worker import BeyondLimits, Done, Task, Worker
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Limits on power and on load: the trainer rests between steps to keep a GPU's average power below a number of watts, and its
@@ -332,7 +332,7 @@ class Service:
             self._ranks.settle()
         if isinstance(error, NotFinite) and self._worker is not None:
             self._worker.remove_moments()
-        self._send(job, "failed", reason=_sentence(error))
+        self._send(job, "failed", reason=_sentence(error), beyond_limits=isinstance(error, BeyondLimits))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT_NO_MEMORY if isinstance(error, OUT_OF_MEMORY) else EXIT_FAILED)

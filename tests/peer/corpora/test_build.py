@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from peer.corpora import build as builds
 from peer.corpora import parts
 from peer.corpora import readers as readings
-from peer.corpora.build import PARTIAL, build
+from peer.corpora.build import DIGEST, PARTIAL, build
 from peer.corpora.folder import FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
 from peer.errors import PeerError
 from protocol.corpora.manifest import LEAST_BLOCK_TOKENS
+from tests.hostile_files import link_out, pipe
 from tests.peer.corpora.makers import chat_tokens, content_of, mixed_folder, texts_of
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -189,6 +190,24 @@ def test_shards_of_several_blocks_verify(tmp_path: Path, monkeypatch: pytest.Mon
     assert manifest.shard_blocks == 4
     assert len(manifest.sources[0].train.shards) > 1
     FinishedCorpus(tmp_path / "out").verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "replace_by"),
+    [
+        *((name, replace_by) for name in (DIGEST, "shards/*.shard", "shards/*.leaves") for replace_by in (pipe, link_out)),
+        ("shards", link_out),
+    ],
+)
+def test_pipes_and_links_that_lead_out_of_a_corpus_are_named(
+    name: str, replace_by: Callable[[Path], None], tmp_path: Path
+) -> None:
+    out = tmp_path / "above" / "inner" / "out"
+    build([BuildInput("a", [Document(text=f"{number:1000}") for number in range(20)])], BuildOptions(), out)
+    replace_by(next(out.glob(name)))
+    reason = "it is no regular file" if replace_by is pipe else "it is a link that leads out of the folder"
+    with pytest.raises(PeerError, match=reason):
+        FinishedCorpus(out).verify()
 
 
 def test_long_text_is_encoded_in_pieces_that_join_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

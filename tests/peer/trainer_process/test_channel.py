@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from peer.trainer_process.process import TrainerChannel
-from protocol.trainer_link import TrainerDied
+from protocol.trainer_link import LimitsExceeded, TrainerDied
 from trainer.service import frames
 
 
@@ -101,6 +101,25 @@ def test_the_end_of_the_process_ends_every_call_with_the_reason() -> None:
             nursery.start_soon(ask)
             await far.next(), await far.next()
             channel.fail("out of memory")
+
+    conversed(scenario)
+
+
+@pytest.mark.parametrize("beyond_limits", [False, True])
+def test_a_round_beyond_its_limits_is_told_from_every_other_failure(beyond_limits: bool) -> None:
+    async def scenario(channel: TrainerChannel, process: Process, far: Far) -> None:
+        async def ask() -> None:
+            with pytest.raises(TrainerDied) as death:
+                await channel.ask("compute")
+            assert isinstance(death.value, LimitsExceeded) is beyond_limits
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            asked = await far.next()
+            await far.say(id=asked["id"], **{"is": "failed"}, reason="it failed", beyond_limits=beyond_limits)
+            while not channel.fault:
+                await trio.lowlevel.checkpoint()
+            channel.fail(channel.fault)
 
     conversed(scenario)
 

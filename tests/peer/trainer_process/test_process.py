@@ -26,7 +26,7 @@ import trio.testing
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, TrainerStarted, TrainerStopped
-from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import ComputeTask, LimitsExceeded, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
 from tests.trainer.data import corpora
 from trainer.data.corpus import StoredCorpus
@@ -439,6 +439,23 @@ def test_moments_that_lead_to_no_numbers_are_not_read_twice(tmp_path: Path) -> N
         with pytest.raises(TrainerDied, match="is not finite|is nan|is inf|loss is"):
             await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
         assert bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data) == first
+
+    with_trainer(tmp_path, scenario, moments=tmp_path)
+
+
+def test_a_round_beyond_its_limits_is_told_as_such_and_forgets_the_moments(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        done = await trainer.compute(SHORT, theta, nothing_heard)
+        await trainer.evaluate(theta, nothing)  # after the moments are written
+        assert (tmp_path / TEXT).exists()
+        with pytest.raises(LimitsExceeded, match="round 1 is not contributed, because its norm of"):
+            await trainer.compute(replace(SHORT, most_norm=done.norm / 2), theta, nothing_heard)
+        assert not (tmp_path / TEXT).exists()
+        with pytest.raises(TrainerDied, match="not 0") as death:
+            await trainer.compute(replace(SHORT, steps=0), theta, nothing_heard)
+        assert not isinstance(death.value, LimitsExceeded)
 
     with_trainer(tmp_path, scenario, moments=tmp_path)
 

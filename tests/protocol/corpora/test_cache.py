@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from protocol.corpora.cache import LEAVES, BlockCache, BlockStore, space_of
 from protocol.corpora.manifest import Block
 from protocol.corpora.shards import CorpusShelf
 from protocol.disk import Disk, StoreFailed, StoreFull, size_of
+from tests.hostile_files import link_out, pipe
 from tests.protocol.corpora.block_table import SmallDisk
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 
@@ -189,3 +191,46 @@ def test_a_shard_of_another_size_or_without_its_leaves_is_not_here(tmp_path: Pat
     shelf = CorpusShelf(tmp_path, corpus.shards)
     assert shelf.here(first) == shelf.here(second) == 0 and shelf.here(bytes(32)) == 0  # type: ignore[arg-type]
     assert shelf.read(corpus.shards[third].block(0)) is None and shelf.here(third) == 0
+
+
+@pytest.mark.parametrize("replace_by", [pipe, link_out])
+@pytest.mark.parametrize("replaced", ["shard", "leaves"])
+def test_pipes_and_links_out_in_a_built_corpus_are_not_read_and_the_cache_has_its_blocks(
+    replaced: str, replace_by: Callable[[Path], None], tmp_path: Path, corpus: Corpus
+) -> None:
+    corpus.write(tmp_path / "built")
+    block = corpus.blocks()[1]
+    replace_by(tmp_path / "built" / "shards" / f"{block.shard.hex()}.{replaced}")
+    shelf, cache = CorpusShelf(tmp_path / "built", corpus.shards), a_cache(tmp_path / "blocks", corpus)
+    store = BlockStore(cache, [shelf], corpus.shards)
+    assert store.read(block) is None and shelf.here(block.shard) & 1 << block.number == 0
+    keep(cache, corpus, [block])
+    assert store.read(block) == corpus.bytes_of(block)
+
+
+def test_a_folder_of_shards_that_leads_out_of_the_corpus_is_not_read(tmp_path: Path, corpus: Corpus) -> None:
+    corpus.write(tmp_path / "built")
+    (tmp_path / "built" / "shards").rename(tmp_path / "away")
+    (tmp_path / "built" / "shards").symlink_to("../away")
+    shelf, block = CorpusShelf(tmp_path / "built", corpus.shards), corpus.blocks()[0]
+    assert shelf.read(block) is None and shelf.leaves(block.shard) is None and shelf.here(block.shard) == 0
+
+
+def test_a_corpus_that_a_link_names_is_read(tmp_path: Path, corpus: Corpus) -> None:
+    corpus.write(tmp_path / "built")
+    (tmp_path / "named").symlink_to("built")
+    shelf = CorpusShelf(tmp_path / "named", corpus.shards)
+    assert all(shelf.read(block) == corpus.bytes_of(block) for block in corpus.all_blocks())
+
+
+@pytest.mark.parametrize("replace_by", [pipe, link_out])
+@pytest.mark.parametrize("replaced", ["block", "leaves"])
+def test_pipes_and_links_out_in_the_cache_are_not_read(
+    replaced: str, replace_by: Callable[[Path], None], tmp_path: Path, corpus: Corpus
+) -> None:
+    block = corpus.blocks()[2]
+    keep(a_cache(tmp_path / "blocks", corpus), corpus, [block])
+    cache = a_cache(tmp_path / "blocks", corpus)  # which has not read the hashes
+    path = cache.path(block)
+    replace_by(path if replaced == "block" else path.with_name(LEAVES))
+    assert cache.read(block) is None and not cache.has(block)

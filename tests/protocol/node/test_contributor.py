@@ -29,7 +29,15 @@ from protocol.node.round_limits import RoundLimits, limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
-from protocol.trainer_link import ComputeTask, Contribution, Progress, SourceFigures, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import (
+    ComputeTask,
+    Contribution,
+    LimitsExceeded,
+    Progress,
+    SourceFigures,
+    TrainerDied,
+    TrainerGaveUp,
+)
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -174,14 +182,69 @@ def test_a_round_says_that_the_trainer_starts_before_it_says_that_it_trains(tmp_
     on_table(tmp_path, check)
 
 
-def test_a_round_has_limits_until_the_trainer_dies_in_it(tmp_path: Path) -> None:
+def limits_told(table: Table) -> list[tuple[int, float, float]]:
+    """The rounds that the trainer was asked for, with their limits."""
+    return [(task.round, task.most_loss, task.most_norm) for task in table.trainer.tasks]
+
+
+def after_our_record(table: Table, loss: float, norm: float) -> Base:
+    """Append a record with an entry of ours, of 10 steps; return the base of the round after it."""
+    commit, _ = next_commit(table.replica, [ME], voters=[ANN])
+    ours = commit.record.members[0].model_copy(update={"loss": loss, "norm": norm, "steps": 10})
+    record = commit.record.model_copy(update={"members": [ours]})
+    table.replica.history.append(commit.model_copy(update={"record": record}))
+    return replace(FAR, round=table.replica.history.length)
+
+
+@pytest.mark.parametrize("ends", [["killed by signal 9"], ["killed by signal 9", "out of memory", "loss is nan at step 3"]])
+def test_a_trainer_that_dies_of_something_else_does_its_round_again_within_the_same_limits(
+    tmp_path: Path, ends: list[str]
+) -> None:
     async def check(table: Table) -> None:
         with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-            table.trainer.deaths.append(TrainerDied("round 7 is not contributed"))
+            table.trainer.deaths += map(TrainerDied, ends)
             assert await table.contributor.compute(FAR, table.work) is not None
-            await table.contributor.compute(replace(FAR, round=8), table.work)
-        told = [(task.round, task.most_loss, task.most_norm) for task in table.trainer.tasks]
-        assert told == [(7, 3.0, 4.0), (7, inf, inf), (8, 3.0, 4.0)]
+        assert limits_told(table) == [(7, 3.0, 4.0)] * (len(ends) + 1)
+
+    on_table(tmp_path, check)
+
+
+def test_a_round_that_exceeds_the_limits_once_is_contributed_if_its_second_try_keeps_to_them(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
+            table.trainer.deaths += [LimitsExceeded("its norm is 9"), TrainerDied("killed")]
+            assert await table.contributor.compute(FAR, table.work) is not None
+            assert await table.contributor.compute(replace(FAR, round=8), table.work) is not None
+        assert limits_told(table) == [(7, 3.0, 4.0)] * 3 + [(8, 3.0, 4.0)]
+        assert not [event for event in table.events if isinstance(event, Notice)]
+
+    on_table(tmp_path, check)
+
+
+def test_a_round_of_which_two_tries_exceed_the_limits_is_not_contributed_and_the_next_one_has_none(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        base = after_our_record(table, 9.0, 1e6)
+        table.trainer.deaths += [LimitsExceeded("its norm is 9"), LimitsExceeded("its norm is 8")]
+        assert await table.contributor.compute(base, table.work) is None
+        assert await table.contributor.compute(base, table.work) is None, "nor is it tried again"
+        assert limits_told(table) == [(1, 18.0, 32e6)] * 2
+        [told] = [event for event in table.events if isinstance(event, Notice)]
+        assert told.level == "warning" and told.text.startswith("round 1: two tries exceeded the limits")
+        assert await table.contributor.compute(replace(base, round=2), table.work) is not None
+        assert limits_told(table)[2:] == [(2, inf, inf)]
+
+    on_table(tmp_path, check)
+
+
+def test_after_a_round_that_was_given_up_only_the_records_since_then_set_limits(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        base = after_our_record(table, 9.0, 1e6)
+        table.trainer.deaths += [LimitsExceeded("its loss is 99"), LimitsExceeded("its loss is 99")]
+        assert await table.contributor.compute(base, table.work) is None
+        for loss in (99.0, 98.0):
+            base = after_our_record(table, loss, 1.0)
+        assert await table.contributor.compute(base, table.work) is not None
+        assert limits_told(table)[2][1] == 198.0
 
     on_table(tmp_path, check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from kernels.mixture import MixturePhase, RowMixture
 from protocol.corpora.manifest import CorpusKind, read_manifest
+from tests.hostile_files import link_out, pipe
 from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, documents, opened, texts, write_corpus
 from trainer.data import corpus as corpora
 from trainer.data.corpus import (
@@ -105,6 +107,27 @@ def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> N
     (cache / shard.hex() / "1").unlink()
     (cache / shard.hex() / "1").write_bytes(data[64:128])
     assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist()
+
+
+@pytest.mark.parametrize("replace_by", [pipe, link_out])
+@pytest.mark.parametrize("replaced", ["blocks", "hashes"])
+@pytest.mark.parametrize("place", ["cache", "folder"])
+def test_pipes_and_links_out_are_not_read_in_the_place_of_blocks_or_hashes(
+    place: str, replaced: str, replace_by: Callable[[Path], None], tmp_path: Path
+) -> None:
+    shape = Shape()
+    folder = write_corpus(tmp_path / "corpus", shape, {"web": texts(1, 200, 100)})
+    root = read_manifest((folder / "corpus.msgpack").read_bytes()).sources[0].train.shards[0].hex()
+    cache = cut_into_blocks(folder, shape, tmp_path / "cache", [0, 1] if place == "cache" else [])
+    if place == "cache":
+        files = {"blocks": cache / root / "1", "hashes": cache / root / "leaves"}
+    else:
+        files = {"blocks": folder / "shards" / f"{root}.shard", "hashes": folder / "shards" / f"{root}.leaves"}
+        (cache / root / "leaves").unlink()
+    replace_by(files[replaced])
+    read = reading(opened(folder, cache if place == "cache" else folder / "shards"), sources=["web"], weights=(1,))
+    with pytest.raises(BlockMissing, match=root[:12]):
+        read.rows([1])
 
 
 @pytest.mark.parametrize("damage", ["zeros", "a flipped bit", "a folder", "other hashes", "no hashes"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.outside_files import UnusableFile, named_file, open_outside, read_outside
+from kernels.outside_files import UnusableFile, named_file, open_outside, read_outside
 
 LIMIT = 100
 HASH = "0123456789abcdef" * 4
