@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.offload import PAYER, charged
+from protocol.offload import charged, charging
 from protocol.transport.answer_budget import ALL_STRANGERS, MAX_TABS, ONE_MEMBER, QUESTION_S, AnswerBudget
 from protocol.transport.interface import Unreachable
 from protocol.transport.reputation import ABANDONED
@@ -164,11 +164,10 @@ def test_work_in_threads_is_charged_even_if_it_fails_and_our_own_is_not() -> Non
 
         offload = charged(inline)
         assert await offload(work, False) and not charges
-        before = PAYER.set(budget.payer(STRANGER))
-        assert await offload(work, False)
-        with pytest.raises(ValueError, match="as it may"):
-            await offload(work, True)
-        PAYER.reset(before)
+        with charging(budget.payer(STRANGER)):
+            assert await offload(work, False)
+            with pytest.raises(ValueError, match="as it may"):
+                await offload(work, True)
         assert [peer for peer, _ in charges] == [STRANGER, STRANGER] and all(seconds > 0 for _, seconds in charges)
 
     virtually(main)
