@@ -98,7 +98,7 @@ class Node:
         catalogue = Catalogue(replica.manifest)
         self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
         self._shelves = shelves_of(replica, catalogue, self._corpora)
-        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
+        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload, self._history.is_active)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._census = CopyCensus(
             session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights

@@ -105,6 +105,10 @@ class MessageRouter:
         """Return True if a record of our chain names `peer`, or if it is an elector, as founders are before any record."""
         return self._members.has_member(peer) or self._handshake.is_elector(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return True for an active peer, and for one that is admitted where the organiser admits (`AnswerBudget`)."""
+        return self._handshake.has_allowance(peer)
+
     # -- gossip -------------------------------------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:

@@ -225,7 +225,7 @@ class Requests:
         self._host, self._handlers, self._reputation = own.host, own.handlers, own.reputation
         self._up, self._down = own.line.up, own.line.down
         self._questions, self._answers = MemoryBudget(own.handlers, emit), MemoryBudget(own.handlers, emit)
-        self._budget = AnswerBudget(own.handlers)
+        self._budget = AnswerBudget(own.handlers, own.handlers.has_allowance)
         self._protocol = own.protocol("request")
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()

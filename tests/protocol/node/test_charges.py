@@ -13,14 +13,15 @@ import trio.testing
 from protocol.events.events import Event
 from protocol.node.node import Node
 from protocol.offload import Offload, charged, charging
+from protocol.run.manifest import Admission
 from protocol.run.settings import NodeSettings
 from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.task_group import TaskGroup
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from tests.attacks.statements import large_motion
-from tests.protocol.chains import a_replica, a_run
+from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
 from tests.protocol.versions.test_route import a_version
 
@@ -28,6 +29,13 @@ ORGANISER = Identity.from_seed(b"\x2a" * 32)
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 108)]
 RUN = a_run(ANN, BOB)
 """Founded by Ann and Bob, so strangers are all others."""
+
+
+LISTED = {
+    Admission.OPEN: [],
+    Admission.INVITE: [],
+    Admission.ALLOWLIST: sorted(each.peer_id for each in (ANN, BOB, STRANGERS[0])),
+}
 
 
 class Ledger:
@@ -64,7 +72,7 @@ def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path:
     """The turn of a stranger, or of a member in debt, may be minutes away; statements are decoded one at a time."""
 
     async def check(node: Node) -> None:
-        budget = AnswerBudget(node.router)
+        budget = AnswerBudget(node.router, node.router.has_allowance)
         run = RUN.run
         before = [BOB] if in_debt else STRANGERS
         for each in before:
@@ -97,6 +105,32 @@ def test_whoever_brings_the_first_version_does_not_pay_for_all_that_follow(tmp_p
         assert ledger.paid == []
 
     beside_a_node(tmp_path, check)
+
+
+@pytest.mark.parametrize("admission", Admission)
+def test_members_that_are_no_longer_active_have_an_allowance_where_keys_cost_an_admission(
+    tmp_path: Path, admission: Admission
+) -> None:
+    async def main() -> None:
+        replica = a_replica(a_run(ANN, BOB, admission=admission, allowlist=LISTED[admission]), tmp_path)
+        session = a_session(replica.signed.run, TableNetwork(), list[Event]())
+        node = Node(session, replica, None, NodeSettings("me", Role.TRAINER, "0", 1), at_once)
+        newcomer, passer = (each.peer_id for each in STRANGERS[:2])
+        founders = [ANN.peer_id, BOB.peer_id]
+
+        def have() -> list[PeerId]:
+            return [peer for peer in (*founders, newcomer, passer) if node.router.has_allowance(peer)]
+
+        assert have() == (founders if admission is not Admission.ALLOWLIST else [*founders, newcomer])
+        grow(replica, 1, [ANN, STRANGERS[0]], voters=[ANN, BOB])
+        assert have() == [*founders, newcomer]
+        grow(replica, 1, [ANN, BOB], voters=[ANN, BOB])
+        assert have() == (founders if admission is Admission.OPEN else [*founders, newcomer])
+        assert node.router.has_member(newcomer) and not node.router.has_member(passer)
+        assert node._swarm.reliability.is_proven(newcomer) is (admission is not Admission.OPEN)
+        replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def in_a_group(work: Callable[[], Awaitable[None]], group: TaskGroup, nursery: trio.Nursery) -> None:
