@@ -52,6 +52,9 @@ class Peer:
     def has_member(self, peer: PeerId) -> bool:
         return True
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return True
+
     def on_peer_connected(self, peer: PeerId) -> None: ...
 
     def on_peer_disconnected(self, peer: PeerId) -> None: ...

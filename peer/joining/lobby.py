@@ -41,6 +41,10 @@ class Lobby:
         """Return the node's answer; before the node runs, no member is known."""
         return self._node is not None and self._node.has_member(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return the node's answer; before the node runs, all peers share one allowance."""
+        return self._node is not None and self._node.has_allowance(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Return the node's answer; before the node runs, gossip is ignored, and therefore not forwarded."""
         return self._node.on_gossip(forwarder, data) if self._node else Acceptance.IGNORE

@@ -72,6 +72,10 @@ class ExchangePeer:
         """Return False: the measurement has no members."""
         return False
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return False: the measurement has no members."""
+        return False
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Ignore gossip: the measurement has none."""
         return Acceptance.IGNORE

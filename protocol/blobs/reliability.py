@@ -2,8 +2,8 @@
 
 Pure.  Keys are free, so a bad name is worth nothing: a stranger takes another key.  What counts is what a key has brought.
 
-* **Rank.**  A peer ranks by the chunks that it has brought, up to `PROVEN`.  A peer of which we know nothing ranks 0, a
-  member `PROVEN`.
+* **Rank.**  A peer ranks by the chunks that it has brought, up to `PROVEN`.  A peer of which we know nothing ranks 0, an
+  active member `PROVEN`; in an open run, a key that was in one record is as free as others once it is no longer active.
 * **Withholding.**  A peer that lets a chunk become overdue, or sends wrong bytes, loses half of its rank.  Without any, it
   ranks below strangers, the lower the more often.  Each chunk that it brings, even a late one, counts as before: a peer that
   was slow once, or whose line was, makes up for it.
@@ -25,10 +25,10 @@ MAX_REMEMBERED = 1024
 
 
 class Reliability:
-    """Ranks of all sources.  is_member: tells members from strangers."""
+    """Ranks of all sources.  is_active: tells active members from all others."""
 
-    def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: False) -> None:
-        self._is_member = is_member
+    def __init__(self, is_active: Callable[[PeerId], bool] = lambda peer: False) -> None:
+        self._is_active = is_active
         self._ranks: dict[PeerId, int] = {}
         """From `-PROVEN` to `PROVEN`; the peer whose rank was set last comes last."""
 
@@ -40,7 +40,7 @@ class Reliability:
         """Return the rank of a peer, from `-PROVEN` to `PROVEN`."""
         rank = self._ranks.get(peer)
         if rank is None:
-            return PROVEN if self._is_member(peer) else 0
+            return PROVEN if self._is_active(peer) else 0
         return rank
 
     def is_proven(self, peer: PeerId) -> bool:

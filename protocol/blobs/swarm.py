@@ -57,13 +57,22 @@ MAX_ASKERS = 64
 class Swarm:
     """One node's part in the swarm; call `run` once.  shelf: the blobs on its disk.
 
+    is_active: tells members that are relied on from the beginning; all members by default.
+
     reliability: of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for chunks;
     chunks that were already promised are sent even if it is False.
     """
 
-    def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
+    def __init__(
+        self,
+        session: Session,
+        members: Members,
+        shelf: Shelf,
+        offload: Offload,
+        is_active: Callable[[PeerId], bool] | None = None,
+    ) -> None:
         self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
-        self.reliability = Reliability(members.has_member)
+        self.reliability = Reliability(is_active or members.has_member)
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}

@@ -202,6 +202,15 @@ class History:
         """Return True if any record of this chain names `peer` as a member."""
         return peer in self.roster.members
 
+    def is_active(self, peer: PeerId) -> bool:
+        """Return True for a voter on the next record, and for a member with a part in the last one.
+
+        Where the organiser admits members, all members are active: keys that may become one are not free.
+        """
+        roster = self.roster
+        parts = roster.contributors if self._settings.is_open else roster.members
+        return peer in parts or peer in roster.electorate.electors
+
     def tip_at(self, rounds: int) -> Hash:
         """Return the tip after `rounds` rounds, at most `length`."""
         return self._now.tips[rounds]

@@ -5,7 +5,10 @@ All three are functions of the chain, and so the same for all peers.
 The total is a number of rounds or of tokens.  Rounds are counted.  The tokens of each member of a record are weighted by the
 share of its chunks that were averaged, and bounded (`counted_tokens`), because nobody can check a member's claim.  In an
 open run, where keys are free, the electors' claims are the bound, for each member and for all other members together.  So
-no crowd of keys ends a run in one record, and it adds at most half of what the electors do.
+a crowd of keys without seats adds at most half of what the electors do, and ends no run in one record.  Where the members
+vote instead (the first record of a run without named founders, and with `founders = "anyone"` until four peers are seated),
+a crowd of which more are members than can be liars counts as it claims: four keys beside three honest members end a run in
+one record.
 
 The first record that reaches the total is the last one: the only record that may follow it carries the organiser's
 `Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that is made

@@ -253,6 +253,11 @@ class Handshake:
         """Return True if `peer` votes on the next record."""
         return peer in self._history.roster.electorate.electors
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return True if `peer` is active, or was admitted to a run that is not open: there a key costs an admission."""
+        is_admitted = self._manifest.admission is not Admission.OPEN and self.may_speak(peer)
+        return is_admitted or self._history.is_active(peer)
+
     def _is_introduced(self, peer: PeerId) -> bool:
         """Return True if we have no records yet and our invitation names `peer`.
 

@@ -38,7 +38,7 @@ from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, 
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.run_corpora import RunCorpora
 from protocol.node.state import StateKeeper, shown_while_it_starts
-from protocol.offload import Offload, charged
+from protocol.offload import Offload, charged, one_at_a_time
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
 from protocol.rollouts.trainer import SharedTrainer
 from protocol.run.sections import FILE_CHUNK_BYTES
@@ -76,7 +76,7 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
-        offload = charged(offload)
+        decoding, offload = charged(one_at_a_time(offload)), charged(offload)
         self._counting = counting = RolloutCounter(session.me, RateLimitedEmitter(session.emit))
         session = replace(session, emit=counting)
         self._guard = guard = Guard(session)
@@ -98,7 +98,7 @@ class Node:
         catalogue = Catalogue(replica.manifest)
         self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
         self._shelves = shelves_of(replica, catalogue, self._corpora)
-        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
+        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload, self._history.is_active)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._census = CopyCensus(
             session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights
@@ -121,7 +121,7 @@ class Node:
         self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
-        self.router = self._make_router()
+        self.router = self._make_router(decoding)
         self._departure = Departure(session, settings, self._history, membership, activity, self._census)
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
@@ -175,9 +175,9 @@ class Node:
         """Return a rollout peer's speed of generation (tokens a second); 0 in other roles."""
         return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
-    def _make_router(self) -> MessageRouter:
+    def _make_router(self, decoding: Offload) -> MessageRouter:
         session, replica, membership = self._session, self._replica, self._membership
-        router = MessageRouter(session, self._guard, self._offload, self._handshake, self._ejections, membership)
+        router = MessageRouter(session, self._guard, decoding, self._handshake, self._ejections, membership)
         handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
         router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
         router.add(self.versions, Serving(replica, self._offload), self.extensions, self._census)

@@ -57,27 +57,26 @@ class _Handler:
 class MessageRouter:
     """Implementation of `protocol.transport.interface.Handlers`.  A router that is not open ignores gossip and connections.
 
-    `add` each component that handles messages.  members: distinguishes members from strangers.
+    `add` each component that handles messages.  decoding: runs the decoding of large statements.  members: distinguishes
+    members from strangers.
     """
 
     def __init__(
         self,
         session: Session,
         guard: Guard,
-        offload: Offload,
+        decoding: Offload,
         handshake: Handshake,
         ejections: Ejections,
         members: Members,
     ) -> None:
-        self._session, self._guard, self._offload, self._members = session, guard, offload, members
+        self._session, self._guard, self._decoding, self._members = session, guard, decoding, members
         self._handshake, self._ejections = handshake, ejections
         self._hearers: dict[type[Body], tuple[Hears, _Handler]] = {}
         self._news: dict[type[Body], list[_Handler]] = {}
         self._questions: dict[str, tuple[Answers | IsTold, _Handler]] = {}
         self._pushes: list[tuple[Lands, _Handler]] = []
         self._moments: dict[PeerMoment, list[_Handler]] = {moment: [] for moment in PeerMoment}
-        self._decoding = trio.Lock()
-        """Held while a large statement is decoded, so that large statements are decoded one at a time."""
 
     def add(self, *components: object) -> None:
         """Deliver messages to these components as their methods declare; connection events are delivered in this order."""
@@ -105,6 +104,10 @@ class MessageRouter:
     def has_member(self, peer: PeerId) -> bool:
         """Return True if a record of our chain names `peer`, or if it is an elector, as founders are before any record."""
         return self._members.has_member(peer) or self._handshake.is_elector(peer)
+
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return True for an active peer, and for one that is admitted where the organiser admits (`AnswerBudget`)."""
+        return self._handshake.has_allowance(peer)
 
     # -- gossip -------------------------------------------------------------------------------------------------------
 
@@ -181,8 +184,7 @@ class MessageRouter:
         """Decode and return a statement that was sent to us alone.  Raises `Offence`."""
         try:
             if LARGE_BYTES < len(data) <= declared.max_bytes:  # a longer statement is refused at once, unread
-                async with self._decoding:
-                    sender, body, envelope = await self._offload(_unpack, data, self._session.run, declared.max_bytes)
+                sender, body, envelope = await self._decoding(_unpack, data, self._session.run, declared.max_bytes)
             else:
                 sender, body, envelope = unpack(data, self._session.run, max_bytes=declared.max_bytes)
         except Malformed as error:

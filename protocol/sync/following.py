@@ -262,7 +262,7 @@ class Following:
                 return
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
-                claims.disbelieve(peer, is_unanswered=True)
+                claims.unanswered(look)
                 return
             except Malformed as error:
                 self._session.emit(Dropped(peer, "chain", str(error)))

@@ -190,6 +190,17 @@ class Claims:
         patience = max(patience, min(patience * 2, MAX_UNANSWERED_S if may_be_busy else MAX_DISBELIEF_S))
         _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
 
+    def unanswered(self, look: LookCost) -> None:
+        """Disbelieve a peer that did not answer, unless this look has verified records of its chain.
+
+        Such a peer told the truth, and others keep it busy; we look again after `WAIT_S`, and go on from those records.
+        """
+        if look.records:
+            self.believe(look.peer)
+            self.postpone(look.peer)
+        else:
+            self.disbelieve(look.peer, is_unanswered=True)
+
     def false_state(self, leader: PeerId) -> None:
         """Disbelieve a peer whose branch had a false state; if it is a stranger, follow no strangers for a while."""
         self.disbelieve(leader)
@@ -273,12 +284,16 @@ R = TypeVar("R", bound=Body)
 
 @dataclass
 class LookCost:
-    """Cost so far of looking at one peer's chain.  known: the peer is an elector or a member of our chain."""
+    """Cost so far of looking at one peer's chain, and what it has shown.
+
+    known: the peer is an elector or a member of our chain.  records: number of records verified.
+    """
 
     peer: PeerId
     known: bool
     size_bytes: int = 0
     checks: int = 0
+    records: int = 0
 
 
 class RemoteChains:
@@ -349,6 +364,7 @@ class RemoteChains:
                 await self._offload(branch.append, commit)
                 self._check_anchor(branch)
                 self.progressed_at = trio.current_time()
+                look.records += 1
             if branch.size_bytes > self._most_bytes(look, branch):
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress(branch.length, length))

@@ -5,8 +5,9 @@ time of its worker thread as measured, `QUESTION_S` for the event loop and the t
 its allowance is answered later, not refused; a question is dropped only if its asker does not wait so long.
 
 Keys cost nothing, so strangers have one allowance together, and one worker thread: one piece of their work runs at a time.
-Turns are shared by start-time fair queueing, so a newcomer is answered before those that ask all the time.  A member has an
-allowance of its own and never waits for strangers.
+Turns are shared by start-time fair queueing, so a newcomer is answered before those that ask all the time.  A key that is in
+any record costs little more, so members that are not active share another such allowance.  An active peer has an allowance
+of its own and never waits for others.
 """
 
 from __future__ import annotations
@@ -29,65 +30,56 @@ from protocol.wire.identity import PeerId
 QUESTION_S = 0.001
 """Seconds of processor time that the event loop takes for any question: reading it, and sending a small answer."""
 ONE_MEMBER = Allowance(0.25, 8e6, 8)
-"""Seconds of processor time, and bytes, that the answers to one member may take a second."""
+"""Seconds of processor time, and bytes, that the answers to one active peer may take a second."""
 ALL_STRANGERS = Allowance(0.15, 4e6, 2)
-"""The same for the answers to all strangers together."""
+"""The same for the answers to all strangers together, and for those to all other members together."""
 MAX_TABS = 4096
-"""Most members remembered, and most strangers; the one charged least recently is forgotten first."""
+"""Most peers of each kind remembered; the one charged least recently is forgotten first."""
 
 
 @dataclass
 class _Turn:
-    """The turn of a stranger's work.  granted: set when it may begin.  over: set when it has ended."""
+    """The turn of one peer's work in a crowd.  granted: set when it may begin.  over: set when it has ended."""
 
     granted: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
 
 
-class AnswerBudget:
-    """The budget of one peer's answers; `run` grants strangers their turns.  members: tells members from strangers."""
+class _Crowd:
+    """Peers that share one allowance and one place; `run` grants them their turns."""
 
-    def __init__(self, members: Members) -> None:
-        self._members = members
-        self._of_members: OrderedDict[PeerId, TokenBucket] = OrderedDict()
-        self._strangers = TokenBucket(ALL_STRANGERS.burst_s, ALL_STRANGERS.burst_s, trio.current_time())
-        self._tags: OrderedDict[PeerId, float] = OrderedDict()
-        """Tag of each stranger's next turn: the seconds of the allowance used before it, in fair shares."""
+    def __init__(self) -> None:
+        self.bucket = TokenBucket(ALL_STRANGERS.burst_s, ALL_STRANGERS.burst_s, trio.current_time())
+        self.tags: OrderedDict[PeerId, float] = OrderedDict()
+        """Tag of each peer's next turn: the seconds of the allowance used before it, in fair shares."""
         self._served = 0.0
         """Tag of the newest turn."""
-        self._waiting: dict[PeerId, deque[_Turn]] = {}
+        self.waiting: dict[PeerId, deque[_Turn]] = {}
         self._arrived = trio.Event()
 
     async def run(self) -> None:
-        """Grant strangers turns, one at a time and within their allowance, until cancelled."""
+        """Grant turns, one at a time and within the allowance, until cancelled."""
         while True:
-            while not self._waiting:
+            while not self.waiting:
                 self._arrived = trio.Event()
                 await self._arrived.wait()
-            await trio.sleep(self._strangers.debt_s(ALL_STRANGERS, trio.current_time()))
-            if not self._waiting:
+            await trio.sleep(self.bucket.debt_s(ALL_STRANGERS, trio.current_time()))
+            if not self.waiting:
                 continue  # whoever waited has given up
             # of equal tags that of a newcomer comes first, whose own tag is the smallest
-            peer = min(self._waiting, key=lambda peer: (self._tag(peer), self._tags.get(peer, 0.0)))
+            peer = min(self.waiting, key=lambda peer: (self._tag(peer), self.tags.get(peer, 0.0)))
             self._served = self._tag(peer)
-            turn = self._waiting[peer].popleft()
-            if not self._waiting[peer]:
-                del self._waiting[peer]
+            turn = self.waiting[peer].popleft()
+            if not self.waiting[peer]:
+                del self.waiting[peer]
             turn.granted.set()
             await turn.over.wait()
 
     @asynccontextmanager
     async def turn(self, peer: PeerId) -> AsyncIterator[None]:
-        """Wait until the peer may take more of our time, and hold the strangers' only place if it is a stranger.
-
-        The caller sets a deadline.
-        """
-        if self._members.has_member(peer):
-            await trio.sleep(self._of_member(peer).debt_s(ONE_MEMBER, trio.current_time()))
-            yield
-            return
+        """Wait for the peer's turn, and hold the only place."""
         turn = _Turn()
-        self._waiting.setdefault(peer, deque()).append(turn)
+        self.waiting.setdefault(peer, deque()).append(turn)
         self._arrived.set()
         try:
             await turn.granted.wait()
@@ -95,9 +87,50 @@ class AnswerBudget:
         finally:
             turn.over.set()
             if not turn.granted.is_set():
-                self._waiting[peer].remove(turn)
-                if not self._waiting[peer]:
-                    del self._waiting[peer]
+                self.waiting[peer].remove(turn)
+                if not self.waiting[peer]:
+                    del self.waiting[peer]
+
+    def charge(self, peer: PeerId, seconds: float, size: int) -> None:
+        """Charge the peer for processor time and bytes."""
+        self.bucket.charge(ALL_STRANGERS, trio.current_time(), seconds, size)
+        self.tags[peer] = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
+        _put_last(self.tags, peer)
+
+    def _tag(self, peer: PeerId) -> float:
+        """Return the tag of a peer's next turn; peers save up no turns while they ask nothing."""
+        return max(self._served, self.tags.get(peer, 0.0))
+
+
+class AnswerBudget:
+    """The budget of one peer's answers; `run` grants turns.
+
+    members: tells members from strangers.  has_allowance: tells active peers, which have an allowance of their own.
+    """
+
+    def __init__(self, members: Members, has_allowance: Callable[[PeerId], bool]) -> None:
+        self._members, self._has_allowance = members, has_allowance
+        self._active: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._strangers, self._others = _Crowd(), _Crowd()
+
+    async def run(self) -> None:
+        """Grant strangers, and members that are not active, their turns, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._strangers.run)
+            nursery.start_soon(self._others.run)
+
+    @asynccontextmanager
+    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
+        """Wait until the peer may take more of our time, and hold the only place of its crowd if it is not active.
+
+        The caller sets a deadline.
+        """
+        if self._has_allowance(peer):
+            await trio.sleep(self._of(peer).debt_s(ONE_MEMBER, trio.current_time()))
+            yield
+            return
+        async with self._crowd(peer).turn(peer):
+            yield
 
     async def admit(self, peer: PeerId) -> None:
         """Wait until a question of the peer may be answered, and charge `QUESTION_S` for it."""
@@ -106,27 +139,24 @@ class AnswerBudget:
 
     def charge(self, peer: PeerId, seconds: float, size: int = 0) -> None:
         """Charge the peer for processor time and bytes that an answer took."""
-        now = trio.current_time()
-        if self._members.has_member(peer):
-            self._of_member(peer).charge(ONE_MEMBER, now, seconds, size)
-            return
-        self._strangers.charge(ALL_STRANGERS, now, seconds, size)
-        self._tags[peer] = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
-        _put_last(self._tags, peer)
+        if self._has_allowance(peer):
+            self._of(peer).charge(ONE_MEMBER, trio.current_time(), seconds, size)
+        else:
+            self._crowd(peer).charge(peer, seconds, size)
 
     def payer(self, peer: PeerId) -> Account:
         """Return the account of a peer, for the worker threads of its answers."""
         return Account(self, peer)
 
-    def _tag(self, stranger: PeerId) -> float:
-        """Return the tag of a stranger's next turn; strangers save up no turns while they ask nothing."""
-        return max(self._served, self._tags.get(stranger, 0.0))
+    def _crowd(self, peer: PeerId) -> _Crowd:
+        return self._others if self._members.has_member(peer) else self._strangers
 
-    def _of_member(self, peer: PeerId) -> TokenBucket:
-        if peer not in self._of_members:
-            self._of_members[peer] = TokenBucket(ONE_MEMBER.burst_s, ONE_MEMBER.burst_s, trio.current_time())
-        _put_last(self._of_members, peer)
-        return self._of_members[peer]
+    def _of(self, peer: PeerId) -> TokenBucket:
+        """Return the allowance of an active peer; it begins empty, so that a fresh key has saved up nothing."""
+        if peer not in self._active:
+            self._active[peer] = TokenBucket(0.0, 0.0, trio.current_time())
+        _put_last(self._active, peer)
+        return self._active[peer]
 
 
 def _put_last(known: OrderedDict[PeerId, Any], peer: PeerId) -> None:

@@ -151,6 +151,10 @@ class Members(Protocol):
 class Handlers(Members, Protocol):
     """The callbacks of a network.  They may raise only the exceptions named here."""
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        """Return True if the answers to `peer` have an allowance of their own, False if it shares one."""
+        ...
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Accept, ignore or reject a gossip message before it is forwarded."""
         ...

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import trio
 
 from protocol.events.events import Dropped, Event
-from protocol.offload import PAYER
+from protocol.offload import charging
 from protocol.short_id import short_id
 from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.dialer import OTHER_RUN
@@ -225,7 +225,7 @@ class Requests:
         self._host, self._handlers, self._reputation = own.host, own.handlers, own.reputation
         self._up, self._down = own.line.up, own.line.down
         self._questions, self._answers = MemoryBudget(own.handlers, emit), MemoryBudget(own.handlers, emit)
-        self._budget = AnswerBudget(own.handlers)
+        self._budget = AnswerBudget(own.handlers, own.handlers.has_allowance)
         self._protocol = own.protocol("request")
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
@@ -431,11 +431,8 @@ class Requests:
 
     async def _charged(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Return the answer of our handlers, whose threads and bytes are charged to the asker."""
-        before = PAYER.set(self._budget.payer(peer))
-        try:
+        with charging(self._budget.payer(peer)):
             found = await self._handlers.on_request(peer, kind, data)
-        finally:
-            PAYER.reset(before)
         self._budget.charge(peer, 0.0, len(found))
         return found
 

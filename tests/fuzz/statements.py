@@ -178,6 +178,9 @@ class Tap:
     def has_member(self, peer: PeerId) -> bool:
         return self._node.has_member(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return self._node.has_allowance(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self._mouth.hear(data)
         return self._node.on_gossip(forwarder, data)

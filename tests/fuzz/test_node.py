@@ -73,6 +73,9 @@ class Tap:
     def has_member(self, peer: PeerId) -> bool:
         return self.node.has_member(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return self.node.has_allowance(peer)
+
     def on_peer_connected(self, peer: PeerId) -> None:
         self.node.on_peer_connected(peer)
 

@@ -28,6 +28,9 @@ class Claimer:
     def has_member(self, peer: PeerId) -> bool:
         return self._handlers.has_member(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return self._handlers.has_allowance(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         return self._handlers.on_gossip(forwarder, data)
 

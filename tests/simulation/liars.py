@@ -209,6 +209,9 @@ class Ghost:
     def has_member(self, peer: PeerId) -> bool:
         return False
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return False
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         sender, body, envelope = unpack(data, self._world.signed.run)
         if isinstance(body, Ready):

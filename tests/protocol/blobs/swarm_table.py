@@ -145,6 +145,9 @@ class Peer:
     def has_member(self, peer: PeerId) -> bool:
         return self.table.has_member(peer)
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return self.has_member(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         return Acceptance.IGNORE
 

@@ -108,6 +108,21 @@ def test_where_keys_are_free_the_electors_claims_bound_what_counts(
     assert counted_tokens(commit, FOUNDERS, 1) == counted
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("honest", "keys", "counted"),
+    [(3, 4, 300 + 4 * 10**9), (4, 1, 500), (3, 1, 400), (2, 2, 200 + 2 * 10**9), (2, 1, 200 + 10**9)],
+)
+def test_while_members_vote_a_crowd_counts_as_it_claims_if_more_are_members_than_can_be_liars(
+    honest: int, keys: int, counted: int, is_first: bool
+) -> None:
+    """In a run that anybody may begin; see the limits of the end of a run."""
+    commit = an_open_commit([100] * honest, [10**9] * keys)
+    members = tuple(sorted(PeerId(member.peer) for member in commit.record.members))
+    electorate = Electorate(replace(SETTINGS, founders=None, is_open=True), 1, () if is_first else members, True, (), ())
+    assert electorate.counted_tokens(commit) == counted
+
+
 def test_where_keys_are_free_shares_of_chunks_count_too() -> None:
     assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=0), FOUNDERS, 1) == 450
     assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=4), FOUNDERS, 1) == 450

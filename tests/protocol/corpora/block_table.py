@@ -104,6 +104,9 @@ class Reader:
     def has_member(self, peer: PeerId) -> bool:
         return True
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return True
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         return Acceptance.IGNORE
 

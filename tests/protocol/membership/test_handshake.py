@@ -78,6 +78,16 @@ def test_a_token_opens_the_door_until_it_expires_and_counts_for_a_day_more(tmp_p
     assert not handshake.may_contribute(GUEST)
 
 
+def test_an_accepted_admission_brings_an_allowance_of_its_own_and_a_refused_one_none(tmp_path: Path) -> None:
+    handshake = opened(tmp_path / "invite", Clock())
+    knock(handshake, GUEST, proof())
+    with pytest.raises(Refused):
+        knock(handshake, OTHER, proof())
+    assert handshake.has_allowance(GUEST) and not handshake.has_allowance(OTHER)
+    anyones = opened(tmp_path / "open", Clock(), manifest=RUN.model_copy(update={"admission": Admission.OPEN}))
+    assert anyones.may_speak(GUEST) and not anyones.has_allowance(GUEST)
+
+
 def test_a_seed_is_heard_and_in_no_record(tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock())
     knock(handshake, GUEST, proof(role=Role.SEED), Role.SEED)

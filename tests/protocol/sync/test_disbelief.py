@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.sync import remote_chains
 from protocol.sync.remote_chains import DISBELIEF_S, MAX_DISBELIEF_S, MAX_UNANSWERED_S
 from protocol.transport.interface import Unreachable
 from tests.protocol.chains import grow
@@ -68,6 +69,50 @@ def test_a_peer_is_followed_within_a_minute_after_it_was_too_busy_to_answer(
             await trio.sleep(1.0)
         assert table.following.move is not None
         assert BUSY_S < trio.current_time() < BUSY_S + MAX_UNANSWERED_S + 10
+
+    on_table(tmp_path, check)
+
+
+TURN_S, ASKED_S = 24.0, 10.0
+"""Seconds between two answers of a peer that 64 strangers ask all the time, and the seconds that we wait for one."""
+
+
+def crowded(answer: Answer) -> Answer:
+    """Answer a question about records once in `TURN_S`."""
+    next_turn = 0.0
+
+    async def answer_in_turn(kind: str, data: bytes) -> bytes:
+        nonlocal next_turn
+        if kind == "commits":
+            wait_s = next_turn - trio.current_time()
+            await trio.sleep(max(0.0, min(wait_s, ASKED_S)))
+            if wait_s > ASKED_S:
+                raise Unreachable("no answer in time")
+            next_turn = trio.current_time() + TURN_S
+        return await answer(kind, data)
+
+    return answer_in_turn
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_a_peer_that_strangers_keep_busy_is_asked_again_as_soon_as_it_may_answer(
+    tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that were verified before a question was not answered show that the peer told the truth."""
+    monkeypatch.setattr(remote_chains, "MAX_COMMITS", 1)
+    missing = 20
+
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, shared, [ANN], voters=FOUR)
+        grow(table.theirs, missing, [ANN], voters=FOUR)
+        table.network.answers[ANN.peer_id] = crowded(table.network.answers[ANN.peer_id])
+        while table.following.move is None and trio.current_time() < 10_000:
+            table.hear(ANN.peer_id, table.theirs)
+            await table.look()
+            await trio.sleep(1.0)
+        assert table.following.move is not None and table.following.move.rounds == shared + missing
+        assert trio.current_time() < missing * (TURN_S + DISBELIEF_S + ASKED_S)
 
     on_table(tmp_path, check)
 

@@ -54,6 +54,9 @@ class Recorder:
     def has_member(self, peer: PeerId) -> bool:
         return peer in self.members
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return self.has_member(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self.gossip.append(data)
         self.changed()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from protocol.offload import PAYER, charged
+from protocol.offload import charged, charging
 from protocol.transport.answer_budget import ALL_STRANGERS, MAX_TABS, ONE_MEMBER, QUESTION_S, AnswerBudget
 from protocol.transport.interface import Unreachable
 from protocol.transport.reputation import ABANDONED
@@ -19,6 +19,8 @@ from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import Recorder, pair, stack
 
 MEMBER, STRANGER, NEWCOMER = PeerId("member"), PeerId("stranger"), PeerId("newcomer")
+FORMER = [PeerId(f"former member {number}") for number in range(32)]
+"""Members that are not active: each was in one record."""
 ANSWER_S, SECONDS = 0.02, 100.0
 """Processor time of an answer, and how long strangers ask (s, virtual)."""
 
@@ -48,10 +50,16 @@ class Flood:
 
     async def by(self, strangers: int, beside: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
         """Flood for `SECONDS`; call `beside` in the middle of it."""
+        await self.by_these([PeerId(f"stranger {number}") for number in range(strangers)], beside)
+
+    async def by_these(
+        self, peers: Sequence[PeerId], beside: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    ) -> None:
+        """Flood with these peers instead of strangers."""
         async with trio.open_nursery() as nursery:
-            for number in range(strangers):
+            for peer in peers:
                 for _ in range(16):
-                    nursery.start_soon(self.go_on, PeerId(f"stranger {number}"))
+                    nursery.start_soon(self.go_on, peer)
             await trio.sleep(SECONDS / 2)
             await beside()
             await trio.sleep(SECONDS / 2)
@@ -63,10 +71,10 @@ def virtually(main: Callable[[AnswerBudget, trio.Nursery], Awaitable[None]]) -> 
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            budget = AnswerBudget(TheseMembers(MEMBER))
+            budget = AnswerBudget(TheseMembers(MEMBER, *FORMER), {MEMBER}.__contains__)
             nursery.start_soon(budget.run)
             await main(budget, nursery)
-            assert not budget._waiting
+            assert not budget._strangers.waiting and not budget._others.waiting
             nursery.cancel_scope.cancel()
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -112,6 +120,38 @@ def test_members_never_wait_for_strangers_and_newcomers_are_answered_next() -> N
     virtually(main)
 
 
+def test_members_that_are_not_active_share_one_allowance_and_keep_neither_members_nor_strangers_waiting() -> None:
+    """In an open run, each of them is a key that contributed once."""
+
+    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
+        flood, waited = Flood(budget), dict[PeerId, float]()
+
+        async def others() -> None:
+            for peer in (MEMBER, STRANGER):
+                began = trio.current_time()
+                async with budget.turn(peer):
+                    waited[peer] = trio.current_time() - began
+
+        await flood.by_these(FORMER, others)
+        allowed = ALL_STRANGERS.per_s * (SECONDS + ALL_STRANGERS.burst_s)
+        assert 0.9 * allowed < sum(flood.took_s.values()) <= allowed + ANSWER_S
+        assert flood.most == 1 and waited == {MEMBER: 0.0, STRANGER: 0.0}
+
+    virtually(main)
+
+
+def test_a_fresh_key_that_is_active_has_saved_up_nothing() -> None:
+    """Tokens admit many keys, one after the other."""
+
+    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
+        flood = Flood(budget)
+        for _ in range(2):
+            await flood.ask(MEMBER)
+        assert trio.current_time() == pytest.approx(ANSWER_S / ONE_MEMBER.per_s + ANSWER_S)
+
+    virtually(main)
+
+
 def test_a_member_that_asks_all_the_time_takes_its_own_allowance() -> None:
     async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
         flood = Flood(budget)
@@ -130,7 +170,7 @@ def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
         for _ in range(5):
             with trio.move_on_after(1.0):
                 await flood.ask(NEWCOMER)
-        assert not flood.answers and not budget._waiting
+        assert not flood.answers and not budget._strangers.waiting
         await flood.ask(NEWCOMER)
         assert trio.current_time() == pytest.approx(100.0 / ALL_STRANGERS.per_s - ALL_STRANGERS.burst_s + ANSWER_S)
 
@@ -141,7 +181,7 @@ def test_keys_that_nobody_heard_before_take_bounded_memory() -> None:
     async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
         for number in range(MAX_TABS + 10):
             budget.charge(PeerId(f"key {number}"), 0.0)
-        assert len(budget._tags) == MAX_TABS
+        assert len(budget._strangers.tags) == MAX_TABS
 
     virtually(main)
 
@@ -164,11 +204,10 @@ def test_work_in_threads_is_charged_even_if_it_fails_and_our_own_is_not() -> Non
 
         offload = charged(inline)
         assert await offload(work, False) and not charges
-        before = PAYER.set(budget.payer(STRANGER))
-        assert await offload(work, False)
-        with pytest.raises(ValueError, match="as it may"):
-            await offload(work, True)
-        PAYER.reset(before)
+        with charging(budget.payer(STRANGER)):
+            assert await offload(work, False)
+            with pytest.raises(ValueError, match="as it may"):
+                await offload(work, True)
         assert [peer for peer, _ in charges] == [STRANGER, STRANGER] and all(seconds > 0 for _, seconds in charges)
 
     virtually(main)
@@ -186,7 +225,7 @@ def test_questions_are_charged_and_whoever_does_not_wait_for_answers_is_penalise
 
             stack(two).reputation.penalise = penalise  # type: ignore[method-assign]
             await one.request(two.peer_id, "echo", bytes(100_000), timeout_s=60)
-            assert budget._tags[one.peer_id] >= 100_000 / ALL_STRANGERS.bytes_per_s
+            assert budget._strangers.tags[one.peer_id] >= 100_000 / ALL_STRANGERS.bytes_per_s
             budget.charge(one.peer_id, 1e6 * QUESTION_S)
             with pytest.raises(Unreachable):
                 await one.request(two.peer_id, "echo", b"", timeout_s=0.3)

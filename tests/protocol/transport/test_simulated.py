@@ -31,6 +31,9 @@ class Listener:
     def has_member(self, peer: PeerId) -> bool:
         return False
 
+    def has_allowance(self, peer: PeerId) -> bool:
+        return False
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self.gossip.append(data)
         return Acceptance.ACCEPT
