@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -268,6 +269,23 @@ def reach_between(sock: Socket) -> Reach | None:
     if len(ends) < 2 or (there := ends[1]) is None:
         return None
     return Reach.THIS_COMPUTER if ends[0] == there else reach_of(there)
+
+
+END = struct.Struct(">16sH")
+"""An endpoint on the wire: an IP address (IPv4 as mapped to IPv6) and a port."""
+
+
+def write_end(end: End) -> bytes:
+    """Encode an endpoint for the wire."""
+    ip = ipaddress.ip_address(end[0].partition("%")[0])
+    return END.pack(ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed, end[1])
+
+
+def read_end(data: bytes) -> End:
+    """Decode an endpoint from any 18 bytes."""
+    packed, port = END.unpack(data)
+    ip = ipaddress.IPv6Address(packed)
+    return str(address_of(str(ip)) or ip), port
 
 
 def is_an_address(ip: str) -> bool:

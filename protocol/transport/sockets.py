@@ -43,11 +43,16 @@ class LinkKind(Enum):
 
 @dataclass(frozen=True)
 class Way:
-    """The path of a connection.  relay: the peer in between, if any.  bytes_per_s: the relay's rate for all circuits."""
+    """The path of a connection.
+
+    relay: the peer in between, if any.  bytes_per_s: the relay's rate for all circuits.  seen: the endpoint at which it sees
+    the peer, or an invalid one; None without a relay.
+    """
 
     kind: LinkKind = LinkKind.DIRECT
     relay: PeerId | None = None
     bytes_per_s: float = inf
+    seen: End | None = None
 
 
 DIRECT = Way()

@@ -21,7 +21,16 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.addresses import Address, address_of, at_interfaces, may_be_dialled, reach_of
+from protocol.transport.addresses import (
+    END,
+    Address,
+    address_of,
+    at_interfaces,
+    may_be_dialled,
+    reach_of,
+    read_end,
+    write_end,
+)
 from protocol.transport.host import RunHost
 from protocol.transport.inbound import group_at_the_other_end
 from protocol.transport.interface import Unreachable
@@ -44,21 +53,6 @@ from protocol.wire.identity import PeerId
 
 MIRROR_FIRST_BYTE = b"\xb3"
 MIRROR_S = 3.0
-END = struct.Struct(">16sH")
-"""An IP address (IPv4 as mapped to IPv6) and a port."""
-
-
-def write_end(end: End) -> bytes:
-    """Encode an endpoint for the wire."""
-    ip = ipaddress.ip_address(end[0].partition("%")[0])
-    return END.pack(ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed, end[1])
-
-
-def read_end(data: bytes) -> End:
-    """Decode an endpoint from any 18 bytes."""
-    packed, port = END.unpack(data)
-    ip = ipaddress.IPv6Address(packed)
-    return str(address_of(str(ip)) or ip), port
 
 
 class Mirror:
@@ -175,9 +169,9 @@ def read_candidates(data: bytes) -> list[DialCandidate]:
 def at_its_addresses(candidates: Sequence[DialCandidate], seen: End | None) -> list[DialCandidate]:
     """Return the candidates that may be a peer's; another peer could name any computer.
 
-    seen: the endpoint at which we see the peer: then only its address counts.  None if we see a relay instead: then of each
-    family one address on the internet counts, and one in a home network, the first that the peer names.  All addresses of an
-    IPv6 network of 64 bits count as one.
+    seen: the endpoint at which we, or a relay, see the peer: then only its address counts.  None for a relayed member: then
+    of each family one address on the internet counts, and one in a home network, the first that the peer names.  All
+    addresses of an IPv6 network of 64 bits count as one.
     """
     named = [(each, ip, _network(ip)) for each in candidates if (ip := address_of(each.end[0])) is not None]
     at = address_of(seen[0]) if seen is not None else None
@@ -397,14 +391,21 @@ class Meetings:
             self._running[is_member] -= 1
 
     def _to_dial(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> list[DialCandidate]:
-        """Return the endpoints in a peer's offer that we dial, and use up allowance for them.  connection: carried it."""
-        seen, own = remote_end(connection), at_interfaces(self._listening())
-        if seen is None and way_of(connection).relay is None:
+        """Return the endpoints in a peer's offer that we dial, and use up allowance for them.  connection: carried it.
+
+        A peer behind a relay is dialled where the relay sees it; a member also elsewhere, because it may speak to the relay
+        over IPv6, while holes are punched for IPv4.
+        """
+        way, is_member = way_of(connection), self._members.has_member(peer)
+        seen, own = remote_end(connection) or way.seen, at_interfaces(self._listening())
+        if seen is None:
             return []  # the connection has just been closed
+        if is_member and way.relay is not None:
+            seen = None
         named = [
             each for each in dict.fromkeys(read_candidates(theirs[NONCE_BYTES:])) if may_be_dialled(each.end, lambda: own)
         ]
-        allowance, bucket = self._allowances[self._members.has_member(peer)]
+        allowance, bucket = self._allowances[is_member]
         now = trio.current_time()
         return [each for each in at_its_addresses(named, seen) if bucket.take(allowance, now, 1, 0)]
 

@@ -24,15 +24,15 @@ from typing import Final
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.addresses import CircuitAddress, is_peer_id, is_public, transport_address
+from protocol.transport.addresses import END, CircuitAddress, is_peer_id, is_public, read_end, transport_address, write_end
 from protocol.transport.host import RunHost, protocol_of
 from protocol.transport.inbound import relayed_group
 from protocol.transport.interface import Members, Unreachable
-from protocol.transport.library import Host, MuxedConnection
+from protocol.transport.library import Host, MuxedConnection, library_id
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.rate_limit import RateLimit, Turn, guarded
 from protocol.transport.reputation import Channel
-from protocol.transport.sockets import End, LinkKind, Way, receive, send
+from protocol.transport.sockets import End, LinkKind, Way, receive, remote_end, send
 from protocol.transport.streams import answer_with, ask
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
@@ -61,10 +61,10 @@ log = logging.getLogger(__name__)
 PLACE, CONNECT = 1, 2
 QUESTION = struct.Struct(f">B{PEER_BYTES}s")
 """PLACE or CONNECT, and for CONNECT the wanted peer."""
-ANSWER = struct.Struct(f">B{TOKEN_BYTES}sI")
-"""1 for yes; for CONNECT the token; and our rate in kB a second, 0 for no limit."""
-SUMMONS = struct.Struct(f">{TOKEN_BYTES}s{PEER_BYTES}sI")
-"""Message to the wanted peer: the token for its socket, the asker, and our rate."""
+ANSWER = struct.Struct(f">B{TOKEN_BYTES}sI{END.size}s")
+"""1 for yes; for CONNECT the token; our rate in kB a second, 0 for no limit; for CONNECT where we see the wanted peer."""
+SUMMONS = struct.Struct(f">{TOKEN_BYTES}s{PEER_BYTES}sI{END.size}s")
+"""Message to the wanted peer: the token for its socket, the asker, our rate, and where we see the asker."""
 
 
 RELAY_PROTOCOL, SUMMONS_PROTOCOL = "relay", "relayed"
@@ -152,11 +152,18 @@ class RelayService:
                 raise Refusal("not for strangers, or for nobody")
             if wanted == PLACE:
                 self._give_place(peer)
-                return ANSWER.pack(1, bytes(TOKEN_BYTES), kb_per_s(self._rate))
-            return ANSWER.pack(1, await self._connect(peer, name.rstrip(b"\0").decode("ascii")), kb_per_s(self._rate))
+                return ANSWER.pack(1, bytes(TOKEN_BYTES), kb_per_s(self._rate), bytes(END.size))
+            asked = PeerId(name.rstrip(b"\0").decode("ascii"))
+            return ANSWER.pack(1, await self._connect(peer, asked), kb_per_s(self._rate), self._seen(asked))
         except (Refusal, UnicodeDecodeError) as error:
             log.debug("%s is refused: %s", peer, error)
-            return ANSWER.pack(0, bytes(TOKEN_BYTES), 0)
+            return ANSWER.pack(0, bytes(TOKEN_BYTES), 0, bytes(END.size))
+
+    def _seen(self, peer: PeerId) -> bytes:
+        """Return the endpoint at which we see a connected peer, over IPv4 if we can; zeros if we see none."""
+        open_ones = [each for each in self._host.get_network().connections.get(library_id(peer), []) if not each.is_closed]
+        ends = sorted((end for each in open_ones if (end := remote_end(each)) is not None), key=lambda end: ":" in end[0])
+        return write_end(ends[0]) if ends else bytes(END.size)
 
     def _give_place(self, peer: PeerId) -> None:
         """Give a peer a place; if none is free, a member takes a stranger's place.  Raises `Refusal`."""
@@ -170,17 +177,16 @@ class RelayService:
             del self._places[strangers[0]]
         self._places[peer] = None
 
-    async def _connect(self, asker: PeerId, name: str) -> bytes:
-        """Summon the peer with the ID `name` to a circuit with `asker`; return the asker's token.  Raises `Refusal`."""
-        asked = PeerId(name)
-        if not is_peer_id(name) or asked == asker or asked not in self._places or not self._connected(asked):
+    async def _connect(self, asker: PeerId, asked: PeerId) -> bytes:
+        """Summon a peer to a circuit with `asker`; return the asker's token.  Raises `Refusal`."""
+        if not is_peer_id(asked) or asked == asker or asked not in self._places or not self._connected(asked):
             raise Refusal("a peer that cannot be reached through us")
         if not self._tasks.is_open or not self._reputation.spend(asker, Channel.CIRCUIT) or not self._has_room(asker, asked):
             raise Refusal("too many circuits")
         circuit = _Circuit(asker, asked, (os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)))
         self._circuits.update(dict.fromkeys(circuit.tokens, circuit))
         self._tasks.start(guarded, self._expire, circuit)
-        summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), kb_per_s(self._rate))
+        summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), kb_per_s(self._rate), self._seen(asker))
         try:
             answer, _ = await ask(self._host, asked, self._summons, summons, 1, ANSWER_S)
         except Exception as error:
@@ -328,10 +334,10 @@ class Circuits:
             raise Unreachable(f"the relay {short_id(relay)} is not connected")
         question = QUESTION.pack(CONNECT, peer.encode().ljust(PEER_BYTES, b"\0"))
         answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, 2 * ANSWER_S)
-        granted, token, kb_per_s = ANSWER.unpack(answer)
+        granted, token, kb_per_s, seen = ANSWER.unpack(answer)
         if granted != 1:
             raise Unreachable(f"the relay {short_id(relay)} does not lead to {short_id(peer)}")
-        return await self._come(end, token), _way(relay, kb_per_s)
+        return await self._come(end, token), _way(relay, kb_per_s, seen)
 
     async def _look_for_places(self) -> None:
         """Ask relays for places, members first.
@@ -404,14 +410,14 @@ class Circuits:
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
         """Answer a summons: a relay at which we have a place tells us that another peer wants to reach us."""
-        token, _, kb_per_s = SUMMONS.unpack(question)
+        token, _, kb_per_s, seen = SUMMONS.unpack(question)
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or not self._tasks.is_open:
             return b"\0"
         if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
             return b"\0"  # a relay allows each peer no more circuits than this
         self._coming[relay] += 1
-        self._tasks.start(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
+        self._tasks.start(guarded, self._serve, relay, end, token, _way(relay, kb_per_s, seen))
         return b"\x01"
 
     async def _serve(self, relay: PeerId, end: End, token: bytes, way: Way) -> None:
@@ -430,8 +436,8 @@ class Circuits:
         return await dial(relay, FIRST_BYTE + token, DIAL_S)
 
 
-def _way(relay: PeerId, kb_per_s: int) -> Way:
-    return Way(LinkKind.RELAYED, relay, kb_per_s * 1000.0 or inf)
+def _way(relay: PeerId, kb_per_s: int, seen: bytes) -> Way:
+    return Way(LinkKind.RELAYED, relay, kb_per_s * 1000.0 or inf, read_end(seen))
 
 
 async def dial(end: End, first: bytes, deadline_s: float) -> trio.socket.SocketType:

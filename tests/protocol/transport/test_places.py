@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from protocol.transport.addresses import END
 from protocol.transport.interface import Unreachable
 from protocol.transport.nat import relay
 from protocol.transport.nat import relay as traversal_circuits
@@ -42,7 +43,7 @@ class Relays:
         if peer in self.mute:
             await trio.sleep(relay.ANSWER_S)
             raise Unreachable("no answer")
-        return relay.ANSWER.pack(peer not in self.refuse, bytes(relay.TOKEN_BYTES), 0), None
+        return relay.ANSWER.pack(peer not in self.refuse, bytes(relay.TOKEN_BYTES), 0, bytes(END.size)), None
 
     def times(self, peer: PeerId) -> list[float]:
         return [at for at, asked in self.asked if asked == peer]

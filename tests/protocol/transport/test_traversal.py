@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.addresses import CircuitAddress, circuit_address, direct_address, may_be_dialled
+from protocol.transport.addresses import END, CircuitAddress, circuit_address, direct_address, may_be_dialled
 from protocol.transport.host import protocol_of
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import library_id
@@ -37,6 +37,7 @@ from protocol.transport.network import Libp2pNetwork
 from protocol.transport.sockets import DIRECT, MAX_PENDING, Doorstep, End, LinkKind, receive, way_of
 from protocol.transport.streams import ask
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack
 
 A, B = (Identity.generate().peer_id for _ in range(2))
@@ -385,7 +386,7 @@ HOME, LAN, ELSEWHERE = "203.0.113.7", "192.168.1.7", "198.51.100.9"
         (HOME, [], []),
     ],
 )
-def test_a_peer_is_dialled_where_it_is_seen_or_else_at_one_address_of_each_kind(
+def test_a_peer_is_dialled_where_it_is_seen_and_a_relayed_member_at_one_address_of_each_kind(
     seen: str | None, named: list[str], dialled: list[str]
 ) -> None:
     candidates = [DialCandidate((ip, 4001 + number)) for number, ip in enumerate(named)]
@@ -405,6 +406,37 @@ def test_a_peer_that_names_other_computers_in_a_meeting_has_us_dial_none_of_them
             assert [each.end for each in found] == [("127.0.0.1", 4001)]
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+def test_a_stranger_behind_a_relay_is_dialled_only_where_the_relay_sees_it(is_member: bool) -> None:
+    """From both ends of the circuit; a member also at one address of each kind that it names."""
+
+    async def main() -> None:
+        async with through_a_relay() as (one, _, two, b):
+            for end in (one, two):
+                stack(end).traversal._meetings._candidates = lambda outside: []  # type: ignore[method-assign]
+            one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+            await b.until(lambda: one.peer_id in b.connected)
+            named = ["93.184.216.34", "127.0.0.1", "192.168.77.1", "2606:4700::1", "fd00::1", "93.184.216.35"]
+            offer = bytes(NONCE_BYTES) + write_candidates([DialCandidate((ip, 4001)) for ip in named])
+            dialled = list[list[str]]()
+            for here, there in ((one, two), (two, one)):
+                meetings = stack(here).traversal._meetings
+                meetings._members = TheseMembers(there.peer_id) if is_member else TheseMembers()  # type: ignore[assignment]
+                (connection,) = stack(here).host.get_network().connections[library_id(there.peer_id)]
+                assert way_of(connection).relay is not None
+                found = meetings._to_dial(there.peer_id, connection.muxed_conn, offer)
+                dialled.append([each.end[0] for each in found])
+            assert dialled == [named[:5] if is_member else ["127.0.0.1"]] * 2
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("seen", ["::", "0.0.0.0", "224.0.0.1"])
+def test_a_relay_that_sees_a_stranger_nowhere_has_us_dial_nobody(seen: str) -> None:
+    named = [DialCandidate((ip, 4001)) for ip in ("93.184.216.34", "127.0.0.1", "192.168.77.1")]
+    assert at_its_addresses(named, (seen, 0)) == []
 
 
 def test_what_all_strangers_have_us_dial_in_meetings_is_bounded_together_and_takes_nothing_from_members() -> None:
@@ -484,7 +516,7 @@ def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
             circuits._come = never  # type: ignore[method-assign]
             where, answers = protocol_of(RUN, relay.SUMMONS_PROTOCOL), list[bytes]()
             for number in range(relay.MAX_CIRCUITS_PER_PEER + 5):
-                summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0)
+                summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0, bytes(END.size))
                 answers.append((await ask(stack(between).host, two.peer_id, where, summons, 1, 60))[0])
             assert answers == [b"\1"] * relay.MAX_CIRCUITS_PER_PEER + [b"\0"] * 5
             opening.set()
@@ -504,7 +536,7 @@ def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.Monkey
 
             async def grant(host: object, peer: PeerId, *question: object) -> tuple[bytes, None]:
                 asked.append(peer)
-                return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0), None
+                return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0, bytes(END.size)), None
 
             monkeypatch.setattr(traversal_circuits, "ask", grant)
             ends = dict.fromkeys((A, B, member), ("192.0.2.1", 4001))
