@@ -31,14 +31,19 @@ def _register_status(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
+START_S = 30.0
+"""Seconds for which a person waits for the status of a peer that is starting; a program is answered at once."""
+
+
 def run_status(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
     from peer.console.streams import print_json
     from peer.control.client import ControlClient, NotRunning
     from peer.paths import data_dir
 
+    client = ControlClient(data_dir(args.data_dir))
     try:
-        status = ControlClient(data_dir(args.data_dir)).status()
+        status = client.status() if args.json else client.status_once_started(START_S)
     except NotRunning as error:
         if args.json:
             print_json({"running": False, "reason": str(error)})
@@ -57,12 +62,12 @@ def _held_out(status: PeerStatus) -> str:
     """Describe the newest held-out loss, the peer that measured it, and the progress of the next measurement."""
     from peer.formatting import many, naming, number
 
-    text = "held out -"
+    text = "on held-out rows -"
     if status.eval_loss is not None and status.eval_by is not None:
         source = f"measured by {naming(status.names())(status.eval_by)}"
         if status.eval_members > 1:
             source = f"mean of {status.eval_members} members"
-        text = f"held out {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} ({source})"
+        text = f"on held-out rows {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} ({source})"
     return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
 
 
@@ -150,7 +155,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *ahead,
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
-        f"loss      {number(status.loss)}, {_held_out(status)}",
+        f"loss      in training {number(status.loss)}, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
         *rollouts,
         *skewed,
@@ -179,7 +184,7 @@ def _register_runs(subparsers: Subparsers) -> None:
         "runs",
         "list the runs that this peer has been in",
         run_runs,
-        epilog="`peer join ID` continues one of them, without an invitation; the first digits of the ID suffice.",
+        epilog="`peer join ID` continues one of them, without an invitation; its first 8 digits suffice.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
