@@ -23,7 +23,7 @@ FULL = 0.9
 def need_lines(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return what a run needs: (subject, statement)."""
     return [
-        ("requires", f"of those who train: {training_needs(manifest)}"),
+        ("to train", training_needs(manifest)),
         ("memory", _memory(manifest)),
         ("GPUs", _gpus(manifest)),
         ("a round", _round(manifest)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.text import Text
 
 from peer.control.client import Stamped
 from peer.formatting import columns
@@ -14,7 +15,7 @@ from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
-from tui.panels import header, rollouts, round, run, samples, swarm, training, transfers
+from tui.panels import header, me, rollouts, round, run, samples, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Draw
@@ -212,7 +213,7 @@ def test_a_round_is_drawn_as_parts_in_tenths_of_seconds_and_the_running_one_up_t
     picture.update(status(round=13, mono=50.0, busy_share=0.625, run_tokens_per_s=2624.0))
     drawn = round.draw(picture, 78, 12, Look(unicode=False))
     rows = [row.plain.rstrip() for row in drawn]
-    assert rows[-4] == "computing 62 % here (last hour), 50 % in the swarm (last round); in seconds:"
+    assert rows[-4] == "trained 62 % of the last hour, all 2 members 50 % of the last round; seconds:"
     assert rows[-3].split() == "ROUND # TRAIN . WAIT = EXCHANGE + VOTES - COMMIT BUSY".split()
     assert rows[-2].split() == ["13", "10.0", "-", "-", "-", "-", "running", "######"]
     assert rows[-1].split() == ["12", "20.2", "0.8", "8.0", "0.8", "0.2", "68", "%", "############.====+"]
@@ -340,7 +341,8 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
     picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 5, 5, [])))
     remedy = "`peer resume`, or `p` in the interface"
     assert header.draw(picture, "", 78, True)[1].plain == f"{'PAUSED paused by you':<{78 - len(remedy)}}{remedy}"
-    assert header.draw(picture, "", 50, True)[1].plain == "PAUSED paused by you", "where there is no room for more"
+    below = [row.plain.rstrip() for row in header.draw(picture, "", 50, True)[1:]]
+    assert below == ["PAUSED paused by you", f"to do: {remedy}"], "below it, where there is no room beside it"
 
 
 def of_run(**changes: object) -> Picture:
@@ -362,18 +364,19 @@ def test_the_run_says_what_is_trained_on_what_how_far_and_how_to_join() -> None:
     assert rows[4] == f"            {'#' * 7}{'.' * 24}  about 2 hours to go at this speed"
     assert rows[5] == "rate        0.003, stable (peak 0.003)"
     assert rows[6] == "data        text, about 4.1 M tokens, in rows of 256"
-    assert rows[7:9] == [
-        "requires    20 Mbit/s up; by its model about 525.3 MB of memory, or 3.4 GB and",
-        "            649.7 MB of a GPU's, 19.7 MB on disk",
+    assert rows[7:10] == [
+        "to train    20 Mbit/s up; its model needs about 525.3 MB of memory on a CPU,",
+        "            or 649.7 MB of a GPU's and 3.4 GB of the computer's, 19.7 MB on",
+        "            disk",
     ]
-    assert rows[9:12] == [
+    assert rows[10:13] == [
         "licence     Apache-2.0",
         "home page   https://bees.example",
         "invitation  i copies it: mh1abcdefghi…klmnop",
     ]
-    assert rows[12].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
-    assert rows[13].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
-    assert rows[15].split() == ["web", "-", "....................", "20.0", "%"]
+    assert rows[13].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
+    assert rows[14].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
+    assert rows[16].split() == ["web", "-", "....................", "20.0", "%"]
 
 
 def test_a_later_mixture_is_the_present_one_once_its_tokens_are_read() -> None:
@@ -624,3 +627,77 @@ def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> No
     assert picture.alarms[-1].text.startswith("nothing is learned")
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(3, [], 96, 0.1, "aa", informative=2)))
     assert not any("nothing learned" in row.plain for row in rollouts.draw(picture, 98, 12, Look()))
+
+
+LONG = "a reason that is told to its end, " * 4 + "END"
+
+
+@pytest.mark.parametrize("width", [58, 78, 118])
+def test_no_panel_cuts_a_line_whose_end_has_the_remedy(width: int) -> None:
+    picture = Picture()
+    address = f"/ip4/192.0.2.1/tcp/4001/p2p/{OTHER}"
+    picture.update(
+        status(
+            why_idle="disk full",
+            why_detail=LONG,
+            phase="paused",
+            addresses=[address] * 3,
+            swarm=[replace(NEIGHBOUR, addresses=[address, "/END"])],
+            run_definition=replace(FACTS, requires=LONG),
+            next_rest=LONG,
+            computer=COMPUTER,
+            rollouts=RolloutStatus(),
+            role="trainer",
+        )
+    )
+    picture.apply(Stamped(0.0, 0.0, ev.Notice("warning", LONG)))
+    picture.apply(
+        Stamped(0.0, 0.0, ev.BatchDecided(OTHER, 3, 2, "cc", "rejected", "a reason that is long enough, END", 4, True))
+    )
+    whole = Look(alone=True, chosen=OTHER)
+
+    def text(rows: list[Text]) -> str:
+        assert all(columns(row.plain) <= width for row in rows)
+        return " ".join(" ".join(row.plain for row in rows).split())
+
+    heads = header.draw(picture, "", width, True)
+    assert "END" in text(heads) and "or raise `max_disk`" in text(heads)
+    assert "the disk END" in text(header.draw(picture, f"{LONG[:100]} the disk END", width, True))
+    for key, _, draw in PANELS:
+        if key in "56723":
+            assert "END" in text(draw(picture, width, 40, replace(whole))), key
+    assert "long enough, END" in text(rollouts.draw(picture, width, 40, replace(whole)))
+
+
+def test_a_remedy_that_is_nothing_takes_no_line_of_the_head() -> None:
+    picture = Picture()
+    picture.update(status(phase="ready", why_idle="waiting for members", why_detail=LONG[:70]))
+    assert len(header.draw(picture, "", 78, True)) == 2
+
+
+def test_a_peer_alone_is_not_compared_with_a_swarm_of_itself() -> None:
+    picture = Picture()
+    picture.update(status(swarm=[], members=[ME], busy_share=0.75, run_tokens_per_s=2624.0))
+    picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.0, True)))
+    said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
+    assert not any("all 1 members" in row or "(all: " in row or "of all trainers" in row for row in said)
+    picture.update(status(run_tokens_per_s=2624.0))
+    said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
+    assert any("of all trainers" in row for row in said)
+    assert any("all 2 members" in row for row in said) and any("(all: " in row for row in said)
+
+
+def test_two_losses_have_two_names() -> None:
+    picture = Picture()
+    picture.update(status(loss=2.5))
+    picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.75, True)))
+    assert "loss 2.750 of the last round, " in training.draw(picture, 78, 9, Look())[0].plain
+    assert "loss now 2.500" in me.draw(picture, 78, 9, Look())[0].plain
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:0, bf16", True), ("cpu, fp32", False), ("cpu", False)])
+def test_the_share_of_a_device_is_told_of_a_gpu_only(device: str, told: bool) -> None:
+    picture = Picture()
+    picture.update(status(device=device, mfu=0.34))
+    text = " ".join(row.plain for row in me.draw(picture, 118, 30, Look()))
+    assert ("34 % of the GPU's speed (MFU)" in text) == told and ("MFU" in text) == told

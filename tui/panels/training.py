@@ -14,7 +14,7 @@ from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
-from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line, paragraph
 from tui.panels.rollouts import reward_curves
 from tui.picture import Picture
 
@@ -44,14 +44,15 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     newest = number(training[-1].value if training else status.loss if status is not None else None)
     is_rl = status is not None and from_rollouts(status)
     reward = f"reward {number(_reward(picture))}   " if is_rl else ""
-    head = f"{reward}loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
+    others = f" (all: {amount(swarm)})" if swarm > mine else ""
+    head = f"{reward}loss {newest} of the last round, {amount(mine)} tokens/s{others}"
     hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
-    lines = [line(fit(spread(head, hint, width), width))]
+    lines = paragraph(spread(head, hint, width) if hint else head, width)
     if is_rl:
         return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]
-    lines.append(line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT)))
+    lines += paragraph(_held_out(picture), width, HELD_OUT if picture.evals else FAINT)
     if picture.ready is not None and (pairs := preferences_of(picture.ready)):
-        lines.append(line(fit(pairs, width)))
+        lines += paragraph(pairs, width)
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
         lines += [line(each) for each in wrapped(told, width)[: max(1, height // 6)]]
