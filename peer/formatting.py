@@ -406,7 +406,7 @@ def goal_amount(status: PeerStatus) -> str:
 def goal_line(status: PeerStatus) -> str:
     """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:
-        return "-"
+        return "not known yet"
     text = goal_amount(status)
     if status.run_ended:
         return f"{text}; the run has ended, and `peer export FOLDER` writes its final state"

@@ -223,7 +223,7 @@ BLOCK_ORIGINS = {
     "peer": "from peers",
     "seed": "from seeds",
     "mirror": "from mirrors",
-    "disk": "that were here",
+    "disk": "from this disk",
     "copy": "to keep for others",
 }
 
@@ -346,7 +346,7 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             which = f"{fragment}," if (fragment := of_fragment(event.fragment, event.fragments)) else ""
             return (
                 f"round {round}{which} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
-                f"loss {number(loss)}"
+                f"training loss {number(loss)}"
             )
         case ev.RunEnded(rounds, tokens, unit, total, _):
             goal = f"{amount(total)} tokens" if unit == "tokens" else many(total, "round")

@@ -115,8 +115,8 @@ def test_a_named_size_says_what_it_needs_before_its_data_is_read(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = EXAMPLES / f"{name}.toml"
-    assert main(["run", "show", str(path), "--data-dir", str(tmp_path)]) == 0
-    said = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[:5])
+    assert main(["run", "show", "--all", str(path), "--data-dir", str(tmp_path)]) == 0
+    said = dict(line.removeprefix("# ").split("  ", 1) for line in capsys.readouterr().out.splitlines()[:5])
     model = sketch_run_file(path, ME.peer_id).model
     ends = 2 * model.vocab * model.dim if SIZES[name] < 8e9 else 0
     assert int(said["model"].split()[0]) - ends == pytest.approx(SIZES[name], rel=0.15)

@@ -27,7 +27,7 @@ from tui.picture import Picture
 
 
 KEYS = """\
-1 to 9    one panel alone (7 run, 8 rollouts, 9 samples); again or 0: all
+1 to 9    one panel alone (8 rollouts, 9 samples); again or 0: all
 Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
 z         zoom of the curves        u  curves by tokens or by time

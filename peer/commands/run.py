@@ -202,11 +202,10 @@ def run_show(args: argparse.Namespace) -> int:
     from protocol.wire.hashes import Hash
 
     if (sketch := unbuilt(word, data)) is not None:
-        _print_rows(_needs(sketch), args)
+        _print_rows(_needs(sketch, whole=args.all), args)
         build = f"`peer run create {word}` builds its corpora, and says the rest"
         _print_rows([("data", f"not read yet: {build}")], args)
-        if args.all:
-            print(Path(word).read_text(encoding="utf-8"), end="")
+        print(Path(word).read_text(encoding="utf-8") if args.all else MORE, end="")
         return ExitCode.OK
     found = find_run(word, data)
     if isinstance(found, Invitation):
@@ -219,11 +218,12 @@ def run_show(args: argparse.Namespace) -> int:
             signed = ask_for_manifest(found)
     else:
         signed = found
-    _print_rows(_manifest_rows(signed, data), args)
-    print(dump(signed.manifest) if args.all else "`--all` prints every field, as a run file.", end="" if args.all else "\n")
+    _print_rows(_manifest_rows(signed, data, whole=args.all), args)
+    print(dump(signed.manifest) if args.all else MORE, end="")
     return ExitCode.OK
 
 
+MORE = "`--all` prints every field, as a run file.\n"
 LABEL = 12
 """Columns of a subject on the page about a run."""
 LEAST_WIDTH = 40
@@ -419,25 +419,25 @@ def _invitation(
         ) from error
 
 
-def _manifest_rows(signed: SignedManifest, data: Path) -> list[tuple[str, str]]:
-    """Return what a person wants to know of a run: (subject, statement)."""
+def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[tuple[str, str]]:
+    """Return what a person wants to know of a run: (subject, statement).  whole: with what every kind of peer needs."""
     from peer.joining.purpose import purpose_lines
     from peer.keyfile import load_identity
 
     manifest, identity = signed.manifest, load_identity(data)
     speed, now = _as_it_runs(signed.run, data)
     purpose = purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else "")
-    return [("run", signed.run.hex()), *_needs(manifest), *purpose, *now]
+    return [("run", signed.run.hex()), *_needs(manifest, whole=whole), *purpose, *now]
 
 
-def _needs(manifest: RunManifest) -> list[tuple[str, str]]:
+def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
     from peer.formatting import amount
     from peer.joining.purpose import about_lines
     from peer.resources.needs import need_lines
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
-    return [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest)]
+    return [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest, whole=whole)]
 
 
 def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, str]]]:

@@ -62,13 +62,13 @@ def _held_out(status: PeerStatus) -> str:
     """Describe the newest held-out loss, the peer that measured it, and the progress of the next measurement."""
     from peer.formatting import many, naming, number
 
-    text = "on held-out rows -"
+    text = "not measured yet on held-out rows"
     if status.eval_loss is not None and status.eval_by is not None:
         source = f"measured by {naming(status.names())(status.eval_by)}"
         if status.eval_members > 1:
             source = f"mean of {status.eval_members} members"
-        text = f"on held-out rows {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} ({source})"
-    return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
+        text = f"{number(status.eval_loss)} on held-out rows after {many(status.eval_rounds or 0, 'round')} ({source})"
+    return text if status.eval_percent is None else f"{text}, the next is {status.eval_percent} % measured"
 
 
 def _reachable(status: PeerStatus) -> str:
@@ -139,9 +139,9 @@ def describe_status(status: PeerStatus) -> list[str]:
     ahead = [f"ahead     {steps}"] if status.ahead_inner_steps else []
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
-    blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
+    blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:
-        blocks.append(f"data      {copies(status.copies)}")
+        blocks.append(f"copies    {copies(status.copies)}")
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
         f"peer      {clean(status.name)} {status.peer}" + (f", team {clean(status.team, 24)}" if status.team else ""),
@@ -153,9 +153,9 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"committed {rounds_line(status)}",
         *([f"votes     {votes}"] if (votes := votes_line(status)) else []),
         *ahead,
-        f"tip       {status.tip[:32] or '-'}",
-        f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
-        f"loss      in training {number(status.loss)}, {_held_out(status)}",
+        f"record    {f'{status.tip[:32]}, the newest' if status.tip else 'none yet'}",
+        f"state     after {many(status.state_rounds, 'round')}, hash {status.state_digest[:32] or '-'}",
+        f"loss      {'none yet' if status.loss is None else number(status.loss)} in training, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
         *rollouts,
         *skewed,
@@ -165,7 +165,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
         f"reachable {_reachable(status)}",
-        f"members   {_members(status)}, {many(status.peers, 'other peer')} here",
+        f"members   {_members(status)}; {many(status.peers, 'other peer')} in the run now",
     ]
     if status.invite_command:
         lines.append(f"invite    with: {clean(status.invite_command, 500)}")

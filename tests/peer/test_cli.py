@@ -158,6 +158,18 @@ def test_a_run_is_created_and_shown(data: Path, tmp_path: Path, capsys: pytest.C
         assert parse_run_file(whole, PeerId(read_invitation(invitation).organiser)).name == "mine"
 
 
+def test_the_page_about_a_run_fits_a_small_terminal(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[about]\ndescription = "A small model of our letters."\n')
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["run", "show", str(path)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) < 80, lines
+
+
 def test_warnings_about_an_invitation_stand_behind_it(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +191,7 @@ def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys:
     path.write_text('name = "mine"\n[model]\ndim = 2048\n')
     assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
     made = capsys.readouterr().out
-    assert main(["run", "show", str(path)]) == ExitCode.OK
+    assert main(["run", "show", "--all", str(path)]) == ExitCode.OK
     shown = capsys.readouterr().out
     for out in (made, shown):
         assert "186140672" in out and "(186.1 M)" in out

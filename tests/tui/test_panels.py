@@ -84,7 +84,7 @@ def test_the_panels_show_where_blocks_came_from_and_how_preferences_go() -> None
     picture.update(status(block_bytes={"peer": 12_000_000, "seed": 0, "mirror": 5_000, "disk": 0}))
     picture.apply(Stamped(0.0, 0.0, ev.ReadySent(3, 900, 5, 0.5, 0.25, 0.8)))
     shown = [row.plain.rstrip() for row in transfers.draw(picture, 78, 12, Look())]
-    assert "Blocks: 12.0 MB from peers, 5.0 kB from mirrors" in shown
+    assert "Data read: 12.0 MB from peers, 5.0 kB from mirrors" in shown
     learned = [row.plain.rstrip() for row in training.draw(picture, 78, 12, Look())]
     assert "margin 0.250, 80 % of the preferences right" in learned
     picture.update(status())
@@ -213,7 +213,10 @@ def test_a_round_is_drawn_as_parts_in_tenths_of_seconds_and_the_running_one_up_t
     picture.update(status(round=13, mono=50.0, busy_share=0.625, run_tokens_per_s=2624.0))
     drawn = round.draw(picture, 78, 12, Look(unicode=False))
     rows = [row.plain.rstrip() for row in drawn]
-    assert rows[-4] == "trained 62 % of the last hour, all 2 members 50 % of the last round; seconds:"
+    told = " ".join(rows[-5:-3])
+    assert told == (
+        "times in seconds, this peer trained 62 % of the last hour, the 2 members trained 50 % of the last round"
+    )
     assert rows[-3].split() == "ROUND # TRAIN . WAIT = EXCHANGE + VOTES - COMMIT BUSY".split()
     assert rows[-2].split() == ["13", "10.0", "-", "-", "-", "-", "running", "######"]
     assert rows[-1].split() == ["12", "20.2", "0.8", "8.0", "0.8", "0.2", "68", "%", "############.====+"]
@@ -298,7 +301,11 @@ def test_the_rollouts_are_counted_as_the_peer_counts_them() -> None:
     told = RolloutStatus(version=7, generated=300, accepted=80, rejected=1, used=174, accepted_tokens=12_700)
     picture = Picture()
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsCounted(6, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"])))
-    parts = {"rollout": "300 batches, 0 tokens/s; learned from 12.7 k", "trainer": "174 batches", "validator": "81 batches"}
+    parts = {
+        "rollout": "300 batches made at 0 tokens/s, 12.7 k tokens learned from",
+        "trainer": "174 batches",
+        "validator": "81 batches",
+    }
     for role, part in parts.items():
         picture.update(status(role=role, rollouts=told))
         assert part in rollouts.draw(picture, 118, 12, Look())[0].plain, "the view has seen one event"
@@ -311,7 +318,7 @@ def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
     assert "the curve starts with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
     picture.apply(Stamped(1.0, 1.0, ev.EvalLoss(6, 2.25, OTHER)))
     drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
-    assert drawn[2].startswith("nats a token by time, the whole run"), "it knows no tokens"
+    assert drawn[2].startswith("loss in nats a token, by time, the whole run"), "it knows no tokens"
     assert drawn[3].startswith("    2.5 ┤⠉") and drawn[-1].split() == ["00:00:00", "00:00:01"]
     trainer = Picture()
     trainer.update(status())
@@ -412,7 +419,7 @@ def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
     early.update(status(run_name="", goal_total=0))
     assert [row.plain.rstrip() for row in run.draw(early, 78, 9, Look())] == [
         "a run whose manifest is being fetched",
-        "goal        -",
+        "goal        not known yet",
         "invitation  -",
     ]
     told = [row.plain.rstrip() for row in run.draw(of_run(invite_command="peer run invite"), 78, 20, Look())]
@@ -436,24 +443,34 @@ def hours_of_training() -> Picture:
 @pytest.mark.parametrize(
     ("zoom", "unit", "caption", "ticks"),
     [
-        (0, 0, "nats a token by tokens read, the whole run; sources: held out", ["50.0 k", "100.0 k", "150.0 k", "200.0 k"]),
-        (0, 1, "nats a token by time, the whole run; sources: held out", ["00:00", "08:00", "16:00", "00:00", "08:00"]),
+        (
+            0,
+            0,
+            "loss in nats a token, by tokens read, the whole run; sources: held out",
+            ["50.0 k", "100.0 k", "150.0 k", "200.0 k"],
+        ),
+        (
+            0,
+            1,
+            "loss in nats a token, by time, the whole run; sources: held out",
+            ["00:00", "08:00", "16:00", "00:00", "08:00"],
+        ),
         (
             1,
             1,
-            "nats a token by time, the last day; sources: held out",
+            "loss in nats a token, by time, the last day; sources: held out",
             ["16:00", "20:00", "00:00", "04:00", "08:00", "12:00"],
         ),
         (
             2,
             1,
-            "nats a token by time, the last hour; sources: held out",
+            "loss in nats a token, by time, the last hour; sources: held out",
             ["11:30", "11:40", "11:50", "12:00", "12:10", "12:20", "12:30"],
         ),
         (
             2,
             0,
-            "nats a token by tokens read, the last hour; sources: held out",
+            "loss in nats a token, by tokens read, the last hour; sources: held out",
             [f"{thousands}.0 k" for thousands in range(214, 221)],
         ),
     ],
@@ -501,9 +518,9 @@ def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
     rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
     assert rows[-8:] == [
         f"peer      kitchen  {OTHER}",
-        "work      trainer, ready, claims 2.0 k tokens/s, counted 310; 12 rounds, step 20 of the next",
+        "work      trainer, ready, claims 2.0 k tokens/s, counted 310; after 12 rounds, step 20 of the next",
         "counted   3 rounds, 300 tokens (25.0 %); place 2 of 2; team bees",
-        "audits    3 averages recomputed here, all right; stopped delivering in 1 exchange",
+        "audits    3 averages recomputed here, all correct; stopped delivering in 1 exchange",
         "link      direct, home network, 3.1 ms; 12.0 kB/s to it, 2.0 kB/s from it",
         "its line  5.0 MB/s up, 20.0 MB/s down, by its own measurements",
         "seen      alive, heard 1 s ago; known for 2 h 5 min; version 0.1",
@@ -610,10 +627,10 @@ def test_a_run_that_learns_from_rollouts_shows_rewards_first_and_no_loss_of_a_te
         counted = ev.RolloutsCounted(number, number / 4, 2, 160, {OTHER: 9}, 0, [], 16)
         picture.apply(Stamped(float(number), float(number), counted))
     rows = [row.plain for row in training.draw(picture, 98, 12, Look())]
-    assert rows[0].startswith("reward 0.500   loss") and rows[1].startswith("mean reward by round")
+    assert rows[0].startswith("reward 0.500   training loss") and rows[1].startswith("mean reward by round")
     assert not any("held out" in row or "19" in row for row in rows)
     picture.update(status(round=5, run_definition=replace(FACTS, environment="add", warm_rounds=9)))
-    assert "held out 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
+    assert "held-out loss 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
 
 
 def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> None:
@@ -680,18 +697,18 @@ def test_a_peer_alone_is_not_compared_with_a_swarm_of_itself() -> None:
     picture.update(status(swarm=[], members=[ME], busy_share=0.75, run_tokens_per_s=2624.0))
     picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.0, True)))
     said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
-    assert not any("all 1 members" in row or "(all: " in row or "of all trainers" in row for row in said)
+    assert not any("the 1 members" in row or "(all: " in row or "of all trainers" in row for row in said)
     picture.update(status(run_tokens_per_s=2624.0))
     said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
     assert any("of all trainers" in row for row in said)
-    assert any("all 2 members" in row for row in said) and any("(all: " in row for row in said)
+    assert any("the 2 members trained" in row for row in said) and any("(all: " in row for row in said)
 
 
 def test_two_losses_have_two_names() -> None:
     picture = Picture()
     picture.update(status(loss=2.5))
     picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.75, True)))
-    assert "loss 2.750 of the last round, " in training.draw(picture, 78, 9, Look())[0].plain
+    assert "training loss 2.750, " in training.draw(picture, 78, 9, Look())[0].plain
     assert "loss now 2.500" in me.draw(picture, 78, 9, Look())[0].plain
 
 

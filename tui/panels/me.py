@@ -25,6 +25,8 @@ from tui.picture import Picture
 
 TITLE = "Me"
 LABEL = 10
+ADDRESS = 200
+"""Characters of an address; more have no use."""
 ROLES = {"trainer": "trainers", "rollout": "rollout peers", "validator": "validators"}
 
 
@@ -52,8 +54,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", trainer_line(status)),
         ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
-        ("rounds", rounds_line(status)),
-        ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
+        ("committed", rounds_line(status)),
+        ("listening", ", ".join(clean(address, ADDRESS) for address in status.addresses) or "-"),
         ("others", _reached(status)),
     )
     lines = [each for label, text in rows for each in hanging(label, text, width, LABEL)]
@@ -72,6 +74,6 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
 
 def _reached(status: PeerStatus) -> str:
     """Say whether other peers can reach this peer, and at which addresses."""
-    there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
+    there = [clean(address, ADDRESS) for address, verdict in status.reachability.items() if verdict == "reachable"]
     words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
     return words.get(status.reachable, "were not asked yet if they can reach this peer")

@@ -84,8 +84,8 @@ def _head(picture: Picture) -> str:
         rate = told.generated_tokens_per_s if told is not None else tally.generated_tokens / max(1e-3, tally.generating_s)
         made = told.generated if told is not None else tally.generated
         learned = told.accepted_tokens if told is not None else tally.accepted_tokens
-        did = f"{many(made, 'batch', 'batches')}, {amount(rate)} tokens/s"
-        return f"{text}   {did}; learned from {amount(learned)}"
+        did = f"{many(made, 'batch', 'batches')} made at {amount(rate)} tokens/s"
+        return f"{text}   {did}, {amount(learned)} tokens learned from"
     if role == "validator":
         speed = f", {told.verified_per_s:.1f} rollouts/s" if told is not None else ""
         judged = told.accepted + told.rejected if told is not None else tally.judged

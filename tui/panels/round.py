@@ -104,7 +104,8 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
     marks = {part: f"{CELLS[part][not look.unicode]} " if room else "" for part in PARTS}
     heads = [f"{marks[part]}{part.upper()}".rjust(columns) for part, columns in COLUMNS.items()]
     titles = ["ROUND".ljust(ROUND), *heads, "BUSY".rjust(BUSY), "MEMBERS".rjust(MEMBERS) if has_members else ""]
-    lines = [line((fit(_utilisation(status), width), STRONG))] if height >= SUMMARY_FROM else []
+    summary = paragraph(_utilisation(status), width, STRONG)
+    lines = summary if height >= SUMMARY_FROM + len(summary) - 1 else []
     lines.append(line((fit("".join(titles), width), FAINT)))
     shown = look.window(len(rounds), height - len(lines))
     if not shown:
@@ -116,11 +117,10 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
 def _utilisation(status: PeerStatus) -> str:
     """Say which share of the time this peer and the swarm compute."""
     swarm = swarm_busy(status) if len(status.members) > 1 else None  # of one member the first share tells it
-    mine = f"{100 * status.busy_share:.0f} % of the last hour" if status.busy_share is not None else ""
+    mine = f"this peer trained {100 * status.busy_share:.0f} % of the last hour" if status.busy_share is not None else ""
     count = len(status.members)
-    all_of_us = f"all {count} members {100 * swarm:.0f} % of the last round" if swarm is not None else ""
-    told = ", ".join(each for each in (f"trained {mine}" if mine else "", all_of_us) if each)
-    return f"{told}; seconds:" if told else "rounds in seconds:"
+    all_of_us = f"the {count} members trained {100 * swarm:.0f} % of the last round" if swarm is not None else ""
+    return ", ".join(each for each in ("times in seconds", mine, all_of_us) if each)
 
 
 def _times(told: RoundPicture, longest: float, width: int, room: int, look: Look) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, pad, roughly, short, votes_line, wrapped
+from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, many, pad, roughly, short, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, hanging, line
 from tui.picture import Picture
@@ -42,10 +42,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, str]]:
     read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
-    rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "-")]
+    rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "not known yet")]
     if facts is not None:
         start = "the weights of a folder" if facts.begins_with_weights else "from scratch"
-        shape = f"{facts.layers} layers of {facts.dim}"
+        shape = f"{many(facts.layers, 'layer')} of {facts.dim}"
         model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]

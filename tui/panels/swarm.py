@@ -154,7 +154,8 @@ def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
         ("peer", f"{clean(known.name, 40)}  {known.peer}"),
         (
             "work",
-            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {claimed_pace(known)}; {many(known.round, 'round')}{steps}",
+            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {claimed_pace(known)}; "
+            f"after {many(known.round, 'round')}{steps}",
         ),
         ("counted", _counted(known, picture)),
         ("audits", _audited(known.peer, picture)),
@@ -187,7 +188,7 @@ def _audited(peer: str, picture: Picture) -> str:
     verdicts = Counter(batch.verdict for batch in batches)
     told = [
         f"! set aside: {clean(aside[-1].reason, 100)}" if aside else "",
-        f"{many(known.right, 'average')} recomputed here, all right" if known.right else "",
+        f"{many(known.right, 'average')} recomputed here, all correct" if known.right else "",
         f"{verdicts[ACCEPTED]} of the last {many(len(batches), 'batch', 'batches')} accepted, {verdicts[REJECTED]} rejected"
         if batches
         else "",

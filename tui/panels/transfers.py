@@ -23,9 +23,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         _rate("down", [down for _, down in picture.rates], status.down_bytes, width, look),
     ]
     if status.block_bytes:
-        lines += paragraph(f"Blocks: {blocks_by_origin(status.block_bytes)}", width)
+        lines += paragraph(f"Data read: {blocks_by_origin(status.block_bytes)}", width)
     if status.copies is not None:
-        lines += paragraph(f"Copies: {copies(status.copies)}", width)
+        lines += paragraph(f"Copies of the data: {copies(status.copies)}", width)
     blobs = list[Text]()
     for told in reversed(picture.coming.values()):
         cells = chunk_map(told.chunks, width)
