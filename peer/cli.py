@@ -89,12 +89,44 @@ def nearest(word: str, commands: Sequence[str], program: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Order of the commands in the help.
+
+
+GROUPS = (
+    ("take part", "join status watch chat leave finish pause resume config"),
+    ("look back, and share", "runs ledger rollouts replay page track export"),
+    ("organise a run", "run data tasks simulate"),
+    ("this computer", "demo doctor bench id completion"),
+    ("models", "eval merge weights"),
+)
+"""Heading and commands of each group; a test sees to it that every command is in one of them."""
+ORDER = " ".join(names for _, names in GROUPS).split()
+
+
+class GroupedHelp(argparse.HelpFormatter):
+    """Help that lists the commands in groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        known = {each.dest: each for each in action._get_subactions()}
+        text = ""
+        for heading, names in GROUPS:
+            self._indent()
+            commands = "".join(super(GroupedHelp, self)._format_action(known[name]) for name in names.split())
+            self._dedent()
+            text += f"\n{' ' * self._current_indent}{heading}:\n{commands}"
+        return text
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; every module in `peer.commands` adds a part."""
     parser = CommandParser(
         prog="peer",
+        formatter_class=GroupedHelp,
         description="Train a language model together with others.",
         epilog="`peer join` without an invitation joins the demo run.  docs/reference/commands.md lists the exit codes.",
     )
@@ -105,6 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in pkgutil.iter_modules(peer.commands.__path__):
         importlib.import_module(f"peer.commands.{module.name}").register(subparsers)
+    subparsers._choices_actions.sort(key=lambda command: ORDER.index(command.dest))
     return parser
 
 
@@ -164,7 +197,9 @@ def _complain(text: str) -> None:
 
 def explain(error: Exception) -> PeerError:
     """Return the sentence and exit code for `error`; the sentence for an unforeseen error says how to see its traceback."""
-    from peer.console.problems import known_problem
+    if isinstance(error, PeerError):
+        return error
+    from peer.console.problems import known_problem  # slow: only for errors of what has loaded its modules already
 
     known = known_problem(error)
     return known or PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")

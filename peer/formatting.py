@@ -16,7 +16,7 @@ from protocol.short_id import short_id
 from protocol.team import INVISIBLE, MOST_MARKS
 
 if TYPE_CHECKING:
-    from protocol.events.status import GpuStatus, PeerStatus, RunDefinition, SwarmPeer
+    from protocol.events.status import ContributionStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -219,7 +219,10 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     """Format a number, such as a loss; "-" if there is none yet."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    if value is None or not math.isfinite(value):
+        return "-"
+    text = f"{value:.{digits}f}"
+    return text if float(text) else text.removeprefix("-")
 
 
 def trainer_line(status: PeerStatus) -> str:
@@ -227,7 +230,8 @@ def trainer_line(status: PeerStatus) -> str:
     if not status.trainer_pid:
         return "none now"
     device = [clean(status.device, 40)] if status.device else []
-    speed = [f"{100 * status.mfu:.0f} % MFU"] if status.mfu is not None else []
+    on_gpu = not status.device.startswith("cpu")  # the measured speed of a processor with other programs says little
+    speed = [f"{100 * status.mfu:.0f} % of the GPU's speed (MFU)"] if status.mfu is not None and on_gpu else []
     busy = [f"trained {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
     energy = [f"{1000 * status.joules_per_token:.1f} mJ a token"] if status.joules_per_token is not None else []
     return ", ".join([*device, *speed, *energy, *busy, f"process {status.trainer_pid}"])
@@ -280,8 +284,15 @@ def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
     days = f", {given.days} days in a row" if given.days > 1 else ""
     return [
         ("given", f"{amount(given.tokens_today)} tokens today, {amount(given.tokens)} in all{place}"),
-        ("counted", f"{given.rounds} of {many(status.round, 'round')}, the last {given.streak} in a row{days}"),
+        ("counted", f"{_counted(given, status.round)}{days}"),
     ]
+
+
+def _counted(given: ContributionStatus, rounds: int) -> str:
+    """Say in which rounds the peer's work counts; a peer that makes rollouts is a member of no round."""
+    if given.streak > given.rounds:
+        return f"the last {many(given.streak, 'round')} in a row"
+    return f"{given.rounds} of {many(rounds, 'round')}, the last {given.streak} in a row"
 
 
 def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
@@ -395,7 +406,7 @@ def goal_amount(status: PeerStatus) -> str:
 def goal_line(status: PeerStatus) -> str:
     """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:
-        return "-"
+        return "not known yet"
     text = goal_amount(status)
     if status.run_ended:
         return f"{text}; the run has ended, and `peer export FOLDER` writes its final state"

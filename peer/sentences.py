@@ -223,7 +223,7 @@ BLOCK_ORIGINS = {
     "peer": "from peers",
     "seed": "from seeds",
     "mirror": "from mirrors",
-    "disk": "that were here",
+    "disk": "from this disk",
     "copy": "to keep for others",
 }
 
@@ -341,12 +341,12 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: voted"
         case ev.RoundsConfirmed(confirmed, _):
             return f"{many(confirmed, 'provisional round')} confirmed by the peers that had been away: final now"
-        case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
+        case ev.RoundCommitted(round, _, members, tokens, loss, mine):
             part = "" if mine else ", without us"
             which = f"{fragment}," if (fragment := of_fragment(event.fragment, event.fragments)) else ""
             return (
                 f"round {round}{which} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
-                f"loss {number(loss)}, tip {tip[:8]}"
+                f"training loss {number(loss)}"
             )
         case ev.RunEnded(rounds, tokens, unit, total, _):
             goal = f"{amount(total)} tokens" if unit == "tokens" else many(total, "round")

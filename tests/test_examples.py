@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +83,29 @@ def test_the_list_of_examples_has_all() -> None:
         assert f"[{path.name}]({path.name})" in listed
 
 
+COMMENTS = {path.name: path.read_text() for path in sorted(EXAMPLES.glob("*.toml"))}
+
+
+@pytest.mark.parametrize("name", COMMENTS)
+def test_the_commands_in_an_example_save_where_it_looks(name: str) -> None:
+    """They are all typed in one folder, above that of the examples, as the paths of the others are."""
+    text = COMMENTS[name]
+    for folder in re.findall(r"--local-dir (\S+)", text):
+        assert folder.startswith("examples/") and f'from = "{folder.removeprefix("examples/")}"' in text
+    commands = re.findall(r"^#   ((?:hf|peer) .*)$", text, re.MULTILINE)
+    assert ("folder above this one" in text) == bool(commands)
+    assert all("examples/" in command for command in commands if "INVITATION --role" not in command)
+
+
+@pytest.mark.parametrize("name", [name for name, text in COMMENTS.items() if "[rl]" not in text])
+def test_the_comment_of_an_example_tells_its_size_and_what_it_reads(name: str) -> None:
+    manifest, head = sketch_run_file(EXAMPLES / name, ME.peer_id), COMMENTS[name].partition("\nname =")[0]
+    for number, unit in re.findall(r"([0-9.]+)([MB]) parameters", head):
+        assert float(number) * {"M": 1e6, "B": 1e9}[unit] == pytest.approx(manifest.parameters, rel=0.03)
+    data = tomllib.loads(COMMENTS[name]).get("data", {})
+    assert ("source of this program" in head) == ("from" not in data and "sources" not in data)
+
+
 SIZES = {"llama-150m": 150e6, "llama-1b": 1e9, "llama-8b": 8e9, "intellect-1": 10e9}
 """Named sizes; the smaller two are counted without embedding and output weights."""
 
@@ -90,8 +115,8 @@ def test_a_named_size_says_what_it_needs_before_its_data_is_read(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = EXAMPLES / f"{name}.toml"
-    assert main(["run", "show", str(path), "--data-dir", str(tmp_path)]) == 0
-    said = dict(line[2:].split(None, 1) for line in capsys.readouterr().out.splitlines()[:5])
+    assert main(["run", "show", "--all", str(path), "--data-dir", str(tmp_path)]) == 0
+    said = dict(line.removeprefix("# ").split("  ", 1) for line in capsys.readouterr().out.splitlines()[:5])
     model = sketch_run_file(path, ME.peer_id).model
     ends = 2 * model.vocab * model.dim if SIZES[name] < 8e9 else 0
     assert int(said["model"].split()[0]) - ends == pytest.approx(SIZES[name], rel=0.15)

@@ -91,6 +91,23 @@ def test_help_loads_nothing_but_the_command_line() -> None:
     assert loaded_by("import peer.cli; peer.cli.build_parser()") == {"peer"}
 
 
+WORDS = (
+    "missing.toml",
+    "missing",
+    "abc",
+    "00000000",
+    "https://example.org/run.toml",
+    "mh1" + "2" * 100,
+    "12D3KooW" + "a" * 44,
+)
+
+
+@pytest.mark.parametrize("command", (["run", "show"], ["run", "create"], ["join"], ["simulate"]), ids=" ".join)
+def test_a_word_that_names_no_run_is_refused_before_anything_slow_is_loaded(command: list[str]) -> None:
+    refused = f"import peer.cli; assert {{peer.cli.main([*{command}, word]) for word in {WORDS}}} == {{3}}"
+    assert loaded_by(refused) <= {"peer", "protocol", "msgpack", "base58", "blake3", "platformdirs"}
+
+
 def test_a_terminal_interface_starts_from_little() -> None:
     needed = "import tui, peer.control.client, protocol.events.events, protocol.events.status, protocol.version"
     assert loaded_by(needed) == {"tui", "peer", "protocol", "msgpack"}

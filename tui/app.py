@@ -344,14 +344,17 @@ class PeerApp(App[None]):
         self.theme = OTHER_SHADE[self.theme]
 
     def action_pause(self) -> None:
-        """Pause the peer, or resume it after a pause."""
+        """Pause the peer, if the person confirms; resume it after a pause."""
         status = self.picture.status
-        resumes = status is not None and status.why_idle == "paused"
-        self._ask("resume" if resumes else "pause", "the peer is running again" if resumes else "paused; press p to resume")
+        if status is not None and status.why_idle == "paused":
+            self._ask("resume", "the peer is running again")
+        else:
+            self._confirm("Pause the peer until p is pressed again?", "pause", "paused; press p to resume")
 
     def action_pause_for(self, seconds: int) -> None:
-        """Pause the peer for this many seconds."""
-        self._ask("pause", f"paused for {duration(seconds)}", seconds=seconds)
+        """Pause the peer for this many seconds, if the person confirms."""
+        for_so_long = duration(seconds)
+        self._confirm(f"Pause the peer for {for_so_long}?", "pause", f"paused for {for_so_long}", seconds=seconds)
 
     def action_finish(self) -> None:
         """Stop the peer when the round is complete, if the person confirms."""
@@ -361,10 +364,10 @@ class PeerApp(App[None]):
         """Stop the peer now, if the person confirms."""
         self._confirm("Say goodbye and stop the peer now?", "leave", "the peer is stopping")
 
-    def _confirm(self, question: str, command: str, done: str) -> None:
+    def _confirm(self, question: str, command: str, done: str, **fields: Any) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self._ask(command, done)
+                self._ask(command, done, **fields)
 
         self.push_screen(Confirm(question), answered)
 

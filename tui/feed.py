@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
+from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped, StillStarting
 from peer.control.curves import RunCurves
 from protocol.events.status import PeerStatus
 from tui.contributions import Contributions
@@ -104,6 +104,8 @@ class Feed:
                         self._waiting.append(stamped)
                         self._newest = max(self._newest, stamped.at)
                     reason = stream.end
+            except StillStarting:
+                reason = STARTING
             except NotRunning as error:
                 reason = STARTING if self._is_starting else error.with_remedy
             except (ControlError, OSError) as error:

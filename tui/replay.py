@@ -225,13 +225,9 @@ class ReplayView(PeerApp):
         self._player.faster(steps)
         self._draw_scrubber()
 
-    def action_finish(self) -> None:
+    def _confirm(self, question: str, command: str, done: str, **fields: Any) -> None:
         """Say that a recording accepts no commands."""
-        self._ask("finish", "")
-
-    def action_leave(self) -> None:
-        """Say that a recording accepts no commands."""
-        self._ask("leave", "")
+        self._ask(command, done)
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
         """Say that a recording accepts no commands."""

@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.events import Key
 from textual.geometry import Region
 from textual.screen import ModalScreen
 from textual.strip import Strip
@@ -26,13 +27,14 @@ from tui.picture import Picture
 
 
 KEYS = """\
-1 to 9    one panel alone (7 run, 8 rollouts, 9 samples); again or 0: all
+1 to 9    one panel alone (8 rollouts, 9 samples); again or 0: all
 Tab       the next panel; with Shift the one before
 up, down  scroll (also page up, page down, home)
 z         zoom of the curves        u  curves by tokens or by time
 s         sort the swarm            l  filter the log
 /         find peers; in the swarm alone up and down choose one
-p         pause; p again resumes    P  pause for an hour
+p         pause, after a question; p again resumes
+P         pause for an hour, after a question
 c         controls: settings that take effect at once
 f         finish this round, then stop the peer
 x         say goodbye and stop the peer
@@ -104,9 +106,12 @@ class Help(ModalScreen[None]):
 
 
 class Confirm(ModalScreen[bool]):
-    """Question answered with yes or no; Escape, q and Enter mean no."""
+    """Question answered by typing `YES`; any other key means no.
 
-    BINDINGS = [Binding("y", "answer(True)", "yes"), Binding("n,escape,q,enter", "answer(False)", "no")]
+    One letter would not do: who types "python" for another program has typed `p` and `y`.
+    """
+
+    YES = "yes"
     DEFAULT_CSS = """
     Confirm { align: center middle; }
     Confirm Vertical { width: 64; height: auto; border: round $warning; background: $surface; padding: 0 1; }
@@ -115,16 +120,25 @@ class Confirm(ModalScreen[bool]):
     def __init__(self, question: str) -> None:
         super().__init__()
         self._question = question
+        self._typed = ""
 
     def compose(self) -> ComposeResult:
         """Lay out one box."""
         with Vertical():
             yield Static(self._question, markup=False)
-            yield Static("y  yes        n  no", markup=False)
+            yield Static(self._answer(), id="answer", markup=False)
 
-    def action_answer(self, yes: bool) -> None:
-        """Close the dialog and return the answer to its caller."""
-        self.dismiss(yes)
+    def _answer(self) -> str:
+        return f"{self._typed or f'type {self.YES}':<10}any other key: no"
+
+    def on_key(self, event: Key) -> None:
+        """Take a letter of the answer; close the dialog, and return the answer to its caller, once it is known."""
+        event.stop()
+        self._typed += event.key
+        if self._typed == self.YES or not self.YES.startswith(self._typed):
+            self.dismiss(self._typed == self.YES)
+        else:
+            self.query_one("#answer", Static).update(self._answer())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -135,15 +149,17 @@ class Confirm(ModalScreen[bool]):
 
 Ask = Callable[..., Mapping[str, Any]]
 """Function that sends the peer a command by name, with fields, and blocks.  Raises ControlError, OSError."""
-WIDTH = 74
+WIDTH, SHOWN = 74, 24
+"""Columns of a line of the dialog, and of a value in it."""
 LIST_KEYS = "Enter changes a setting   Escape closes"
-INPUT_KEYS = "Enter saves it, empty for the default   Escape cancels"
+INPUT_KEYS = "Enter saves it, empty for the default   Escape closes without a change"
+ASKING = "asking the peer …"
 
 
 class ControlsDialog(ModalScreen[None]):
     """Dialog that lists the settings and edits one.  ask: sends the peer a command; called in threads."""
 
-    BINDINGS = [Binding("escape", "back", "back"), Binding("q,c", "close", "close")]
+    BINDINGS = [Binding("escape,q,c", "close", "close")]
     DEFAULT_CSS = """
     ControlsDialog { align: center middle; }
     ControlsDialog Vertical { width: 78; height: auto; border: round $accent; background: $surface; padding: 0 1; }
@@ -165,7 +181,7 @@ class ControlsDialog(ModalScreen[None]):
             yield OptionList(id="settings", markup=False)
             yield Static("", id="meaning", markup=False)
             yield Input(id="value", max_length=200, select_on_focus=True)
-            yield Static("", id="said", markup=False)
+            yield Static(ASKING, id="said", markup=False)
             yield Static(LIST_KEYS, id="typing", markup=False)
 
     def on_mount(self) -> None:
@@ -201,6 +217,7 @@ class ControlsDialog(ModalScreen[None]):
         options.add_options(Option(Text(self._row(each))) for each in known)
         options.highlighted = min(place, len(known) - 1) if known else None
         written = answer.get("written")
+        self._say("")
         if changed:
             self._say(f"changed, and written to {written}" if written else "changed until the peer stops")
             self._choose(typing=False)
@@ -208,7 +225,7 @@ class ControlsDialog(ModalScreen[None]):
     @staticmethod
     def _row(each: Mapping[str, Any]) -> str:
         name, shown, source = (clean(str(each.get(key) or ""), 100) for key in ("name", "shown", "source"))
-        return f"{name:<20}{fit(shown or '-', 24):<26}{fit(source.rpartition('/')[2], WIDTH - 47)}"
+        return f"{name:<20}{fit(shown or '-', SHOWN):<26}{fit(source.rpartition('/')[2], WIDTH - 47)}"
 
     def _say(self, text: str) -> None:
         if self.is_attached:
@@ -218,8 +235,10 @@ class ControlsDialog(ModalScreen[None]):
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show the meaning of the highlighted setting."""
-        meaning = clean(str(self._settings[event.option_index].get("meaning") or ""), 200)
-        self.query_one("#meaning", Static).update(meaning)
+        chosen = self._settings[event.option_index]
+        meaning, shown = (clean(str(chosen.get(key) or ""), 200) for key in ("meaning", "shown"))
+        whole = f"; now {shown}" if len(shown) > SHOWN else ""
+        self.query_one("#meaning", Static).update(meaning + whole)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Open the input line with the value of the chosen setting."""
@@ -232,6 +251,7 @@ class ControlsDialog(ModalScreen[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Send the new value to the peer."""
         text = event.value.strip()
+        self._say(ASKING)
         self._in_a_thread("set", name=str(self._chosen.get("name")), value=text or None, keep=True)
 
     def _choose(self, *, typing: bool) -> None:
@@ -239,13 +259,6 @@ class ControlsDialog(ModalScreen[None]):
         self.set_class(typing, "typing")
         self.query_one("#typing", Static).update(INPUT_KEYS if typing else LIST_KEYS)
         (self.query_one(Input) if typing else self.query_one(OptionList)).focus()
-
-    def action_back(self) -> None:
-        """Go back from the value to the list, or from the list to the panels."""
-        if self.has_class("typing"):
-            self._choose(typing=False)
-        else:
-            self.dismiss()
 
     def action_close(self) -> None:
         """Go back to the panels."""

@@ -27,6 +27,7 @@ def register(subparsers: Subparsers) -> None:
 def _folder(root: Path, wanted: str | None) -> Path:
     """Return the folder of the run with this ID prefix; without a prefix, of the running run, else of the latest."""
     from peer.control.client import ControlClient, ControlError, NotRunning
+    from peer.joining.run_word import ambiguous
 
     runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:
@@ -41,7 +42,7 @@ def _folder(root: Path, wanted: str | None) -> Path:
         except ControlError as error:
             raise PeerError(str(error)) from error
     elif len(runs) > 1:
-        raise PeerError(f"{len(runs)} runs begin with {wanted}; give more of the run ID", ExitCode.INPUT)
+        raise ambiguous(wanted, [path.name for path in runs])
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 

@@ -93,12 +93,20 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Choose the run, lock the identity, and run the peer; on a terminal, start the interface, which runs this again."""
+    from peer.joining.run_word import check_word
     from peer.paths import data_dir
 
+    if word := _word(args):
+        check_word(word, data_dir(args.data_dir))  # while the terminal is still the shell's
     if _wants_interface(args):
         _ask_before_founding(args, data_dir(args.data_dir))
         become_interface(ChildKind.SAME_PROGRAM, str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
     return _live(args)
+
+
+def _word(args: argparse.Namespace) -> str:
+    """Return the word that names the run, which a shell may have split; empty for the demo run."""
+    return " ".join(args.what) or os.environ.get("PEER_RUN", "")
 
 
 def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
@@ -107,7 +115,7 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
     A headless peer cannot ask: it founds the run, and reports the other runs until its run has a record.  Raises PeerError
     if the person says no.
     """
-    word = " ".join(args.what)
+    word = _word(args)
     if not word.endswith(".toml") or not os.path.isfile(word):
         return
     from peer.discovery.mdns import find_twins, founded
@@ -161,7 +169,7 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
     from peer.settings.file import keep_name
 
     identity = load_or_create_identity(folder)
-    choice = choose(" ".join(args.what) or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
+    choice = choose(_word(args) or None, folder, identity.peer_id)
     settings = _settings(args, folder)
     _log_to(folder)
 

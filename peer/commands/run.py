@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from peer.commands import add_command, add_group, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peer.commands import Subparsers
     from peer.joining.purpose import Speed
     from protocol.run.invitation import Anchor, Invitation
@@ -45,10 +48,18 @@ def register(subparsers: Subparsers) -> None:
         "show",
         "describe a run file, a manifest or an invitation",
         run_show,
-        epilog="It prints the organiser's words about the run, its model, data, learning rate, end and organiser, and a "
-        "token's role, peer or uses, and expiry.  The peers of an invitation are asked for its manifest, for up to 20 s.",
+        epilog="It prints a page: the organiser's words about the run, its model, needs, data, learning rate, end, votes "
+        "and organiser, and a token's role, peer or uses, and expiry.  The peers of an invitation are asked for "
+        "its manifest, for up to 20 s.",
     )
-    show.add_argument("what", metavar="WHAT", help="a run file, a manifest, an invitation or a run ID")
+    show.add_argument(
+        "what", metavar="WHAT", nargs="+", help="a run file, a manifest, an invitation or a run ID (its first 8 digits)"
+    )
+    show.add_argument(
+        "--all",
+        action="store_true",
+        help="print every field with its meaning, as a run file; the description is its comments",
+    )
 
     invite = add_command(
         group,
@@ -101,13 +112,17 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
+    from peer.joining.run_word import check_word
+    from peer.paths import data_dir
+
+    check_word(args.file, data_dir(args.data_dir))  # before the slow imports
+
     from peer.files import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import friends_line, token_for_friends
     from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
-    from peer.paths import data_dir
     from peer.resources.needs import need_lines
     from protocol.run.manifest import Admission
     from protocol.wire.identity import Identity, PeerId
@@ -116,7 +131,7 @@ def run_create(args: argparse.Namespace) -> int:
     remarks: list[str] = []
     signed = create_run(Path(args.file), data, lambda what, about: remarks.append(f"{what:<12}{about}"))
     manifest = signed.manifest
-    addresses, _ = _addresses(args, signed.run, PeerId(manifest.organiser), data)
+    addresses, _, warnings = _addresses(args, signed.run, PeerId(manifest.organiser), data)
     if args.out:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
@@ -126,19 +141,24 @@ def run_create(args: argparse.Namespace) -> int:
         print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
-    for warning in (unusual_data(manifest), often_read(manifest)):
-        if warning:
-            print(f"peer: {warning}", file=sys.stderr, flush=True)
     if stay := _stay_sentence(signed, data):
         print(stay)
     if manifest.admission is not Admission.INVITE:
         print("invitation")
         print(_invitation(signed, addresses, None))
-        return ExitCode.OK
+        return _warn([unusual_data(manifest), often_read(manifest), *warnings])
     now, key = time.time(), Identity.generate()
     token = token_for_friends(load_or_create_identity(data), signed.run, key, now)
     print(f"{'invitation':<12}{friends_line(now)}")
     print(_invitation(signed, addresses, token, key.seed))
+    return _warn([unusual_data(manifest), often_read(manifest), *warnings])
+
+
+def _warn(warnings: Sequence[str]) -> int:
+    """Print warnings on standard error, behind the result that they are about, and return the exit code of success."""
+    sys.stdout.flush()
+    for each in filter(None, warnings):
+        print(f"peer: {each}", file=sys.stderr, flush=True)
     return ExitCode.OK
 
 
@@ -169,34 +189,60 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print a run as a run file, with its ID and the invitation's additions as comments."""
-    from peer.joining.lobby import ask_for_manifest
-    from peer.joining.run_source import checked_run, find_run, stored_manifest, unbuilt
+    """Print a page about a run, or with --all every field as a run file, with the page as comments."""
+    from peer.joining.run_word import check_word
     from peer.paths import data_dir
+
+    data, word = data_dir(args.data_dir), " ".join(args.what)
+    check_word(word, data)  # before the slow imports
+
+    from peer.joining.run_source import checked_run, find_run, stored_manifest, unbuilt
     from protocol.run.invitation import Invitation
+    from protocol.run.run_file import dump
     from protocol.wire.hashes import Hash
 
-    data = data_dir(args.data_dir)
-    if (sketch := unbuilt(args.what, data)) is not None:
-        _print_needs(sketch)
-        print(f"# The data is not read yet: `peer run create {args.what}` builds its corpora, and says the rest.")
-        print(Path(args.what).read_text(encoding="utf-8"), end="")
+    if (sketch := unbuilt(word, data)) is not None:
+        _print_rows(_needs(sketch, whole=args.all), args)
+        build = f"`peer run create {word}` builds its corpora, and says the rest"
+        _print_rows([("data", f"not read yet: {build}")], args)
+        print(Path(word).read_text(encoding="utf-8") if args.all else MORE, end="")
         return ExitCode.OK
-    if Path(args.what).suffix == ".toml" and Path(args.what).is_file():
-        checked, _ = checked_run(Path(args.what), data, lambda what, about: print(f"# {what:<10}{about}"))
-        _print_manifest(checked, data)
-        return ExitCode.OK
-    found = find_run(args.what, data)
-    if not isinstance(found, Invitation):
-        _print_manifest(found, data)
-        return ExitCode.OK
-    _print_invitation(found)
-    signed = stored_manifest(Hash(found.run), data)
-    if signed is None:
-        print("# The manifest is not on this computer yet; asking the peers above.", flush=True)
-        signed = ask_for_manifest(found)
-    _print_manifest(signed, data)
+    if Path(word).suffix == ".toml" and Path(word).is_file():
+        signed, _ = checked_run(Path(word), data, lambda what, about: _print_rows([(what, about)], args))
+    elif isinstance(found := find_run(word, data), Invitation):
+        _print_rows(_invitation_rows(found), args)
+        stored = stored_manifest(Hash(found.run), data)
+        if stored is None:
+            from peer.joining.lobby import ask_for_manifest
+
+            _print_rows([("asking", "the peers above for the run's manifest, which is not on this computer")], args)
+            stored = ask_for_manifest(found)
+        signed = stored
+    else:
+        signed = found
+    _print_rows(_manifest_rows(signed, data, whole=args.all), args)
+    print(dump(signed.manifest) if args.all else MORE, end="")
     return ExitCode.OK
+
+
+MORE = "`--all` prints every field, as a run file.\n"
+LABEL = 12
+"""Columns of a subject on the page about a run."""
+LEAST_WIDTH = 40
+
+
+def _print_rows(rows: Sequence[tuple[str, str]], args: argparse.Namespace) -> None:
+    """Print subjects with statements: whole in comments or for a program, else wrapped to the width of the terminal."""
+    from peer.formatting import wrapped
+
+    width = max(LEAST_WIDTH, shutil.get_terminal_size().columns - 1) if sys.stdout.isatty() else 0
+    for subject, said in rows:
+        if args.all:
+            print(f"# {subject:<{LABEL}}{said}")
+            continue
+        for place, line in enumerate(wrapped(said, width - LABEL) if width else [said]):
+            print(f"{'' if place else subject:<{LABEL}}{line}")
+    sys.stdout.flush()
 
 
 def run_extend(args: argparse.Namespace) -> int:
@@ -241,21 +287,21 @@ def run_invite(args: argparse.Namespace) -> int:
             f"only the organiser {found.manifest.organiser} can invite; use its data directory with --data-dir",
             ExitCode.IDENTITY,
         )
-    token, key = None, None
+    token, key, untaken = None, None, ""
     if found.manifest.admission is Admission.INVITE:
         key = Identity.generate() if args.bearer else None
         token = _token(args, identity, found.run, guest, key)
     else:
         admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
-        print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
-    addresses, anchor = _addresses(args, found.run, identity.peer_id, data)
+        untaken = f"the run admits {admits}, so the invitation has no token"
+    addresses, anchor, warnings = _addresses(args, found.run, identity.peer_id, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
-    return ExitCode.OK
+    return _warn([untaken, *warnings])
 
 
 def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
     """Return the word that names the run, and the guest's peer ID; either argument may be missing."""
-    from peer.joining.run_source import PEER_ID
+    from peer.joining.run_word import PEER_ID
     from protocol.wire.identity import PeerId
 
     run, guest = args.what, args.peer
@@ -326,8 +372,8 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="name this computer's addresses with this port instead")
 
 
-def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None]:
-    """Return the addresses and the anchor for an invitation; warn if no peer is known to have reached the addresses."""
+def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None, list[str]]:
+    """Return the addresses and the anchor for an invitation, and warnings, as if no peer is known to have reached them."""
     from peer.addresses import local_remark
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
@@ -338,10 +384,7 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
     else:
         found = find_addresses(run, peer, data)
         addresses, anchor, remark = found.addresses, found.anchor, found.remark
-    for each in (remark, local_remark(addresses)):
-        if each:
-            print(f"peer: {each}", file=sys.stderr, flush=True)
-    return addresses, anchor
+    return addresses, anchor, [remark, local_remark(addresses)]
 
 
 def _port(given: int | str) -> int:
@@ -378,36 +421,30 @@ def _invitation(
         ) from error
 
 
-def _print_manifest(signed: SignedManifest, data: Path) -> None:
+def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[tuple[str, str]]:
+    """Return what a person wants to know of a run: (subject, statement).  whole: with what every kind of peer needs."""
     from peer.joining.purpose import purpose_lines, speed_here
     from peer.keyfile import load_identity
-    from protocol.run.run_file import dump
 
     manifest, identity = signed.manifest, load_identity(data)
     speed, now = _as_it_runs(signed.run, data)
     speed = speed or speed_here(manifest, data)
-    print(f"# Run {signed.run.hex()}")
-    _print_needs(manifest)
-    for subject, said in purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else ""):
-        print(f"# {subject:<10}{said}")
-    for line in now:
-        print(f"# {line}")
-    print(dump(manifest), end="")
+    purpose = purpose_lines(manifest, speed, me=identity.peer_id if identity is not None else "")
+    return [("run", signed.run.hex()), *_needs(manifest, whole=whole), *purpose, *now]
 
 
-def _print_needs(manifest: RunManifest) -> None:
+def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
     from peer.formatting import amount
     from peer.joining.purpose import about_lines
     from peer.resources.needs import need_lines
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
-    for subject, said in [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest)]:
-        print(f"# {subject:<10}{said}")
+    return [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest, whole=whole)]
 
 
-def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[str]]:
-    """Return the speed of the run's last round, and lines about its progress and the copies of its data.
+def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, str]]]:
+    """Return the speed of the run's last round, and rows about its progress and the copies of its data.
 
     Both are empty unless the peer of this data directory takes part in it.
     """
@@ -424,19 +461,19 @@ def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[str]]:
         return None, []
     rate = status.run_tokens_per_s
     speed = Speed(rate, "measured in the last round, all members together") if rate else None
-    lines = [f"{'now':<10}{goal_line(status)}"]
+    rows = [("now", goal_line(status))]
     if status.copies is not None:
-        lines.append(f"{'copies':<10}{copies(status.copies)}")
-    return speed, lines
+        rows.append(("copies", copies(status.copies)))
+    return speed, rows
 
 
-def _print_invitation(invitation: Invitation) -> None:
+def _invitation_rows(invitation: Invitation) -> list[tuple[str, str]]:
     from peer.joining.inviting import describe_anchor, describe_token
 
-    print(f"# Invitation to run {invitation.run.hex()}")
-    print(f"# organised by {invitation.organiser}")
-    for address in invitation.addresses:
-        print(f"# first peer {address}")
-    print(f"# {describe_anchor(invitation)}")
-    for line in describe_token(invitation, time.time()):
-        print(f"# {line}")
+    token = describe_token(invitation, time.time())
+    return [
+        ("invites", f"to run {invitation.run.hex()}, {describe_anchor(invitation)}"),
+        ("signed by", invitation.organiser),
+        *(("first peer", address) for address in invitation.addresses),
+        *(("" if place else "token", line) for place, line in enumerate(token)),
+    ]

@@ -51,6 +51,11 @@ def run_simulate(args: argparse.Namespace) -> int:
     import shutil
     import sys
 
+    from peer.joining.run_word import check_word
+    from peer.paths import data_dir
+
+    check_word(args.what, data_dir(args.data_dir))  # before the slow imports
+
     from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
     from peer.joining.purpose import assumed_rate

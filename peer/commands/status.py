@@ -31,14 +31,19 @@ def _register_status(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
+START_S = 30.0
+"""Seconds for which a person waits for the status of a peer that is starting; a program is answered at once."""
+
+
 def run_status(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
     from peer.console.streams import print_json
     from peer.control.client import ControlClient, NotRunning
     from peer.paths import data_dir
 
+    client = ControlClient(data_dir(args.data_dir))
     try:
-        status = ControlClient(data_dir(args.data_dir)).status()
+        status = client.status() if args.json else client.status_once_started(START_S)
     except NotRunning as error:
         if args.json:
             print_json({"running": False, "reason": str(error)})
@@ -57,13 +62,13 @@ def _held_out(status: PeerStatus) -> str:
     """Describe the newest held-out loss, the peer that measured it, and the progress of the next measurement."""
     from peer.formatting import many, naming, number
 
-    text = "held out -"
+    text = "not measured yet on held-out rows"
     if status.eval_loss is not None and status.eval_by is not None:
         source = f"measured by {naming(status.names())(status.eval_by)}"
         if status.eval_members > 1:
             source = f"mean of {status.eval_members} members"
-        text = f"held out {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} ({source})"
-    return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
+        text = f"{number(status.eval_loss)} on held-out rows after {many(status.eval_rounds or 0, 'round')} ({source})"
+    return text if status.eval_percent is None else f"{text}, the next is {status.eval_percent} % measured"
 
 
 def _reachable(status: PeerStatus) -> str:
@@ -134,9 +139,9 @@ def describe_status(status: PeerStatus) -> list[str]:
     ahead = [f"ahead     {steps}"] if status.ahead_inner_steps else []
     skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
-    blocks = [f"blocks    {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
+    blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:
-        blocks.append(f"data      {copies(status.copies)}")
+        blocks.append(f"copies    {copies(status.copies)}")
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
         f"peer      {clean(status.name)} {status.peer}" + (f", team {clean(status.team, 24)}" if status.team else ""),
@@ -148,9 +153,9 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"committed {rounds_line(status)}",
         *([f"votes     {votes}"] if (votes := votes_line(status)) else []),
         *ahead,
-        f"tip       {status.tip[:32] or '-'}",
-        f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
-        f"loss      {number(status.loss)}, {_held_out(status)}",
+        f"record    {f'{status.tip[:32]}, the newest' if status.tip else 'none yet'}",
+        f"state     after {many(status.state_rounds, 'round')}, hash {status.state_digest[:32] or '-'}",
+        f"loss      {'none yet' if status.loss is None else number(status.loss)} in training, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
         *rollouts,
         *skewed,
@@ -160,7 +165,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
         f"reachable {_reachable(status)}",
-        f"members   {_members(status)}, {many(status.peers, 'other peer')} here",
+        f"members   {_members(status)}; {many(status.peers, 'other peer')} in the run now",
     ]
     if status.invite_command:
         lines.append(f"invite    with: {clean(status.invite_command, 500)}")
@@ -179,7 +184,7 @@ def _register_runs(subparsers: Subparsers) -> None:
         "runs",
         "list the runs that this peer has been in",
         run_runs,
-        epilog="`peer join ID` continues one of them, without an invitation; the first digits of the ID suffice.",
+        epilog="`peer join ID` continues one of them, without an invitation; its first 8 digits suffice.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 

@@ -73,12 +73,17 @@ def _watch_here(folder: Path) -> int:
 
 
 def _check_that_a_peer_runs(folder: Path) -> None:
-    from peer.control.client import ControlClient, ControlError
+    """Raise PeerError if no peer runs; the view itself waits for one that is starting."""
+    from peer.control.client import ControlClient, ControlError, NotRunning, StillStarting
 
     try:
         ControlClient(folder).status()
+    except StillStarting:
+        return
+    except NotRunning as error:
+        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
     except ControlError as error:
-        raise PeerError(f"{error}; start it with `peer join`", ExitCode.NOT_RUNNING) from error
+        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
 
 
 def _watch_in_a_browser(address: str | None, folder: Path, port: int) -> int:

@@ -17,7 +17,7 @@ import os
 import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from hmac import compare_digest
 from importlib import import_module
@@ -51,7 +51,9 @@ PAGE = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<title>Manyhands</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="dark light">
+<title>Manyhands: the peer on this computer</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/xterm.css">
 <link rel="stylesheet" href="/view.css">
@@ -74,14 +76,26 @@ if (given) {
 addEventListener("hashchange", () => location.reload());  // the address of a later server
 const secret = sessionStorage.getItem("secret"), terminal = document.getElementById("terminal");
 if (secret) {
-  terminal.dataset.sessionWebsocketUrl = `ws://${location.host}/ws/${encodeURIComponent(secret)}`;
+  const shade = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
+  terminal.dataset.sessionWebsocketUrl = `ws://${location.host}/ws/${encodeURIComponent(secret)}/${shade}`;
+  terminal.dataset.fontSize = Math.max(10, Math.min(16, Math.floor(innerWidth / 48)));  // 80 columns, if they are legible
+  const focus = () => document.querySelector(".xterm-helper-textarea")?.focus();  // it gets the keys
+  const opened = new MutationObserver(() => {
+    if (document.querySelector(".xterm-helper-textarea")) {
+      opened.disconnect();
+      focus();
+    }
+  });
+  opened.observe(terminal, { childList: true, subtree: true });
+  addEventListener("focus", focus);
 } else {
   terminal.remove();  // before textual.js opens its websocket
   document.getElementById("unknown").hidden = false;
 }
 """
 STYLE = """
-body { margin: 0; background: #0c181f; color: #fff; font-family: "Roboto Mono", Menlo, monospace; }
+body { margin: 0; background: #0c181f; color: #fff; font-family: ui-monospace, monospace; }
+@media (prefers-color-scheme: light) { body { background: #fbfaf7; color: #1d2326; } }
 p { margin: 2rem; }
 #closed { display: none; }
 .-closed #closed { display: block; }
@@ -151,7 +165,8 @@ async def application(folder: str, port: int, secret: str, tell: Callable[[str],
         views += 1
         try:
             await socket.prepare(request)
-            await carry(socket, folder, *(cells(request.query.get(name, ""), usual) for name, usual in SIZE))
+            width, height = (cells(request.query.get(name, ""), usual) for name, usual in SIZE)
+            await carry(socket, folder, width, height, SHADES.get(request.match_info.get("shade", ""), {}))
         finally:
             views -= 1
         return socket
@@ -160,7 +175,8 @@ async def application(folder: str, port: int, secret: str, tell: Callable[[str],
         tell(f"{origin}/#{secret}")
 
     made = web.Application(middlewares=[admit])
-    made.router.add_get("/ws/{secret}", open_view)
+    for path in ("/ws/{secret}", "/ws/{secret}/{shade}"):
+        made.router.add_get(path, open_view)
     for path in served:
         made.router.add_get(path, give)
     made.on_startup.append(told)
@@ -171,7 +187,7 @@ def content_policy(port: int) -> str:
     """Return the Content-Security-Policy of the page: it loads files of this server, and opens its websocket."""
     own = f"{HOST}:{port}"
     return (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
         f"connect-src ws://{own} http://{own}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
 
@@ -197,6 +213,11 @@ def files() -> dict[str, tuple[bytes, str]]:
 SIZE = (("width", 80), ("height", 24))
 """Parameters of the websocket's address, with their usual values."""
 DRIVER = {"TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "TEXTUAL_FPS": "60", "TEXTUAL_COLOR_SYSTEM": "truecolor"}
+SHADES = {
+    shade: {"COLORFGBG": colours, "TERM": "xterm-256color", "COLORTERM": "truecolor", "FORCE_COLOR": "1"}
+    for shade, colours in (("dark", "15;0"), ("light", "0;15"))
+}
+"""Variables by which the interface chooses its theme, for each shade that a browser prefers."""
 FIRST_LINE = b"__GANGLION__\n"
 """Line after which the driver writes frames."""
 DATA, META = b"D", b"M"
@@ -207,11 +228,11 @@ def cells(text: str, usual: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 and 0 < int(text) <= MOST_CELLS else usual
 
 
-async def carry(socket: web.WebSocketResponse, folder: str, width: int, height: int) -> None:
-    """Show the peer of this data directory over a websocket until either end closes."""
+async def carry(socket: web.WebSocketResponse, folder: str, width: int, height: int, shade: Mapping[str, str]) -> None:
+    """Show the peer of this data directory over a websocket until either end closes.  shade: of `SHADES`."""
     size = {"COLUMNS": str(width), "ROWS": str(height)}
     words = ["-m", "tui", "--child-of", str(os.getpid()), folder]
-    variables = child_environment(ChildKind.INTERFACE) | DRIVER | size
+    variables = {**child_environment(ChildKind.INTERFACE), **DRIVER, **size, **shade}
     try:
         process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=PIPE, stdout=PIPE, env=variables)
     except OSError as error:

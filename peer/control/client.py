@@ -15,7 +15,8 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_ANSWER_BYTES = 8 << 20
 """Largest frame from the daemon (a ledger or a snapshot of a long run)."""
 ANSWER_TIMEOUT_S = 10.0
+START_POLL_S = 0.5
 LOCK_NAME = "identity.lock"
 CLOCK_SLACK_S = 1.0
 """Seconds of tolerance between the times of processes and of files."""
@@ -220,6 +222,18 @@ class ControlClient:
     def status(self) -> PeerStatus:
         """Return the peer's status.  Raises NotRunning, ControlError."""
         return _status(self.request("status"))
+
+    def status_once_started(self, within_s: float, wait: Callable[[float], None] = time.sleep) -> PeerStatus:
+        """Return the status of a peer that may be starting; ask again until it answers.  Raises as `status` does.
+
+        within_s: seconds until StillStarting is raised.  wait: waits for so many seconds.
+        """
+        for _ in range(max(1, round(within_s / START_POLL_S))):
+            try:
+                return self.status()
+            except StillStarting:
+                wait(START_POLL_S)
+        return self.status()
 
     def events(self) -> EventStream:
         """Subscribe to the events.  Raises NotRunning, ControlError."""

@@ -25,6 +25,7 @@ from protocol.sync.supplies import paths_of
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.device import pick_device
+from trainer.environments.registry import open_named
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.models.llama.initial import initial_parameters
 from trainer.parameters import load
@@ -111,6 +112,7 @@ class Learning:
         assert manifest.rl is not None, "no run with rollouts"
         self._cast, self._versions = {part.name: part for part in cast}, versions
         self._environment, self._warm = manifest.rl.environment, manifest.rl.warm_rounds
+        self._task = solved_task(self._environment)
         self._peers: dict[str, str] = {}
         self._learned: dict[int, tuple[float, int]] = {}
         """Mean reward and number of the rollouts behind a round's contribution, by round."""
@@ -178,7 +180,7 @@ class Learning:
         if round in self._learned and round not in self._rewards:
             self._rewards[round], self._rollouts[round] = self._learned[round]
             reward, rollouts = number(self._rewards[round]), self._rollouts[round]
-            self.news.append(f"version {len(self._rewards)}: reward {reward} ({rollouts} rollouts), {self._batches()}")
+            self.news.append(f"{self._version_words()}: reward {reward} ({rollouts} rollouts), {self._batches()}")
         elif round < self._warm:
             self.news.append(f"warm-up round {round + 1} of {self._warm}, on solved examples")
 
@@ -201,15 +203,21 @@ class Learning:
     def title(self) -> str:
         """See `Aim.title`."""
         cheats = [f"{part.name} cheats" for part in self._cast.values() if part.cheat is not None]
-        return ", ".join([f"{len(self._cast)} peers learn '{self._environment}' from rollouts that others check", *cheats])
+        task = f" (as {self._task})" if self._task else ""
+        who = f"{len(self._cast)} peers learn '{self._environment}'{task} from rollouts that others check"
+        return ", ".join([who, *cheats])
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
         """See `Aim.headline`."""
         if not self._rewards:
             return f"warm-up, {self._committed} of {self._warm} rounds, {duration(seconds)}"
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
-        many = f"version {len(self._rewards)} of {self._versions}"
-        return f"{many}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
+        return f"{self._version_words()}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
+
+    def _version_words(self) -> str:
+        """Return the number of the newest version, and of how many; more than asked for come while a cheat is at large."""
+        made = len(self._rewards)
+        return f"version {made} of {self._versions}" if made <= self._versions else f"version {made}"
 
     def remark(self, name: str) -> str:
         """See `Aim.remark`."""
@@ -317,6 +325,16 @@ class Learning:
 
     def _batches(self) -> str:
         return f"{len(self._accepted)} accepted, {len(self._rejected)} rejected"
+
+
+def solved_task(environment: str) -> str:
+    """Return a problem of an environment with its solution, to show; empty if it needs files or knows no solution."""
+    try:
+        opened = open_named(environment)
+        problem = opened.problem(opened.size // 2)
+        return f"{_shown(problem.prompt)} -> {_shown(opened.solution(problem)[0])}"
+    except ValueError:
+        return ""
 
 
 def _sample(measured: MeasuredState) -> str:

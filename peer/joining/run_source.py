@@ -7,7 +7,6 @@ and `protocol.run.invitation` define their contents.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,51 +18,20 @@ from peer.corpora.inputs import HUB
 from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
+from peer.joining.run_word import ambiguous, check_word, the_run
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
 from peer.weights.brought import Brought, Tell, brought_by, sketched, tell_of_mismatches
-from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
+from protocol.run.invitation import Invitation, read_invitation
+from protocol.run.invitation_text import looks_like_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file, sections_of, sketch_run_file
 from protocol.transport.addresses import announced_addresses
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import HASH_BYTES, Hash
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from trainer.environments.registry import check_named, files_of
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Remedies for words that a person gives as a run although they name something else.
-
-
-MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
-PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
-
-
-def remedy_for(word: str) -> str:
-    """Return what to do instead of giving `word`; "" if `word` may name a run."""
-    shown = "".join(character for character in word if character.isprintable())[:120]
-    if URL.match(word):
-        return (
-            f"{shown} is a web address, and nothing is fetched from the web; download it yourself and give the file, "
-            "or give the invitation (mh1…) that stands there"
-        )
-    if MULTIADDR.match(word):
-        return (
-            f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
-            "printed by `peer status --json` or `peer run invite`"
-        )
-    if HOST_AND_PORT.fullmatch(word):
-        return (
-            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation: there it "
-            f"is printed by `peer run invite --address {shown}`"
-        )
-    if PEER_ID.fullmatch(word):
-        return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"
-    return ""
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Check that the environment of a run with rollouts exists and can read the run's files.
@@ -197,10 +165,9 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     its first 8 or more digits.  founding: the run is about to be joined, so the run file's data is kept in the data
     directory.
     """
+    check_word(word, data)
     if looks_like_invitation(word):
         return read_invitation(word)
-    if remedy := remedy_for(word):
-        raise PeerError(remedy, ExitCode.INPUT)
     path = Path(word)
     if path.suffix == ".toml":
         signed, start = checked_run(path, data)
@@ -209,16 +176,7 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
         return signed
     if path.is_file():
         return read_manifest(path)
-    found = _stored_runs(word, data)
-    if len(found) == 1:
-        return read_manifest(manifest_file(data, found[0]))
-    if found:
-        raise PeerError(f"{len(found)} runs begin with {word}; give more digits of the run ID", ExitCode.INPUT)
-    raise PeerError(
-        f"{word[:80]} is {'a folder' if path.is_dir() else 'not a file'}, not an invitation and not a run that this peer "
-        "knows; check it, or create a run with `peer run create RUN.toml`",
-        ExitCode.INPUT,
-    )
+    return read_manifest(manifest_file(data, bytes.fromhex(the_run(word, data))))
 
 
 def chosen_run(word: str | None, data: Path) -> SignedManifest:
@@ -231,7 +189,7 @@ def chosen_run(word: str | None, data: Path) -> SignedManifest:
     if not runs:
         raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
     if word is not None and len(runs) > 1:
-        raise PeerError(f"{len(runs)} runs begin with {word}; give more of the run ID", ExitCode.INPUT)
+        raise ambiguous(word, [path.name for path in runs])
     return read_manifest(max(runs, key=lambda path: path.stat().st_mtime) / "manifest")
 
 
@@ -262,15 +220,6 @@ def organised_runs(data: Path, organiser: PeerId) -> list[SignedManifest]:
             if signed.manifest.organiser == organiser:
                 found.append(signed)
     return found
-
-
-def _stored_runs(word: str, data: Path) -> list[Hash]:
-    runs = data / "runs"
-    if not 8 <= len(word) <= 2 * HASH_BYTES or not set(word) <= set("0123456789abcdef") or not runs.is_dir():
-        return []
-    names = [folder.name for folder in runs.iterdir() if len(folder.name) == 2 * HASH_BYTES]
-    found = [Hash(bytes.fromhex(name)) for name in names if name.startswith(word)]
-    return [run for run in found if manifest_file(data, run).is_file()]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

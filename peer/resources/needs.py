@@ -20,12 +20,16 @@ FULL = 0.9
 """Share of a GPU's memory that a trainer can use."""
 
 
-def need_lines(manifest: RunManifest) -> list[tuple[str, str]]:
-    """Return what a run needs: (subject, statement)."""
+def need_lines(manifest: RunManifest, *, whole: bool = True) -> list[tuple[str, str]]:
+    """Return what a run needs: (subject, statement).
+
+    whole: with the memory of each kind of peer, and the GPUs that will do even if the smallest of `GPU_SIZES` does.
+    """
+    any_gpu = memory_need(manifest, setup=TrainerSetup("cuda")).gpu <= FULL * GPU_SIZES[0] * 1e9
     return [
-        ("requires", f"of those who train: {training_needs(manifest)}"),
-        ("memory", _memory(manifest)),
-        ("GPUs", _gpus(manifest)),
+        ("to train", training_needs(manifest)),
+        *([("memory", _memory(manifest))] if whole else []),
+        *([("GPUs", _gpus(manifest))] if whole or not any_gpu else []),
         ("a round", _round(manifest)),
     ]
 
@@ -66,5 +70,5 @@ def _gpus(manifest: RunManifest) -> str:
 def _round(manifest: RunManifest) -> str:
     """Describe the bytes that a member of a round sends and receives, and the time that they take."""
     sent = (MEMBERS - 1) / MEMBERS * manifest.layouts.exchanged_bytes
-    times = [f"{duration(8 * sent / (line * 1e6))} at {line} Mbit/s" for line in LINES]
+    times = [f"{duration(8 * sent / (line * 1e6))} at {line}{' Mbit/s' * (line == LINES[0])}" for line in LINES]
     return f"{size(sent)} up and as much down for each of {MEMBERS} members: {', '.join(times)}"

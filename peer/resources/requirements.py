@@ -79,13 +79,14 @@ def training_needs(manifest: RunManifest) -> str:
     if not stated.memory_gb and stated.gpu_gb:
         derived.append(f"{size(on_gpu.host)} of memory")
     elif not stated.memory_gb:
-        derived.append(f"{size(on_cpu.host)} of memory, or {size(on_gpu.host)} and {size(on_gpu.gpu)} of a GPU's")
+        on_a_gpu = f"{size(on_gpu.gpu)} of a GPU's and {size(on_gpu.host)} of the computer's"
+        derived.append(f"{size(on_cpu.host)} of memory on a CPU, or {on_a_gpu}")
     elif not stated.gpu_gb:
         derived.append(f"{size(on_gpu.gpu)} of a GPU's memory if there is one")
     if not stated.disk_gb:
         derived.append(f"{size(STATES_ON_DISK * manifest.stored_bytes)} on disk")
     parts = [required(stated), f"about {', '.join(derived)}" if derived else ""]
-    return "; by its model ".join(part for part in parts if part)
+    return "; its model needs ".join(part for part in parts if part)
 
 
 def requirement_problem(manifest: RunManifest, role: Role, computer: Computer) -> str:

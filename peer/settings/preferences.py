@@ -201,7 +201,7 @@ class Preferences:
     )
     max_down: float | None = _setting(
         None,
-        "limit on the total download rate, in the same form",
+        "limit on the total download rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
         _RATE,
         ("--down-limit",),
         live=True,

@@ -81,7 +81,7 @@ def test_an_ended_run_serves_newcomers_survives_a_kill_and_is_extended(tmp_path:
         organiser = swarm.peer("organiser", str(swarm.run_file)).start()
         swarm.until("it waits for others", lambda: organiser.heard(ev.PhaseChanged))
         invitation = organiser.status()["invitation"]
-        told = swarm.command(swarm.place("curious"), "run", "show", invitation)
+        told = swarm.command(swarm.place("curious"), "run", "show", "--all", invitation)
         assert "3 rounds" in told and "total_rounds = 3" in told, told
         other = swarm.peer("other", invitation).start()
         swarm.until("the final record", lambda: 2 in other.commits)

@@ -34,7 +34,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
             assert "kitchen" in terminal.until("COMPUTING")
             large.until("kitchen")
             assert "6 Me" in large.until("4 Transfers"), "all panels, once the terminal told its size"
-            terminal.type("p")
+            terminal.type("p", *"yes")
             swarm.until("the pause", lambda: first.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
             large.until("PAUSED paused by you")
@@ -43,7 +43,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
             terminal.type("q")
             terminal.until_ended()
             assert first.up, "closing a view never stops the peer"
-            large.type("x", "y")
+            large.type("x", *"yes")
             large.until("the peer stopped: ")
             assert first.wait() == 0
             large.type("C-c")
@@ -56,7 +56,7 @@ def test_watching_needs_a_peer_and_a_terminal(tmp_path: Path) -> None:
         nobody = swarm.peer("nobody")
         command = f"{sys.executable} -m peer watch --data-dir {nobody.folder}; echo exit code $?; cat"
         with Terminal(swarm.place("t1"), ("sh", "-c", command), swarm.environment, (100, 10)) as terminal:
-            assert unwrapped("start it with `peer join`") in unwrapped(terminal.until("exit code 5"))
+            assert unwrapped("start one with `peer join`") in unwrapped(terminal.until("exit code 5"))
 
 
 def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
         command = (sys.executable, "-m", "peer", "watch", address, "--data-dir", str(home))
         with Terminal(swarm.place("t1"), command, swarm.environment, (100, 30)) as terminal:
             terminal.until("waiting for more peers")
-            terminal.type("p")
+            terminal.type("p", *"yes")
             swarm.until("the pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
             far.kill()
@@ -78,7 +78,7 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
             far.start("--owner", owner, "--port", address.split("/")[4])
             swarm.until("it waits for others again", lambda: far.heard(ev.PhaseChanged))
             swarm.until("the view has found it again", lambda: "peer stopped" not in terminal.screen())
-            terminal.type("p")
+            terminal.type("p", *"yes")
             swarm.until("the second pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.type("q")
             terminal.until_ended()

@@ -39,7 +39,8 @@ from protocol.corpora.manifest import read_manifest
 from protocol.corpora.ranges import RangeClient, RangeFailed, WebDialer
 from protocol.events.events import Notice
 from protocol.run.admission import AdmissionProof, Token, TokenUses, read_token, verify_admission
-from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, Anchor, make_invitation, read_invitation
+from protocol.run.invitation import MAX_INVITATION_BYTES, Anchor, make_invitation, read_invitation
+from protocol.run.invitation_text import PREFIX
 from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_manifest
 from protocol.transport.bulk_link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
 from protocol.transport.dialer import peer_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli import SYNONYMS, build_parser, explain, main
+from peer.cli import GROUPS, ORDER, SYNONYMS, build_parser, explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
 from peer.formatting import visible
@@ -18,6 +18,7 @@ from peer.keyfile import identity_lock
 from protocol.run.admission import DEFAULT_USES, read_token, verify_admission
 from protocol.run.invitation import read_invitation
 from protocol.run.manifest import open_manifest
+from protocol.run.run_file import parse_run_file
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
@@ -94,6 +95,20 @@ def created(capsys: pytest.CaptureFixture[str], path: Path, text: str) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
+def test_help_lists_every_command_in_a_group_and_join_first() -> None:
+    parser = build_parser()
+    (commands,) = (each for each in parser._actions if each.dest == "==SUPPRESS==" and each.choices)
+    assert sorted(ORDER) == sorted(commands.choices or ())
+    shown = parser.format_help()
+    listed = [
+        line.split()[0]
+        for line in shown[shown.index("commands:") :].splitlines()
+        if line.startswith("    ") and line[4] != " "
+    ]
+    assert listed == ORDER and listed[0] == "join"
+    assert all(f"\n  {heading}:\n" in shown for heading, _ in GROUPS)
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys; from peer.cli import build_parser; build_parser().format_help()\n"
@@ -132,10 +147,43 @@ def test_a_locked_identity_is_not_replaced(data: Path, tmp_path: Path, capsys: p
 def test_a_run_is_created_and_shown(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     invitation = created(capsys, tmp_path / "run.toml", 'name = "mine"\n')
     run = read_invitation(invitation).run.hex()
-    for what in (invitation, run[:8], str(tmp_path / "run.toml")):
-        assert main(["run", "show", what]) == ExitCode.OK
-        out = capsys.readouterr().out
-        assert run in out and 'name = "mine"' in out
+    for what in ([invitation[:60], invitation[60:]], [run[:8]], [str(tmp_path / "run.toml")]):  # a shell splits a paste
+        assert main(["run", "show", *what]) == ExitCode.OK
+        page = capsys.readouterr().out
+        assert run in page and "name        mine\n" in page and "inner_steps" not in page
+        assert len(page.splitlines()) <= 24 and page.endswith("`--all` prints every field, as a run file.\n")
+        assert main(["run", "show", *what, "--all"]) == ExitCode.OK
+        whole = capsys.readouterr().out
+        assert run in whole and 'name = "mine"' in whole and "inner_steps = " in whole
+        assert parse_run_file(whole, PeerId(read_invitation(invitation).organiser)).name == "mine"
+
+
+def test_the_page_about_a_run_fits_a_small_terminal(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[about]\ndescription = "A small model of our letters."\n')
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["run", "show", str(path)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) < 80, lines
+
+
+def test_warnings_about_an_invitation_stand_behind_it(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(OPEN)
+    for words in (["run", "create", str(path)], ["run", "invite", "RUN"]):
+        words[-1] = next((data / "runs").iterdir()).name if words[-1] == "RUN" else words[-1]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", sys.stdout)
+            assert main(words) == ExitCode.OK
+        lines = capfd.readouterr().out.splitlines()
+        at = next(place for place, line in enumerate(lines) if line.startswith("mh1"))
+        warnings = [place for place, line in enumerate(lines) if line.startswith("peer: ")]
+        assert warnings and min(warnings) > at, lines
 
 
 def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +191,7 @@ def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys:
     path.write_text('name = "mine"\n[model]\ndim = 2048\n')
     assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
     made = capsys.readouterr().out
-    assert main(["run", "show", str(path)]) == ExitCode.OK
+    assert main(["run", "show", "--all", str(path)]) == ExitCode.OK
     shown = capsys.readouterr().out
     for out in (made, shown):
         assert "186140672" in out and "(186.1 M)" in out

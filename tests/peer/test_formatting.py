@@ -151,3 +151,18 @@ def test_limits_and_rests_are_named_as_settings() -> None:
 )
 def test_energy_is_in_watt_hours(joules: float, said: str) -> None:
     assert energy(joules) == said
+
+
+def test_a_loss_that_is_rounded_to_zero_has_no_sign() -> None:
+    assert (number(-0.0001), number(-0.0), number(0.0), number(-0.001)) == ("0.000", "0.000", "0.000", "-0.001")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "streak", "told"),
+    [(9, 3, "9 of 12 rounds, the last 3 in a row"), (0, 3, "the last 3 rounds in a row"), (0, 0, "0 of 12 rounds, the")],
+)
+def test_a_peer_without_rounds_as_a_member_is_not_said_to_count_in_more_than_all(
+    rounds: int, streak: int, told: str
+) -> None:
+    given = ContributionStatus(rounds=rounds, streak=streak)
+    assert dict(contribution_rows(status(round=12, contribution=given)))["counted"].startswith(told)

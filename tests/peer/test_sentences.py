@@ -78,7 +78,7 @@ def test_a_round_is_said_with_its_fragment_and_a_phase_with_what_is_trained_ahea
         "round 6, fragment 3 of 4: ready with 900 tokens in 5 steps, loss 0.500"
     )
     committed = ev.RoundCommitted(6, "ab" * 32, [OTHER], 900, 0.5, True, fragment=2, fragments=4)
-    assert sentence(committed) == "round 6, fragment 3 of 4, committed: 1 member, 900 tokens, loss 0.500, tip abababab"
+    assert sentence(committed) == "round 6, fragment 3 of 4, committed: 1 member, 900 tokens, training loss 0.500"
     assert sentence(ev.ComputeProgress(7, 2, 5, 0.5, 100.0, 3.0, ahead=True)).startswith("round 7, ahead: step 2 of 5")
     assert sentence(ev.PhaseChanged("exchanging", "", "with 2 others")) == "exchanging, training ahead: with 2 others"
     assert sentence(ev.PhaseChanged("exchanging", "exchanging", "with 2 others")) == "exchanging: with 2 others"

@@ -44,7 +44,8 @@ FACTS = RunDefinition(
     ],
     data_tokens=4_100_000,
     peak_rate=3e-3,
-    requires="20 Mbit/s up; by its model about 525.3 MB of memory, or 3.4 GB and 649.7 MB of a GPU's, 19.7 MB on disk",
+    requires="20 Mbit/s up; its model needs about 525.3 MB of memory on a CPU, "
+    "or 649.7 MB of a GPU's and 3.4 GB of the computer's, 19.7 MB on disk",
 )
 COMPUTER = ComputerStatus(
     processor="AMD Ryzen 9 5950X 16-Core Processor",

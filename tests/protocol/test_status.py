@@ -194,13 +194,13 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
     [
         (
             {"peer": 3_000_000, "seed": 0, "mirror": 2_000, "disk": 5},
-            "3.0 MB from peers, 2.0 kB from mirrors, 5 B that were here",
+            "3.0 MB from peers, 2.0 kB from mirrors, 5 B from this disk",
         ),
         ({"peer": 0, "seed": 0, "mirror": 0, "disk": 0}, "none yet"),
     ],
 )
 def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -> None:
-    assert f"blocks    {line}" in describe_status(status(block_bytes=told))
+    assert f"data read {line}" in describe_status(status(block_bytes=told))
     assert not any(line.startswith("blocks") for line in describe_status(status())), "a run without corpora has none"
 
 
@@ -225,7 +225,7 @@ def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -
     ],
 )
 def test_a_status_says_how_many_copies_there_are(told: CopiesStatus, line: str) -> None:
-    assert f"data      {line}" in describe_status(status(copies=told))
+    assert f"copies    {line}" in describe_status(status(copies=told))
     assert PeerStatus.from_fields(status(copies=told).to_fields()).copies == told
     assert not any(line.startswith("data ") for line in describe_status(status()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -85,14 +86,12 @@ async def test_enter_lets_a_value_be_typed_and_sets_it() -> None:
 
 
 @with_textual
-async def test_escape_leaves_a_value_as_it_is_and_then_the_dialog() -> None:
+async def test_one_escape_leaves_the_value_as_it_is_and_the_dialog() -> None:
     view, source = answering()
     async with view.run_test(size=(80, 24)) as pilot:
         await opened(pilot)
         await pilot.press("enter", *"cqp")
         assert view.screen.query_one(Input).value == "cqp", "keys of the interface are letters here"
-        await pilot.press("escape")
-        assert isinstance(view.screen, ControlsDialog) and view.screen.query_one(OptionList).has_focus
         await pilot.press("escape")
         assert not isinstance(view.screen, ControlsDialog) and [command for command, _ in source.asked] == ["settings"]
 
@@ -116,6 +115,30 @@ async def test_a_value_that_is_refused_stays_to_be_mended() -> None:
         await pilot.press("enter", *"many", "enter")
         await asked(pilot)
         assert "many is not a count" in text_of(view, "said") and view.screen.query_one(Input).has_focus
+
+
+@with_textual
+async def test_until_the_peer_answers_the_dialog_says_that_it_was_asked() -> None:
+    view, source = answering()
+    answers = threading.Event()
+    answer, source.ask = source.ask, lambda command, **fields: answer(command, **fields) if answers.wait(30) else {}  # type: ignore[method-assign]
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("c")
+        assert text_of(view, "said") == "asking the peer …"
+        answers.set()
+        await asked(pilot)
+        assert text_of(view, "said") == "" and rows(view)
+
+
+@with_textual
+async def test_every_help_is_whole_without_the_one_before_it() -> None:
+    view, source = answering()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        for row in rows(view):
+            assert "same form" not in text_of(view, "meaning"), row
+            await pilot.press("down")
 
 
 @with_textual

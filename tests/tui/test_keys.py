@@ -157,10 +157,10 @@ async def test_who_is_set_aside_is_an_alarm_until_it_was_seen(event: ev.Event) -
 @pytest.mark.parametrize(
     "keys, question",
     [
-        (("p",), ("pause", {})),
-        (("P",), ("pause", {"seconds": 3600})),
-        (("f", "y"), ("finish", {})),
-        (("x", "y"), ("leave", {})),
+        (("p", *"yes"), ("pause", {})),
+        (("P", *"yes"), ("pause", {"seconds": 3600})),
+        (("f", *"yes"), ("finish", {})),
+        (("x", *"yes"), ("leave", {})),
     ],
 )
 @with_textual
@@ -183,19 +183,36 @@ async def test_p_resumes_a_peer_that_was_paused() -> None:
         assert source.asked == [("resume", {})]
 
 
-@pytest.mark.parametrize("no", ["n", "escape", "q", "enter"])
+@pytest.mark.parametrize("no", ["n", "escape", "q", "enter", "f", "x", "space", "Y", "yn", "yeah"])
+@pytest.mark.parametrize("key", ["x", "f", "p", "P"])
 @with_textual
-async def test_nothing_is_stopped_without_a_yes(no: str) -> None:
+async def test_nothing_is_stopped_or_paused_without_a_yes(key: str, no: str) -> None:
     view, source = view_of()
     async with view.run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        await pilot.press("x")
+        await pilot.press(key)
         assert isinstance(view.screen, Confirm)
-        await pilot.press("p", "P", "f")  # keys of the panels do nothing below a question
-        await pilot.press(no)
+        await pilot.press(*(no if no.startswith("y") else [no]))
         await asked(pilot)
         assert source.asked == [] and not isinstance(view.screen, Confirm)
         assert view.is_running
+
+
+@pytest.mark.parametrize(
+    "words", ["peer status", "happy", "ps aux | grep peer", "help", "mh1abcppp3P", "python pytest.py", "xyz fy py ey"]
+)
+@with_textual
+async def test_words_typed_for_another_program_ask_nothing_of_the_peer(words: str) -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press(*(NAMES.get(each, each) for each in words))
+        await asked(pilot)
+        assert [command for command, _ in source.asked if command not in ("settings", "ledger")] == []
+
+
+NAMES = {" ": "space", "|": "vertical_line"}
+"""Textual's names of keys that are no letters."""
 
 
 @with_textual
@@ -203,7 +220,7 @@ async def test_a_refusal_is_told_and_the_view_goes_on() -> None:
     view, _ = view_of(refusal="the peer is still fetching the run's manifest")
     async with view.run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        await pilot.press("p")
+        await pilot.press("p", *"yes")
         await asked(pilot)
         assert [notice.message for notice in view._notifications] == ["the peer is still fetching the run's manifest"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.text import Text
 
 from peer.control.client import Stamped
 from peer.formatting import columns
@@ -14,7 +15,7 @@ from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
-from tui.panels import header, rollouts, round, run, samples, swarm, training, transfers
+from tui.panels import header, me, rollouts, round, run, samples, swarm, training, transfers
 from tui.panels.drawing import Look
 from tui.picture import Picture
 from tui.widgets import Draw
@@ -83,7 +84,7 @@ def test_the_panels_show_where_blocks_came_from_and_how_preferences_go() -> None
     picture.update(status(block_bytes={"peer": 12_000_000, "seed": 0, "mirror": 5_000, "disk": 0}))
     picture.apply(Stamped(0.0, 0.0, ev.ReadySent(3, 900, 5, 0.5, 0.25, 0.8)))
     shown = [row.plain.rstrip() for row in transfers.draw(picture, 78, 12, Look())]
-    assert "Blocks: 12.0 MB from peers, 5.0 kB from mirrors" in shown
+    assert "Data read: 12.0 MB from peers, 5.0 kB from mirrors" in shown
     learned = [row.plain.rstrip() for row in training.draw(picture, 78, 12, Look())]
     assert "margin 0.250, 80 % of the preferences right" in learned
     picture.update(status())
@@ -222,7 +223,10 @@ def test_a_round_is_drawn_as_parts_in_tenths_of_seconds_and_the_running_one_up_t
     picture.update(status(round=13, mono=50.0, busy_share=0.625, run_tokens_per_s=2624.0))
     drawn = round.draw(picture, 78, 12, Look(unicode=False))
     rows = [row.plain.rstrip() for row in drawn]
-    assert rows[-4] == "computing 62 % here (last hour), 50 % in the swarm (last round); in seconds:"
+    told = " ".join(rows[-5:-3])
+    assert told == (
+        "times in seconds, this peer trained 62 % of the last hour, the 2 members trained 50 % of the last round"
+    )
     assert rows[-3].split() == "ROUND # TRAIN . WAIT = EXCHANGE + VOTES - COMMIT BUSY".split()
     assert rows[-2].split() == ["13", "10.0", "-", "-", "-", "-", "running", "######"]
     assert rows[-1].split() == ["12", "20.2", "0.8", "8.0", "0.8", "0.2", "68", "%", "############.====+"]
@@ -307,7 +311,11 @@ def test_the_rollouts_are_counted_as_the_peer_counts_them() -> None:
     told = RolloutStatus(version=7, generated=300, accepted=80, rejected=1, used=174, accepted_tokens=12_700)
     picture = Picture()
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsCounted(6, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"])))
-    parts = {"rollout": "300 batches, 0 tokens/s; learned from 12.7 k", "trainer": "174 batches", "validator": "81 batches"}
+    parts = {
+        "rollout": "300 batches made at 0 tokens/s, 12.7 k tokens learned from",
+        "trainer": "174 batches",
+        "validator": "81 batches",
+    }
     for role, part in parts.items():
         picture.update(status(role=role, rollouts=told))
         assert part in rollouts.draw(picture, 118, 12, Look())[0].plain, "the view has seen one event"
@@ -320,7 +328,7 @@ def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
     assert "the curve starts with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
     picture.apply(Stamped(1.0, 1.0, ev.EvalLoss(6, 2.25, OTHER)))
     drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
-    assert drawn[2].startswith("nats a token by time, the whole run"), "it knows no tokens"
+    assert drawn[2].startswith("loss in nats a token, by time, the whole run"), "it knows no tokens"
     assert drawn[3].startswith("    2.5 ┤⠉") and drawn[-1].split() == ["00:00:00", "00:00:01"]
     trainer = Picture()
     trainer.update(status())
@@ -350,7 +358,8 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
     picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 5, 5, [])))
     remedy = "`peer resume`, or `p` in the interface"
     assert header.draw(picture, "", 78, True)[1].plain == f"{'PAUSED paused by you':<{78 - len(remedy)}}{remedy}"
-    assert header.draw(picture, "", 50, True)[1].plain == "PAUSED paused by you", "where there is no room for more"
+    below = [row.plain.rstrip() for row in header.draw(picture, "", 50, True)[1:]]
+    assert below == ["PAUSED paused by you", f"to do: {remedy}"], "below it, where there is no room beside it"
 
 
 def of_run(**changes: object) -> Picture:
@@ -372,18 +381,19 @@ def test_the_run_says_what_is_trained_on_what_how_far_and_how_to_join() -> None:
     assert rows[4] == f"            {'#' * 7}{'.' * 24}  about 2 hours to go at this speed"
     assert rows[5] == "rate        0.003, stable (peak 0.003)"
     assert rows[6] == "data        text, about 4.1 M tokens, in rows of 256"
-    assert rows[7:9] == [
-        "requires    20 Mbit/s up; by its model about 525.3 MB of memory, or 3.4 GB and",
-        "            649.7 MB of a GPU's, 19.7 MB on disk",
+    assert rows[7:10] == [
+        "to train    20 Mbit/s up; its model needs about 525.3 MB of memory on a CPU,",
+        "            or 649.7 MB of a GPU's and 3.4 GB of the computer's, 19.7 MB on",
+        "            disk",
     ]
-    assert rows[9:12] == [
+    assert rows[10:13] == [
         "licence     Apache-2.0",
         "home page   https://bees.example",
         "invitation  i copies it: mh1abcdefghi…klmnop",
     ]
-    assert rows[12].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
-    assert rows[13].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
-    assert rows[15].split() == ["web", "-", "....................", "20.0", "%"]
+    assert rows[13].split() == ["SOURCE", "SHARE", "from", "1.0", "G"]
+    assert rows[14].split() == ["notes", "55.0", "%", "###########.........", "80.0", "%"]
+    assert rows[16].split() == ["web", "-", "....................", "20.0", "%"]
 
 
 def test_a_later_mixture_is_the_present_one_once_its_tokens_are_read() -> None:
@@ -419,7 +429,7 @@ def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
     early.update(status(run_name="", goal_total=0))
     assert [row.plain.rstrip() for row in run.draw(early, 78, 9, Look())] == [
         "a run whose manifest is being fetched",
-        "goal        -",
+        "goal        not known yet",
         "invitation  -",
     ]
     told = [row.plain.rstrip() for row in run.draw(of_run(invite_command="peer run invite"), 78, 20, Look())]
@@ -443,24 +453,34 @@ def hours_of_training() -> Picture:
 @pytest.mark.parametrize(
     ("zoom", "unit", "caption", "ticks"),
     [
-        (0, 0, "nats a token by tokens read, the whole run; sources: held out", ["50.0 k", "100.0 k", "150.0 k", "200.0 k"]),
-        (0, 1, "nats a token by time, the whole run; sources: held out", ["00:00", "08:00", "16:00", "00:00", "08:00"]),
+        (
+            0,
+            0,
+            "loss in nats a token, by tokens read, the whole run; sources: held out",
+            ["50.0 k", "100.0 k", "150.0 k", "200.0 k"],
+        ),
+        (
+            0,
+            1,
+            "loss in nats a token, by time, the whole run; sources: held out",
+            ["00:00", "08:00", "16:00", "00:00", "08:00"],
+        ),
         (
             1,
             1,
-            "nats a token by time, the last day; sources: held out",
+            "loss in nats a token, by time, the last day; sources: held out",
             ["16:00", "20:00", "00:00", "04:00", "08:00", "12:00"],
         ),
         (
             2,
             1,
-            "nats a token by time, the last hour; sources: held out",
+            "loss in nats a token, by time, the last hour; sources: held out",
             ["11:30", "11:40", "11:50", "12:00", "12:10", "12:20", "12:30"],
         ),
         (
             2,
             0,
-            "nats a token by tokens read, the last hour; sources: held out",
+            "loss in nats a token, by tokens read, the last hour; sources: held out",
             [f"{thousands}.0 k" for thousands in range(214, 221)],
         ),
     ],
@@ -508,9 +528,9 @@ def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
     rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
     assert rows[-8:] == [
         f"peer      kitchen  {OTHER}",
-        "work      trainer, ready, claims 2.0 k tokens/s, counted 310; 12 rounds, step 20 of the next",
+        "work      trainer, ready, claims 2.0 k tokens/s, counted 310; after 12 rounds, step 20 of the next",
         "counted   3 rounds, 300 tokens (25.0 %); place 2 of 2; team bees",
-        "audits    3 averages recomputed here, all right; stopped delivering in 1 exchange",
+        "audits    3 averages recomputed here, all correct; stopped delivering in 1 exchange",
         "link      direct, home network, 3.1 ms; 12.0 kB/s to it, 2.0 kB/s from it",
         "its line  5.0 MB/s up, 20.0 MB/s down, by its own measurements",
         "seen      alive, heard 1 s ago; known for 2 h 5 min; version 0.1",
@@ -617,10 +637,10 @@ def test_a_run_that_learns_from_rollouts_shows_rewards_first_and_no_loss_of_a_te
         counted = ev.RolloutsCounted(number, number / 4, 2, 160, {OTHER: 9}, 0, [], 16)
         picture.apply(Stamped(float(number), float(number), counted))
     rows = [row.plain for row in training.draw(picture, 98, 12, Look())]
-    assert rows[0].startswith("reward 0.500   loss") and rows[1].startswith("mean reward by round")
+    assert rows[0].startswith("reward 0.500   training loss") and rows[1].startswith("mean reward by round")
     assert not any("held out" in row or "19" in row for row in rows)
     picture.update(status(round=5, run_definition=replace(FACTS, environment="add", warm_rounds=9)))
-    assert "held out 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
+    assert "held-out loss 19.5" in training.draw(picture, 98, 12, Look())[1].plain, "warm rounds train on text"
 
 
 def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> None:
@@ -634,3 +654,77 @@ def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> No
     assert picture.alarms[-1].text.startswith("nothing is learned")
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(3, [], 96, 0.1, "aa", informative=2)))
     assert not any("nothing learned" in row.plain for row in rollouts.draw(picture, 98, 12, Look()))
+
+
+LONG = "a reason that is told to its end, " * 4 + "END"
+
+
+@pytest.mark.parametrize("width", [58, 78, 118])
+def test_no_panel_cuts_a_line_whose_end_has_the_remedy(width: int) -> None:
+    picture = Picture()
+    address = f"/ip4/192.0.2.1/tcp/4001/p2p/{OTHER}"
+    picture.update(
+        status(
+            why_idle="disk full",
+            why_detail=LONG,
+            phase="paused",
+            addresses=[address] * 3,
+            swarm=[replace(NEIGHBOUR, addresses=[address, "/END"])],
+            run_definition=replace(FACTS, requires=LONG),
+            next_rest=LONG,
+            computer=COMPUTER,
+            rollouts=RolloutStatus(),
+            role="trainer",
+        )
+    )
+    picture.apply(Stamped(0.0, 0.0, ev.Notice("warning", LONG)))
+    picture.apply(
+        Stamped(0.0, 0.0, ev.BatchDecided(OTHER, 3, 2, "cc", "rejected", "a reason that is long enough, END", 4, True))
+    )
+    whole = Look(alone=True, chosen=OTHER)
+
+    def text(rows: list[Text]) -> str:
+        assert all(columns(row.plain) <= width for row in rows)
+        return " ".join(" ".join(row.plain for row in rows).split())
+
+    heads = header.draw(picture, "", width, True)
+    assert "END" in text(heads) and "or raise `max_disk`" in text(heads)
+    assert "the disk END" in text(header.draw(picture, f"{LONG[:100]} the disk END", width, True))
+    for key, _, draw in PANELS:
+        if key in "56723":
+            assert "END" in text(draw(picture, width, 40, replace(whole))), key
+    assert "long enough, END" in text(rollouts.draw(picture, width, 40, replace(whole)))
+
+
+def test_a_remedy_that_is_nothing_takes_no_line_of_the_head() -> None:
+    picture = Picture()
+    picture.update(status(phase="ready", why_idle="waiting for members", why_detail=LONG[:70]))
+    assert len(header.draw(picture, "", 78, True)) == 2
+
+
+def test_a_peer_alone_is_not_compared_with_a_swarm_of_itself() -> None:
+    picture = Picture()
+    picture.update(status(swarm=[], members=[ME], busy_share=0.75, run_tokens_per_s=2624.0))
+    picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.0, True)))
+    said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
+    assert not any("the 1 members" in row or "(all: " in row or "of all trainers" in row for row in said)
+    picture.update(status(run_tokens_per_s=2624.0))
+    said = [row.plain for _, _, draw in PANELS for row in draw(picture, 118, 30, Look())]
+    assert any("of all trainers" in row for row in said)
+    assert any("the 2 members trained" in row for row in said) and any("(all: " in row for row in said)
+
+
+def test_two_losses_have_two_names() -> None:
+    picture = Picture()
+    picture.update(status(loss=2.5))
+    picture.apply(Stamped(0.0, 0.0, ev.RoundCommitted(11, "aa", [ME], 1, 2.75, True)))
+    assert "training loss 2.750, " in training.draw(picture, 78, 9, Look())[0].plain
+    assert "loss now 2.500" in me.draw(picture, 78, 9, Look())[0].plain
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:0, bf16", True), ("cpu, fp32", False), ("cpu", False)])
+def test_the_share_of_a_device_is_told_of_a_gpu_only(device: str, told: bool) -> None:
+    picture = Picture()
+    picture.update(status(device=device, mfu=0.34))
+    text = " ".join(row.plain for row in me.draw(picture, 118, 30, Look()))
+    assert ("34 % of the GPU's speed (MFU)" in text) == told and ("MFU" in text) == told

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from peer.formatting import columns, fit, wrapped
+
 GOOD, WARNING, ALARM, FAINT, STRONG = "green", "yellow", "bold red", "dim", "bold"
 """Styles.  No information is in colour alone, so that everything can be read without colours."""
 LEVEL_STYLES = {"warning": WARNING, "error": ALARM, "debug": FAINT}
@@ -46,3 +48,25 @@ def hints(keys: Sequence[tuple[str, str]]) -> Text:
 def line(*parts: str | tuple[str, str]) -> Text:
     """Join parts, each with or without a style, into a line."""
     return Text.assemble(*parts, no_wrap=True, overflow="crop", end="")
+
+
+LEAST_TEXT = 8
+"""Columns of a text below which it begins on the line below its label, instead of being broken into many short lines."""
+INDENT = 2
+
+
+def hanging(label: str, text: str, width: int, at: int, *, style: str = "", label_style: str = FAINT) -> list[Text]:
+    """Return a label and a text from column `at` on, in as many lines of at most `width` columns as the text takes."""
+    room = width - at
+    if text and room < LEAST_TEXT <= width - INDENT and at > INDENT:
+        return [line((fit(label, width), label_style)), *hanging("", text, width, INDENT, style=style)]
+    texts = [text] if columns(text) <= room or room < LEAST_TEXT else wrapped(text, room)
+    return [
+        line((fit(f"{'' if place else label:<{at}}", min(at, width)), label_style), (fit(each, max(0, room)), style))
+        for place, each in enumerate(texts)
+    ]
+
+
+def paragraph(text: str, width: int, style: str = "") -> list[Text]:
+    """Return a text in as many lines of at most `width` columns as it takes, at least one."""
+    return hanging("", text, width, 0, style=style)

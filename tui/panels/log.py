@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.text import Text
 
 from peer.formatting import fit
-from tui.panels.drawing import FAINT, LEVEL_STYLES, Look, line
+from tui.panels.drawing import FAINT, LEVEL_STYLES, Look, hanging, line
 from tui.picture import LogLine, Picture
 
 TITLE = "Log"
@@ -20,22 +20,22 @@ FILTERS: tuple[tuple[str, Callable[[LogLine], bool]], ...] = (
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw the last lines that pass the filter, or earlier ones if scrolled."""
+    """Draw the last lines that pass the filter, each whole, or earlier ones if scrolled."""
     _, wanted = FILTERS[look.filter % len(FILTERS)]
-    found = list[LogLine]()
+    found = list[Text]()  # from the lowest line up
     for each in reversed(picture.lines):
         if wanted(each):
-            found.append(each)
+            found += reversed(_lines(each, width))
             if len(found) >= look.scroll + height:
                 break
     look.scroll = max(0, min(look.scroll, len(found) - height))
     shown = found[look.scroll : look.scroll + height]
     if not shown:
         return [line((fit("nothing to show with this filter yet; l shows other lines", width), FAINT))]
-    return [_line(each, width) for each in reversed(shown)]
+    return [*reversed(shown)]
 
 
-def _line(each: LogLine, width: int) -> Text:
+def _lines(each: LogLine, width: int) -> list[Text]:
     clock = time.strftime("%H:%M:%S ", time.localtime(each.at))
     mark = "! " if each.level in ("warning", "error") else ""
-    return line((clock, FAINT), (fit(mark + each.text, width - len(clock)), LEVEL_STYLES.get(each.level, "")))
+    return hanging(clock, mark + each.text, width, len(clock), style=LEVEL_STYLES.get(each.level, ""))

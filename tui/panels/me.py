@@ -10,7 +10,6 @@ from peer.formatting import (
     computer_rows,
     contribution_rows,
     duration,
-    fit,
     goal_line,
     limit_rows,
     many,
@@ -21,10 +20,14 @@ from peer.formatting import (
     trainer_line,
 )
 from protocol.events.status import PeerStatus
-from tui.panels.drawing import FAINT, Look, line
+from tui.panels.drawing import Look, hanging
 from tui.picture import Picture
 
 TITLE = "Me"
+LABEL = 10
+ADDRESS = 200
+"""Characters of an address; more have no use."""
+ROLES = {"trainer": "trainers", "rollout": "rollout peers", "validator": "validators"}
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
@@ -32,9 +35,13 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
+    others = [known for known in status.swarm if known.liveness == "alive" and known.role == status.role]
     total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
-    share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
+    share = (
+        f", {100 * status.tokens_per_s / total:.0f} % of all {ROLES.get(status.role, 'peers')}"
+        if others and total > 0
+        else ""
+    )
     seen = f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row"
     organised = f"; organised by {short(status.organiser)}" if status.organiser else ""
     rows = (
@@ -47,12 +54,12 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", trainer_line(status)),
         ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
-        ("rounds", rounds_line(status)),
-        ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
+        ("committed", rounds_line(status)),
+        ("listening", ", ".join(clean(address, ADDRESS) for address in status.addresses) or "-"),
         ("others", _reached(status)),
     )
-    shown = look.window(len(rows), height)
-    return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]
+    lines = [each for label, text in rows for each in hanging(label, text, width, LABEL)]
+    return [lines[place] for place in look.window(len(lines), height)]
 
 
 def _work(status: PeerStatus, share: str) -> tuple[str, str]:
@@ -62,11 +69,11 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
         return "rollouts", f"{rate}; {many(told.generated, 'batch', 'batches')} made, {told.rejected} rejected"
     if told is not None and status.role == "validator":
         return "verifying", f"{told.verified_per_s:.1f} rollouts/s"
-    return "training", f"{rate}; loss {number(status.loss)}"
+    return "training", f"{rate}; loss now {number(status.loss)}"
 
 
 def _reached(status: PeerStatus) -> str:
     """Say whether other peers can reach this peer, and at which addresses."""
-    there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
+    there = [clean(address, ADDRESS) for address, verdict in status.reachability.items() if verdict == "reachable"]
     words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
     return words.get(status.reachable, "were not asked yet if they can reach this peer")

@@ -10,7 +10,7 @@ from rich.text import Text
 from peer.formatting import amount, clean, fit, many, naming, number, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen, RolloutTally
 from tui.panels.chart import Curve, amounts, chart
-from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, hanging, line, paragraph
 from tui.picture import Picture
 
 TITLE = "Rollouts"
@@ -19,7 +19,7 @@ CURVE_FROM = 8
 """Smallest height, in lines, at which the reward curve is drawn."""
 LEAST_CURVE, GAP = 36, 2
 """Columns of a curve, at least, and between two curves."""
-MOST_ASIDE = 3
+MOST_ASIDE, ASIDE_LINES = 3, 2
 MANY_FRUITLESS = 3
 """Rounds in a row that taught nothing from which the panel says so."""
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
@@ -31,10 +31,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if not picture.has_rollouts:
         return [line((fit("this run has no rollouts", width), FAINT))]
     counts = _counts(picture)
-    lines = [line((fit(_head(picture), width), STRONG)), _shares(counts, width, look)]
+    lines = [*paragraph(_head(picture), width, STRONG), _shares(counts, width, look)]
     if (rounds := picture.rollouts.fruitless) >= MANY_FRUITLESS:
         told = f"! nothing learned in {rounds} rounds: all answers to each problem had the same reward"
-        lines.append(line((fit(told, width), ALARM)))
+        lines += paragraph(told, width, ALARM)
     lines += _aside(picture, width)
     if height >= CURVE_FROM:
         lines += reward_curves(picture.rollouts, width, max(4, (height - len(lines)) * 2 // 5), look)
@@ -84,8 +84,8 @@ def _head(picture: Picture) -> str:
         rate = told.generated_tokens_per_s if told is not None else tally.generated_tokens / max(1e-3, tally.generating_s)
         made = told.generated if told is not None else tally.generated
         learned = told.accepted_tokens if told is not None else tally.accepted_tokens
-        did = f"{many(made, 'batch', 'batches')}, {amount(rate)} tokens/s"
-        return f"{text}   {did}; learned from {amount(learned)}"
+        did = f"{many(made, 'batch', 'batches')} made at {amount(rate)} tokens/s"
+        return f"{text}   {did}, {amount(learned)} tokens learned from"
     if role == "validator":
         speed = f", {told.verified_per_s:.1f} rollouts/s" if told is not None else ""
         judged = told.accepted + told.rejected if told is not None else tally.judged
@@ -125,11 +125,11 @@ def _aside(picture: Picture, width: int) -> list[Text]:
     """Draw the peers that were set aside last, with the reasons; each is also an alarm in the head."""
     aside, name = [*picture.rollouts.aside], naming(picture.names)
 
-    def row(each: Aside) -> Text:
+    def rows(each: Aside) -> list[Text]:
         what = "" if each.role == "rollout" else "validator "
-        return line((fit(f"! set aside: {what}{name(each.peer)}: {clean(each.reason, 200)}", width), ALARM))
+        return paragraph(f"! set aside: {what}{name(each.peer)}: {clean(each.reason, 200)}", width, ALARM)[:ASIDE_LINES]
 
-    lines = [row(each) for each in aside[-MOST_ASIDE:]]
+    lines = [row for each in aside[-MOST_ASIDE:] for row in rows(each)]
     if len(aside) > MOST_ASIDE:
         lines.insert(0, line((fit(f"! {len(aside) - MOST_ASIDE} more peers were set aside before", width), ALARM)))
     return lines
@@ -143,15 +143,18 @@ def _batches(picture: Picture, width: int, height: int, look: Look) -> list[Text
     if not found:
         return [line((fit("no batch of rollouts yet", width), FAINT))][: max(0, height)]
     head = f"{title:<{NAME}}{'VERSION':>8}{'BATCH':>7}  {'VERDICT':<10}WHY"
-    shown = look.window(len(found), height - 1)
     name = naming(picture.names)
-    rows = []
-    for place in shown:
-        batch = found[place]
+    rows = list[Text]()
+    for batch in found:
         who = "me" if batch.author == tally.me else name(batch.author)
         text = f"{pad(who, NAME)}{batch.version:>8}{batch.number:>7}  {clean(batch.verdict, 9):<10}"
-        rows.append(line((fit(text + _why(batch, tally.me, name), width), STYLES.get(batch.verdict, ""))))
-    return [line((fit(head, width), FAINT)), *rows][: max(0, height)]
+        style, why = STYLES.get(batch.verdict, ""), _why(batch, tally.me, name)
+        if look.alone:
+            rows += hanging(text, why, width, len(head) - len("WHY"), style=style, label_style=style)
+        else:
+            rows.append(line((fit(text + why, width), style)))
+    shown = [rows[place] for place in look.window(len(rows), height - 1)]
+    return [line((fit(head, width), FAINT)), *shown][: max(0, height)]
 
 
 def _why(batch: BatchSeen, me: str, name: Callable[[str], str]) -> str:

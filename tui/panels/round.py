@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.formatting import bar, clean, fit, naming, of_fragment, pad, rounds_line, short, wrapped
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line, paragraph
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
 
 TITLE = "Round"
@@ -27,9 +27,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    lines = [_waits(picture, status, width)]
+    lines = _waits(picture, status, width)[: max(1, height // 4)]
     if status.provisional_rounds:
-        lines.append(line((fit(rounds_line(status), width), WARNING)))
+        lines += paragraph(rounds_line(status), width, WARNING)[: max(1, height // 6)]
     todo = wrapped(f"to do: {status.why_remedy}", width) if status.why_remedy else []
     others, room = _members(status), max(1, (height - 1) * 2 // 3)
     if status.role == "trainer":
@@ -48,19 +48,19 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     return [*lines, *_timeline(picture, status, width, height - len(lines), look)]
 
 
-def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
+def _waits(picture: Picture, status: PeerStatus, width: int) -> list[Text]:
     which = f"round {status.round}{of_fragment(status.fragment, status.fragments)}"
     if status.phase == "exchanging" and (chunks := picture.incomplete_chunks) is not None:
         done, total, waiting = chunks
         name = naming(picture.names)
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""
-        return line(fit(f"{which}: exchanging {done}/{total} chunks{waits}", width))
+        return paragraph(f"{which}: exchanging {done}/{total} chunks{waits}", width)
     why = clean(status.why_detail or status.why_idle, 300).removeprefix(
         f"round {status.round}: "
     )  # older peers add this prefix
     text = f"{which}: {status.phase}" + (f": {why}" if why else "")
-    return line((fit(text, width), WARNING if why and not status.trains_ahead else GOOD))
+    return paragraph(text, width, WARNING if why and not status.trains_ahead else GOOD)
 
 
 def _members(status: PeerStatus) -> list[SwarmPeer]:
@@ -104,7 +104,8 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
     marks = {part: f"{CELLS[part][not look.unicode]} " if room else "" for part in PARTS}
     heads = [f"{marks[part]}{part.upper()}".rjust(columns) for part, columns in COLUMNS.items()]
     titles = ["ROUND".ljust(ROUND), *heads, "BUSY".rjust(BUSY), "MEMBERS".rjust(MEMBERS) if has_members else ""]
-    lines = [line((fit(_utilisation(status), width), STRONG))] if height >= SUMMARY_FROM else []
+    summary = paragraph(_utilisation(status), width, STRONG)
+    lines = summary if height >= SUMMARY_FROM + len(summary) - 1 else []
     lines.append(line((fit("".join(titles), width), FAINT)))
     shown = look.window(len(rounds), height - len(lines))
     if not shown:
@@ -115,11 +116,11 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
 
 def _utilisation(status: PeerStatus) -> str:
     """Say which share of the time this peer and the swarm compute."""
-    swarm = swarm_busy(status)
-    mine = f"{100 * status.busy_share:.0f} % here (last hour)" if status.busy_share is not None else ""
-    all_of_us = f"{100 * swarm:.0f} % in the swarm (last round)" if swarm is not None else ""
-    told = ", ".join(each for each in (mine, all_of_us) if each)
-    return f"computing {told}; in seconds:" if told else "rounds in seconds:"
+    swarm = swarm_busy(status) if len(status.members) > 1 else None  # of one member the first share tells it
+    mine = f"this peer trained {100 * status.busy_share:.0f} % of the last hour" if status.busy_share is not None else ""
+    count = len(status.members)
+    all_of_us = f"the {count} members trained {100 * swarm:.0f} % of the last round" if swarm is not None else ""
+    return ", ".join(each for each in ("times in seconds", mine, all_of_us) if each)
 
 
 def _times(told: RoundPicture, longest: float, width: int, room: int, look: Look) -> Text:

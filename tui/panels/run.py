@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, pad, roughly, short, votes_line, wrapped
+from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, many, pad, roughly, short, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
-from tui.panels.drawing import FAINT, GOOD, STRONG, Look, line
+from tui.panels.drawing import FAINT, GOOD, STRONG, Look, hanging, line
 from tui.picture import Picture
 
 TITLE = "Run"
@@ -26,7 +26,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     facts = status.run_definition
     head = clean(status.run_name, 64) or "a run whose manifest is being fetched"
     organiser = f"   organised by {short(status.organiser)}" if status.organiser else ""
-    rows = [_row(label, text, width) for label, text in _facts(status, facts, width)]
+    blocks = [hanging(label, text, width, LABEL) for label, text in _facts(status, facts)]
+    first = sum(map(len, blocks[: 2 if facts is not None else 1]))  # model and goal, above the bar of the progress
+    rows = [each for block in blocks for each in block]
     sources = _sources(facts, status.run_tokens, width, look) if facts is not None else []
     told = wrapped(clean(facts.description, 500), width) if facts is not None and facts.description else []
     room = max(1, height - 2 - len(rows) - len(sources))
@@ -34,31 +36,30 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         told = [*told[: room - 1], f"{fit(told[room - 1], width - 1)}…" if look.unicode else told[room - 1]]
     progress = [_progress(status, width, look)] if status.goal_total else []
     lines = [line((fit(head + organiser, width), STRONG)), *(line(fit(each, width)) for each in told)]
-    lines += [*rows[:2], *progress, *rows[2:], *sources]
+    lines += [*rows[:first], *progress, *rows[first:], *sources]
     return [lines[place] for place in look.window(len(lines), height)]
 
 
-def _facts(status: PeerStatus, facts: RunDefinition | None, width: int) -> list[tuple[str, str]]:
+def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, str]]:
     read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
-    rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "-")]
+    rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "not known yet")]
     if facts is not None:
         start = "the weights of a folder" if facts.begins_with_weights else "from scratch"
-        shape = f"{facts.layers} layers of {facts.dim}"
+        shape = f"{many(facts.layers, 'layer')} of {facts.dim}"
         model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]
         if epochs := epochs_read(facts, per_member=status.goal_unit == "rounds"):
-            rows += zip(("", ""), wrapped(epochs, width - LABEL)[:2], strict=False)
-        needs = wrapped(clean(facts.requires, 300), width - LABEL)[:2]
-        rows += zip(("requires", ""), needs, strict=False)
+            rows.append(("", epochs))
+        if facts.requires:
+            rows.append(("to train", clean(facts.requires, 300)))
         if facts.licence:
             rows.append(("licence", clean(facts.licence, 64)))
         if facts.url:
             rows.append(("home page", clean(facts.url, 200)))
     if votes := votes_line(status):
-        told = wrapped(votes, width - LABEL)[:3]
         place = len(rows) if status.founders_vote_until is None else rows.index(goal) + 1  # what costs something comes first
-        rows[place:place] = zip(("votes", *[""] * len(told)), told, strict=False)
+        rows.insert(place, ("votes", votes))
     rows.append(("invitation", _invitation(status)))
     return rows
 
@@ -109,7 +110,7 @@ def _sources(facts: RunDefinition, tokens: int, width: int, look: Look) -> list[
     now, later = begun[-1], facts.mixtures[len(begun) :]
     names = list(dict.fromkeys(name for mixture in (now, *later) for name in mixture.shares))
     if len(names) == 1:
-        return [_row("source", clean(names[0], 64), width)]
+        return hanging("source", clean(names[0], 64), width, LABEL)
     fits = max(0, (width - NAME - 8 - BAR - 2) // NUMBER)
     heads = "".join(f"{f'from {amount(each.from_tokens)}':>{NUMBER}}" for each in later[:fits])
     lines = [line((fit(f"{'SOURCE':<{NAME}}{'SHARE':>7}{' ' * (BAR + 2)}{heads}", width), FAINT))]
@@ -128,7 +129,3 @@ def _source(name: str, now: RunMixture, later: list[RunMixture], width: int, loo
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share else "-"
-
-
-def _row(label: str, text: str, width: int) -> Text:
-    return line((fit(f"{label:<{LABEL}}", width), FAINT), fit(text, max(0, width - LABEL)))

@@ -14,7 +14,7 @@ from peer.formatting import amount, claimed_pace, clean, duration, fit, many, pa
 from protocol.events.rollout_tally import ACCEPTED, REJECTED
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.contributions import Contributions
-from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, hanging, line
 from tui.picture import PeerAudit, Picture
 
 TITLE = "Swarm"
@@ -24,8 +24,8 @@ WIDTHS = (NAME, 10, 11, 5, 8, 7, 12, 13, 10)
 
 Columns are never cut, because a cut number is wrong.
 """
-DETAILS = 8
-"""Lines of the details of a peer."""
+LEAST_PEERS = 4
+"""Lines of peers above the details of one, which may take many lines."""
 LEAST_HEIGHT = 16
 """Lines of the panel below which the details would leave too few peers."""
 NEAR_S = 0.05
@@ -129,7 +129,8 @@ def _with_details(
     chosen = max(0, min(places.get(look.chosen, 0) + look.moved, len(peers) - 1))
     at, known = peers[chosen]
     look.chosen, look.moved, look.scroll = known.peer, 0, 0
-    room = height - DETAILS - 2
+    details = _details(known, picture, width)[: height - LEAST_PEERS - 2]
+    room = height - len(details) - 2
     first = at // room * room
     lines = [
         _row(row, totals, picture, width, mine=place == 0, chosen=place == at)
@@ -141,11 +142,11 @@ def _with_details(
     found = f", with {look.search!r} in the name, ID or team" if look.search else ""
     by = ORDERS[look.order % len(ORDERS)].name
     keys = f"{chosen + 1} of {len(peers)}{found}, by {by}; up and down choose, / finds, s sorts"
-    return [*lines, line((fit(keys, width), FAINT)), line(""), *_details(known, picture, width)]
+    return [*lines, line((fit(keys, width), FAINT)), line(""), *details]
 
 
 def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
-    """Draw what is known of a peer, in `DETAILS` lines."""
+    """Draw what is known of a peer."""
     steps = f", step {known.steps} of the next" if known.steps else ""
     has_line = known.line_up_bytes_per_s or known.line_down_bytes_per_s
     its_line = f"{size(known.line_up_bytes_per_s)}/s up, {size(known.line_down_bytes_per_s)}/s down, by its own measurements"
@@ -153,7 +154,8 @@ def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
         ("peer", f"{clean(known.name, 40)}  {known.peer}"),
         (
             "work",
-            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {claimed_pace(known)}; {many(known.round, 'round')}{steps}",
+            f"{clean(known.role, 12)}, {clean(known.phase, 20)}, {claimed_pace(known)}; "
+            f"after {many(known.round, 'round')}{steps}",
         ),
         ("counted", _counted(known, picture)),
         ("audits", _audited(known.peer, picture)),
@@ -162,8 +164,7 @@ def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
         ("seen", _seen(known)),
         ("address", ", ".join(clean(address, 100) for address in known.addresses[:3]) or "-"),
     )
-    assert len(rows) == DETAILS
-    return [line((f"{name:<10}", FAINT), fit(text, max(0, width - 10))) for name, text in rows]
+    return [each for name, text in rows for each in hanging(name, text, width, 10)]
 
 
 def _counted(known: SwarmPeer, picture: Picture) -> str:
@@ -187,7 +188,7 @@ def _audited(peer: str, picture: Picture) -> str:
     verdicts = Counter(batch.verdict for batch in batches)
     told = [
         f"! set aside: {clean(aside[-1].reason, 100)}" if aside else "",
-        f"{many(known.right, 'average')} recomputed here, all right" if known.right else "",
+        f"{many(known.right, 'average')} recomputed here, all correct" if known.right else "",
         f"{verdicts[ACCEPTED]} of the last {many(len(batches), 'batch', 'batches')} accepted, {verdicts[REJECTED]} rejected"
         if batches
         else "",

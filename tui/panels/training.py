@@ -14,7 +14,7 @@ from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
-from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line, paragraph
 from tui.panels.rollouts import reward_curves
 from tui.picture import Picture
 
@@ -41,17 +41,19 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
     training = picture.curves.training.points
-    newest = number(training[-1].value if training else status.loss if status is not None else None)
+    newest = training[-1].value if training else status.loss if status is not None else None
+    loss = "no training loss yet" if newest is None else f"training loss {number(newest)}"
     is_rl = status is not None and from_rollouts(status)
     reward = f"reward {number(_reward(picture))}   " if is_rl else ""
-    head = f"{reward}loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
+    others = f" (all: {amount(swarm)})" if swarm > mine else ""
+    head = f"{reward}{loss}, {amount(mine)} tokens/s{others}"
     hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
-    lines = [line(fit(spread(head, hint, width), width))]
+    lines = paragraph(spread(head, hint, width) if hint else head, width)
     if is_rl:
         return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]
-    lines.append(line((fit(_held_out(picture), width), HELD_OUT if picture.evals else FAINT)))
+    lines += paragraph(_held_out(picture), width, HELD_OUT if picture.evals else FAINT)
     if picture.ready is not None and (pairs := preferences_of(picture.ready)):
-        lines.append(line(fit(pairs, width)))
+        lines += paragraph(pairs, width)
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
         lines += [line(each) for each in wrapped(told, width)[: max(1, height // 6)]]
@@ -87,7 +89,7 @@ def _curves(picture: Picture, width: int, height: int, look: Look) -> list[Text]
     unit, place_of, ticks = UNITS[look.unit % len(UNITS) if has_tokens else 1]
     points = [[(place_of(point), point.value) for point in each.points if point.at >= since] for _, _, each in series]
     drawn = [Curve(name, style, some) for (name, style, _), some in zip(series, points, strict=True)]
-    told = f"nats a token by {unit}, {part}" + ("; sources: held out" if several else "")
+    told = f"loss in nats a token, by {unit}, {part}" + ("; sources: held out" if several else "")
     caption = line((fit(spread(told, f"z zoom  u {'time' if unit != 'time' else 'tokens'}", width), width), FAINT))
     back = [each for each in known.steps_back if each.at >= since]
     marked = [line((fit(_stepped_back(back[-1], look.unicode), width), WARNING))] if back else []
@@ -116,7 +118,7 @@ def _counts(known: SwarmPeer, status: PeerStatus) -> bool:
 def _held_out(picture: Picture) -> str:
     status = picture.status
     percent = status.eval_percent if status is not None else None
-    measuring = f", measuring {percent} %" if percent is not None else ""
+    measuring = f", the next is {percent} % measured" if percent is not None else ""
     if picture.evals:
         found = picture.evals[-1]
     elif status is not None and status.eval_loss is not None and status.eval_rounds is not None:
@@ -124,4 +126,4 @@ def _held_out(picture: Picture) -> str:
     else:
         return "no held-out loss yet" + measuring
     source = f"by {naming(picture.names)(found.by)}" if found.members == 1 else f"mean of {found.members} members"
-    return f"held out {number(found.loss)} after {many(found.rounds, 'round')}, {source}{measuring}"
+    return f"held-out loss {number(found.loss)} after {many(found.rounds, 'round')}, {source}{measuring}"

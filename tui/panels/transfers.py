@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.formatting import duration, fit, size, sparkline
 from peer.sentences import blob, blocks_by_origin, chunk_map, coming, copies
-from tui.panels.drawing import FAINT, GOOD, Look, line
+from tui.panels.drawing import FAINT, GOOD, Look, line, paragraph
 from tui.picture import Picture
 
 TITLE = "Transfers"
@@ -23,18 +23,18 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         _rate("down", [down for _, down in picture.rates], status.down_bytes, width, look),
     ]
     if status.block_bytes:
-        lines.append(line(fit(f"Blocks: {blocks_by_origin(status.block_bytes)}", width)))
+        lines += paragraph(f"Data read: {blocks_by_origin(status.block_bytes)}", width)
     if status.copies is not None:
-        lines.append(line(fit(f"Copies: {copies(status.copies)}", width)))
+        lines += paragraph(f"Copies of the data: {copies(status.copies)}", width)
     blobs = list[Text]()
     for told in reversed(picture.coming.values()):
         cells = chunk_map(told.chunks, width)
         drawn = cells.replace("#", "█").replace("+", "▒").replace(".", "░") if look.unicode else cells
-        blobs += [line(fit(coming(told), width)), line((drawn, GOOD))]
+        blobs += [*paragraph(coming(told), width), line((drawn, GOOD))]
     for ended in reversed(picture.ended):
         word = "fetched" if ended.complete else "gave up"
         text = f"{word} {blob(ended.what, ended.number)}: {size(ended.fetched_bytes)} in {duration(ended.seconds)}"
-        blobs.append(line((fit(text, width), FAINT)))
+        blobs += paragraph(text, width, FAINT)
     if not blobs:
         blobs.append(line((fit("nothing is being fetched", width), FAINT)))
     shown = look.window(len(blobs), height - len(lines))

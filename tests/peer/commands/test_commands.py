@@ -115,10 +115,10 @@ def test_the_status_says_who_votes_and_what_it_costs_that_founders_vote_alone() 
 
 
 def test_before_the_first_round_no_members_are_claimed() -> None:
-    assert "members   none before the first round, 0 other peers here" in describe_status(
+    assert "members   none before the first round; 0 other peers in the run now" in describe_status(
         status(round=0, members=[], peers=0)
     )
-    assert "members   2 in the last round, 1 other peer here" in describe_status(status())
+    assert "members   2 in the last round; 1 other peer in the run now" in describe_status(status())
 
 
 def test_a_peer_that_is_starting_is_not_said_not_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from aiohttp.test_utils import unused_port
 from peer.console import web_view
 from peer.console.web_view import HOST, WRONG_ADDRESS, application, cells, frame_of
 from peer.installation import ROOT
-from tui.__main__ import end_with
+from tui.__main__ import end_with, theme_here
 
 SECRET = "5rhZ0kq"
 PAGES = ("/", "/view.js", "/view.css", "/textual.js", "/xterm.css")
@@ -303,3 +303,34 @@ def test_a_view_ends_when_the_server_was_killed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit) as ended:
         end_with(7)
     assert ended.value.code == 0 and len(waits) == 2
+
+
+def test_the_page_has_a_title_a_viewport_both_shades_and_no_font_from_elsewhere() -> None:
+    served = {path: data.decode(errors="replace") for path, (data, _) in web_view.files().items()}
+    page, style, script = served["/"], served["/view.css"], served["/view.js"]
+    assert "<title>Manyhands: the peer on this computer</title>" in page
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert "prefers-color-scheme: light" in style and "prefers-color-scheme: light" in script
+    assert "Roboto" not in style and "@font-face" not in style and "font-src" not in web_view.content_policy(1)
+    assert 'querySelector(".xterm-helper-textarea")' in script, "its keys work without a click"
+    assert "xterm-helper-textarea" in served["/textual.js"] and ".textual-terminal" in served["/textual.js"]
+
+
+@pytest.mark.parametrize("shade", web_view.SHADES)
+def test_the_interface_takes_the_shade_that_the_browser_prefers(shade: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in web_view.SHADES[shade].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert theme_here() == f"manyhands-{shade}"
+
+
+@pytest.mark.parametrize("path", [f"/ws/{SECRET}", f"/ws/{SECRET}/light", f"/ws/{SECRET}/dark", f"/ws/{SECRET}/pink"])
+def test_a_view_opens_in_any_shade_and_only_with_the_secret(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(session: ClientSession, port: int) -> None:
+        async with session.ws_connect(address(port, path), headers=page(port)) as opened:
+            assert (await opened.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await session.ws_connect(address(port, path.replace(SECRET, "wrong")), headers=page(port))
+        assert refused.value.status == 403
+
+    served(use, monkeypatch)

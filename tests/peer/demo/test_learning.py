@@ -21,6 +21,7 @@ from peer.demo.learning import (
     SampleAnswer,
     StateExamination,
     newest_state,
+    solved_task,
 )
 from peer.demo.swarm import LEAST_VERSIONS, learning_play, learning_run
 from peer.errors import ExitCode, PeerError
@@ -272,3 +273,27 @@ def test_a_run_file_without_rollouts_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"no section \[rl\]") as refused:
         learning_play(None, None, tmp_path / "text.toml")
     assert refused.value.exit_code is ExitCode.INPUT
+
+
+def test_a_demo_shows_its_task_at_once_and_counts_its_versions() -> None:
+    stage = Stage(versions=2)
+    prompt, _, solution = stage.aim.title().partition("(as ")[2].partition(")")[0].partition(" -> ")
+    assert prompt.startswith("sort ") and sorted(prompt.removeprefix("sort ").removesuffix("\\n")) == [*solution]
+    for _ in range(stage.warm):
+        stage.says("trainer", committed(stage.aim._committed))
+    for _ in range(2):
+        stage.version(0.5)
+    assert [line.partition(":")[0] for line in stage.aim.news[-2:]] == ["version 1 of 2", "version 2 of 2"]
+    assert stage.aim.headline(1.0, unicode=False).startswith("version 2 of 2, reward")
+
+
+def test_versions_beyond_those_asked_for_are_not_counted_out_of_them() -> None:
+    stage = Stage(versions=1, cheat=Cheat.ROLLOUT)
+    stage.version(0.5)
+    stage.version(0.5)
+    assert stage.aim.news[-1].startswith("version 2: reward")
+
+
+@pytest.mark.parametrize("environment", ["nothing", 'jsonl(path="x.jsonl", digest="00")', "add("])
+def test_an_environment_that_needs_more_shows_no_task(environment: str) -> None:
+    assert solved_task(environment) == ""

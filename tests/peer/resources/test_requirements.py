@@ -104,14 +104,14 @@ def test_an_older_version_than_the_run_requires_does_not_train(
 @pytest.mark.parametrize(
     ("text", "starts", "ends"),
     [
-        ("", "about {cpu} of memory, or {host} and {gpu} of a GPU's, ", "{disk} on disk"),
+        ("", "about {cpu} of memory on a CPU, or {gpu} of a GPU's and {host} of the computer's, ", "{disk} on disk"),
         (
             "memory_gb = 16",
-            "16 GB of memory; by its model about {gpu} of a GPU's memory if there is one, ",
+            "16 GB of memory; its model needs about {gpu} of a GPU's memory if there is one, ",
             "{disk} on disk",
         ),
-        ("gpu_gb = 24", "a GPU of 24 GB; by its model about {host} of memory, ", "{disk} on disk"),
-        ("disk_gb = 60", "60 GB on disk; by its model about {cpu} of memory, or ", "{gpu} of a GPU's"),
+        ("gpu_gb = 24", "a GPU of 24 GB; its model needs about {host} of memory, ", "{disk} on disk"),
+        ("disk_gb = 60", "60 GB on disk; its model needs about {cpu} of memory on a CPU, or ", "{host} of the computer's"),
         ('memory_gb = 16\ngpu_gb = 24\ndisk_gb = 60\nversion = ">=0.2"', "16 GB of memory, a GPU of 24 GB", "0.2 or later"),
     ],
 )
@@ -193,7 +193,7 @@ def test_requirements_come_back_and_are_not_in_other_manifests() -> None:
     run = a_run("gpu_gb = 24\nup_mbit = 20")
     assert parse_run_file(dump(run), ME) == run
     assert run.requires is not None and required(run.requires) == "a GPU of 24 GB, 20 Mbit/s up"
-    assert need_lines(run)[0][1].startswith("of those who train: a GPU of 24 GB, 20 Mbit/s up; by its model about ")
+    assert need_lines(run)[0][1].startswith("a GPU of 24 GB, 20 Mbit/s up; its model needs about ")
     assert "requires" not in canonical.decode(a_run().encode(), max_bytes=1 << 20)
     told = canonical.decode(run.encode(), max_bytes=1 << 20)
     assert isinstance(told, dict) and "version" not in told["requires"], "runs from before the field keep their IDs"

@@ -1,0 +1,104 @@
+"""Word that names a run on the command line, checked before anything slow is imported or a terminal is taken.
+
+The word is an invitation, a run file, a manifest, or the ID of a run of this data directory, or the beginning of that ID.
+`peer.joining.run_source` opens what it names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer.errors import ExitCode, PeerError
+from peer.paths import runs_dir
+from protocol.run.invitation_text import body_in, looks_like_invitation
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import HASH_BYTES
+
+MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
+LEAST_DIGITS = 8
+"""Digits of a run ID that are needed where a word may also name a file."""
+MOST_DIGITS = 2 * HASH_BYTES
+MAX_SHOWN = 80
+
+
+def check_word(word: str, data: Path) -> None:
+    """Raise `PeerError` if the word cannot name a run; what it names is not opened."""
+    if looks_like_invitation(word):
+        try:
+            body_in(word)
+        except Malformed as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+        return
+    if remedy := remedy_for(word):
+        raise PeerError(remedy, ExitCode.INPUT)
+    path = Path(word)
+    if path.suffix == ".toml":
+        try:
+            path.stat()
+        except OSError as error:
+            raise PeerError(f"{path}: {error.strerror}; give the path of a run file", ExitCode.INPUT) from error
+    elif not path.is_file():
+        the_run(word, data)
+
+
+def remedy_for(word: str) -> str:
+    """Return what to do instead of giving `word`; "" if `word` may name a run."""
+    shown = "".join(character for character in word if character.isprintable())[:120]
+    if URL.match(word):
+        return (
+            f"{shown} is a web address, and nothing is fetched from the web; download it yourself and give the file, "
+            "or give the invitation (mh1…) that stands there"
+        )
+    if MULTIADDR.match(word):
+        return (
+            f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
+            "printed by `peer status --json` or `peer run invite`"
+        )
+    if HOST_AND_PORT.fullmatch(word):
+        return (
+            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation: there it "
+            f"is printed by `peer run invite --address {shown}`"
+        )
+    if PEER_ID.fullmatch(word):
+        return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"
+    return ""
+
+
+def the_run(word: str, data: Path) -> str:
+    """Return the ID of the only stored run whose ID begins with `word`.  Raises `PeerError`."""
+    is_id = bool(word) and len(word) <= MOST_DIGITS and set(word) <= set("0123456789abcdef")
+    if is_id and len(word) < LEAST_DIGITS:
+        raise PeerError(
+            f"{word} is no file, and too short for a run ID: give its first {LEAST_DIGITS} digits or more, as `peer runs` "
+            "lists them",
+            ExitCode.INPUT,
+        )
+    found = stored_runs(word, data) if is_id else []
+    if len(found) > 1:
+        raise ambiguous(word, found)
+    if not found:
+        raise PeerError(
+            f"{word[:MAX_SHOWN]} is {'a folder' if Path(word).is_dir() else 'not a file'}, not an invitation and not a run "
+            "that this peer knows; check it, or create a run with `peer run create RUN.toml`",
+            ExitCode.INPUT,
+        )
+    return found[0]
+
+
+def stored_runs(beginning: str, data: Path) -> list[str]:
+    """Return the IDs that begin so of the runs whose manifests this data directory has, ascending."""
+    folder = runs_dir(data)
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    whole = [name for name in names if len(name) == MOST_DIGITS and name.startswith(beginning)]
+    return sorted(name for name in whole if (folder / name / "manifest").is_file())
+
+
+def ambiguous(beginning: str, runs: Sequence[str]) -> PeerError:
+    """Return the refusal of a beginning that several runs share, with the number of digits that tells all of them apart."""
+    digits = next(count for count in range(MOST_DIGITS + 1) if len({run[:count] for run in runs}) == len(runs))
+    return PeerError(f"{len(runs)} runs begin with {beginning}; give {digits} digits of the run ID", ExitCode.INPUT)
