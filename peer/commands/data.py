@@ -424,7 +424,8 @@ def _files(survey: InputsSurvey) -> list[str]:
         )
     for reason, files in sorted(survey.skipped.items()):
         names = ", ".join(files.names[:SHOWN_NAMES]) + ", …" * (files.files > SHOWN_NAMES)
-        said = f"{many(files.files, 'file')} ({size(files.bytes)}), {reason.value.partition(';')[0]}: {names}"
+        what = f"{many(files.files, 'file')} ({size(files.bytes)})" if files.bytes else many(files.files, "entry", "entries")
+        said = f"{what}, {reason.value.partition(';')[0]}: {names}"
         lines.append(f"{'passed over':<12}{visible(said)[:200]}")
     return lines
 

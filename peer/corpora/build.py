@@ -26,6 +26,7 @@ import numpy as np
 
 from peer.corpora.blocks import SHARD_BYTES, SplitWriter
 from peer.corpora.conversations import Flagged, filled, packed
+from peer.corpora.forms import READING, Skipped
 from peer.corpora.inputs import (
     BuildInput,
     InputFile,
@@ -202,6 +203,7 @@ class _Build:
     def _prepare(self) -> BuildOptions:
         """Read the journal, or begin it; return the options with the tokenizer in the partial folder."""
         head = {"version": VERSION, "inputs": self._survey.fingerprint, "options": self._options.described()}
+        head["reading"] = READING
         tokens = self._options.tokens
         content, reserved = tokens.content(), tokens.content(tokens.ends)
         head["tokenizer"] = chunk_hash(content).hex() if content is not None else ""
@@ -429,9 +431,14 @@ class _Build:
             raise PeerError(f"these inputs give no corpus: {error}; change the inputs or the options") from error
 
     def _recipe(self) -> str:
-        """Return the recipe: inputs, options, and the counts of rows left out or cut."""
+        """Return the recipe: inputs, options, and the counts of rows left out or cut.
+
+        Hidden files do not count: equal corpora have equal recipes, wherever a system leaves files of its own.
+        """
         counts = {reason.name.lower(): count for reason, count in sorted(self._tally.left_out.items())}
-        read, skipped = self._survey.read, self._survey.skipped
+        read = {form.name.lower(): count for form, count in self._survey.read.items()}
+        passed_over = {reason.name.lower(): each.files for reason, each in self._survey.skipped.items()}
+        passed_over.pop(Skipped.HIDDEN.name.lower(), None)
         named = [{"source": each.source, "input": each.name} for each in self._inputs[:INPUTS_NAMED]]
         while True:
             recipe = {
@@ -442,10 +449,8 @@ class _Build:
                 "rows": self._tally.rows,
                 "left_out": counts,
                 **({"cut": self._tally.cut} if self._tally.cut else {}),
-                **({"forms": {form.name.lower(): count for form, count in read.items()}} if read else {}),
-                **(
-                    {"passed_over": {reason.name.lower(): each.files for reason, each in skipped.items()}} if skipped else {}
-                ),
+                **({"forms": read} if read else {}),
+                **({"passed_over": passed_over} if passed_over else {}),
             }
             text = json.dumps(recipe, sort_keys=True)
             if len(text) <= MAX_RECIPE_CHARS or not named:

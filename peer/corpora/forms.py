@@ -17,6 +17,8 @@ from peer.corpora.compressed import ENDINGS
 from protocol.corpora.manifest import CorpusKind
 from trainer.git_lfs import is_pointer
 
+READING = 2
+"""Version of the reading of inputs: another one may find other documents in the same files."""
 HEAD_BYTES = 1 << 16
 """Bytes of a file, after decompression, that tell its form."""
 BOM = b"\xef\xbb\xbf"
@@ -33,6 +35,7 @@ class Form(StrEnum):
     PARQUET = "Parquet"
     ARROW = "Arrow"
     PAGE = "web page"
+    SETTINGS = "JSON taken as text"
     TEXT = "text"
 
 
@@ -54,16 +57,17 @@ class Skipped(StrEnum):
     OTHER_SPLIT = "of another split than train"
     ABOUT = "about the data"
     INSIDE = "a link to a folder that is read where it is"
+    HIDDEN = "hidden"
 
 
-COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE}
+COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE, Skipped.HIDDEN}
 """Reasons of files that may be data, so that their share of an input is limited."""
 UNMEASURED = frozenset({Skipped.FOLDER, Skipped.MISSING})
 """Reasons of links whose size is unknown, so that they count as much as all the rest of their input."""
 RECORDS = frozenset({Form.LINES, Form.ARRAY, Form.TABLE, Form.PARQUET, Form.ARROW})
 """Forms of many records."""
 BINARY_FORMS = frozenset({Form.PARQUET, Form.ARROW})
-READ_AS = tuple(form.name.lower() for form in Form if form not in BINARY_FORMS)
+READ_AS = tuple(form.name.lower() for form in Form if form not in {*BINARY_FORMS, Form.SETTINGS})
 """Names of the forms in which a person may have all files read that are text."""
 
 _BEGINNINGS: tuple[tuple[bytes, Form | Skipped], ...] = (
@@ -73,6 +77,8 @@ _BEGINNINGS: tuple[tuple[bytes, Form | Skipped], ...] = (
     (b"PK\x03\x04", Skipped.ARCHIVE),
     (b"7z\xbc\xaf\x27\x1c", Skipped.ARCHIVE),
     (b"Rar!\x1a\x07", Skipped.ARCHIVE),
+    (b"{\\rtf", Skipped.ARCHIVE),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", Skipped.ARCHIVE),
     (b"\x93NUMPY", Skipped.TOKENS),
 )
 _LINES = (".jsonl", ".ndjson", ".jsonlines")
@@ -80,13 +86,18 @@ _TABLES = (".csv", ".tsv", ".tab")
 _ARROWS = (".arrow", ".ipc", ".feather")
 _PAGES = (".html", ".htm", ".xhtml")
 _ARRAY_START = re.compile(rb'\[\s*\{\s*["}]')
+_OBJECT_START = re.compile(rb'\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
 _PLAIN = ("", ".txt", ".text", ".tokens", ".raw", ".tok")
 _SPLIT = re.compile(
-    r"(?:^|[-._ /0-9])(?:(train|training)|test|testing|val|valid|validation|dev|eval|evaluation|heldout)(?=$|[-._ /0-9])"
+    r"(?:^|[-._ /0-9])(?:(train|training)|tests?|testing|val|valid|validation|dev|eval|evaluation|h[eo]ld[-_ ]?out)"
+    r"(?:set|data|split)?(?=$|[-._ /0-9])"
 )
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|changes|authors|contributing)([-_.].*)?"
     r"|(dataset_infos?|dataset_dict|state|croissant)\.json"
+)
+_CARD = re.compile(
+    rb"---\r?\n(?:(?!---).*\n)*?(?:license|language|configs|dataset_info|task_categories|size_categories|pretty_name):"
 )
 
 
@@ -128,7 +139,7 @@ def _json_form(ending: str, text: bytes, *, is_whole: bool) -> Form | None:
     if text.startswith(b"{"):
         if _is_object(first):
             return Form.OBJECT if is_whole and not rest.strip() else Form.LINES
-        if ending == ".json":
+        if ending == ".json" or _OBJECT_START.match(text):
             return Form.OBJECT if newline or is_whole else Form.LINES
         return None
     is_json = ending == ".json" and text and not text.startswith((b"//", b"/*"))
@@ -158,15 +169,19 @@ def _is_page(ending: str, text: bytes) -> bool:
 class FolderTraits:
     """Traits of an input folder that decide about single files in it.
 
-    has_records: it has a file of records, besides those about the data.  has_train: a file is named for training.
+    has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
+    training.
     """
 
     has_records: bool = False
     has_train: bool = False
 
-    def note(self, name: str, form: Form | Skipped, *, has_field: bool) -> None:
-        """Take a file of the folder into account."""
-        if isinstance(form, Skipped) or is_about(name):
+    def note(self, name: str, form: Form | Skipped, *, has_field: bool, is_card: bool = False) -> None:
+        """Take a file of the folder into account.  is_card: it begins as data cards do."""
+        if isinstance(form, Skipped):
+            return
+        if is_about(name):
+            self.has_records |= is_card
             return
         self.has_records |= form in RECORDS or (form is Form.OBJECT and has_field)
         self.has_train |= split_of(name, form) == "train"
@@ -188,13 +203,18 @@ def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusK
     if kind is not CorpusKind.TEXT:
         return Skipped.NO_RECORDS if is_text else form
     if form is Form.OBJECT and not has_field:
-        return Skipped.NO_RECORD if traits.has_records else Form.TEXT  # settings in a folder of code
+        return Skipped.NO_RECORD if traits.has_records else Form.SETTINGS  # in a folder of code
     return form
 
 
 def is_about(name: str) -> bool:
     """Return True for the name of a file that describes the data or their licence."""
     return _ABOUT.fullmatch(bare_name(name).rpartition("/")[2]) is not None
+
+
+def is_card(head: bytes) -> bool:
+    """Return True for the beginning of a data card: a head of settings, as hubs have it in README.md."""
+    return _CARD.match(head.removeprefix(BOM)) is not None
 
 
 def split_of(name: str, form: Form) -> str:

@@ -19,7 +19,18 @@ from blake3 import blake3
 
 from kernels.outside_files import UnusableFile, named_file, open_outside
 from peer.corpora.compressed import compression_of, head_of
-from peer.corpora.forms import BINARY_FORMS, COUNTED, HEAD_BYTES, UNMEASURED, FolderTraits, Form, Skipped, decided, form_of
+from peer.corpora.forms import (
+    BINARY_FORMS,
+    COUNTED,
+    HEAD_BYTES,
+    UNMEASURED,
+    FolderTraits,
+    Form,
+    Skipped,
+    decided,
+    form_of,
+    is_card,
+)
 from peer.corpora.options import MOST_NAMED, BuildOptions, FieldSelection
 from peer.errors import ExitCode, PeerError
 from peer.formatting import many, size
@@ -79,8 +90,9 @@ def source_names(inputs: Iterable[BuildInput]) -> list[str]:
 class InputFile(NamedTuple):
     """File of an input, or a whole input that is no file.
 
-    number: among the files of all inputs.  place: of its input among all.  folder: the one that a person named, in which it
-    lies; None for a file that a person named itself.  skipped: set for a path in a folder that is no file.
+    number: among the files of all inputs; -1 for a hidden one, so that a new one changes no number.  place: of its input
+    among all.  folder: the one that a person named, in which it lies; None for a file that a person named itself.  skipped:
+    set for a path in a folder that is hidden or no file.
     """
 
     number: int
@@ -110,8 +122,9 @@ def files_of(inputs: Iterable[BuildInput], leave_out: Iterable[str] = ()) -> Ite
             number += 1
             continue
         for path, skipped in _walk(origin, patterns):
-            yield InputFile(number, each, place, path, path.relative_to(origin).as_posix(), origin, skipped)
-            number += 1
+            is_hidden, name = skipped is Skipped.HIDDEN, path.relative_to(origin).as_posix()
+            yield InputFile(-1 if is_hidden else number, each, place, path, name, origin, skipped)
+            number += not is_hidden
 
 
 def check_file(path: Path) -> None:
@@ -129,7 +142,9 @@ def _walk(folder: Path, leave_out: tuple[str, ...]) -> Iterator[tuple[Path, Skip
         path = Path(entry.path)
         if leave_out and _matches(path.relative_to(folder), leave_out):
             continue
-        if entry.is_dir(follow_symlinks=False):
+        if entry.name.startswith("."):
+            yield path, Skipped.HIDDEN
+        elif entry.is_dir(follow_symlinks=False):
             left += _entries(path)
         elif path.is_file():  # the survey names a link out of the folder
             yield path, None
@@ -148,10 +163,10 @@ def _obstacle(folder: Path, path: Path) -> Skipped:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, the last name first, without hidden ones."""
+    """Return the entries of a folder, the last name first."""
     try:
         with os.scandir(folder) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
+            entries = [*found]
     except OSError as error:
         raise unreadable(folder, error) from error
     return sorted(entries, key=lambda entry: entry.name, reverse=True)
@@ -199,6 +214,7 @@ class _Counts:
     read: dict[Form, int] = field(default_factory=dict)
     skipped: dict[Skipped, SkippedFiles] = field(default_factory=dict)
     bytes: int = 0
+    settings: SkippedFiles = field(default_factory=SkippedFiles)
 
     def note(self, name: str, form: Form | Skipped, file_bytes: int) -> None:
         self.bytes += file_bytes
@@ -206,10 +222,17 @@ class _Counts:
             self.skipped.setdefault(form, SkippedFiles()).add(SkippedFiles(1, file_bytes, [name]))
         else:
             self.read[form] = self.read.get(form, 0) + 1
+            if form is Form.SETTINGS:
+                self.settings.add(SkippedFiles(1, file_bytes, [name]))
 
     def check(self, name: str, options: BuildOptions) -> None:
-        """Raise `PeerError` if too large a share is passed over.  Links to what cannot be measured count as the rest."""
+        """Raise `PeerError` if too large a share is passed over.  Links to what cannot be measured count as the rest.
+
+        If most of an input is JSON without the field of the text, it is data in an unknown form, not settings beside code.
+        """
         counted = {reason: files for reason, files in self.skipped.items() if reason in COUNTED}
+        if 2 * self.settings.bytes > self.bytes:
+            counted[Skipped.NO_RECORD] = self.settings
         unknown = counted.keys() & UNMEASURED
         lost = sum(files.bytes for files in counted.values()) + (max(1, self.bytes) if unknown else 0)
         total = self.bytes + (max(1, self.bytes) if unknown else 0)
@@ -264,16 +287,20 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
     traits = tuple(FolderTraits() for _ in inputs)
     counts = [[_Counts() for _ in TRAITS] for _ in inputs]
     for each in files_of(inputs, fields.leave_out or ()):
+        if each.skipped is Skipped.HIDDEN:
+            for counted in counts[each.place]:
+                counted.note(each.name, Skipped.HIDDEN, 0)
+            continue
         files += 1
         facts = [each.input.source, each.name]
         if each.path is None:
             is_known = False
         else:
-            form, has_field, found = _surveyed(each, each.path, options)
+            seen, found = _surveyed(each, each.path, options)
             facts += [str(found.st_size), str(found.st_mtime_ns)] if found is not None else [str(each.skipped)]
-            traits[each.place].note(each.name, form, has_field=has_field)
+            traits[each.place].note(each.name, seen.form, has_field=seen.has_field, is_card=seen.is_card)
             for some, counted in zip(TRAITS, counts[each.place], strict=True):
-                final = form_read(each, form, some, options, has_field=has_field)
+                final = form_read(each, seen, some, options)
                 counted.note(each.name, final, found.st_size if found is not None else 0)
         digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
     whole = _Counts()
@@ -289,38 +316,44 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
     return InputsSurvey(digest.hexdigest(), files, total, traits, whole.read, whole.skipped)
 
 
-def _surveyed(each: InputFile, path: Path, options: BuildOptions) -> tuple[Form | Skipped, bool, os.stat_result | None]:
-    """Return the form of a file by its content, whether it has the text's field, and its status."""
+class SeenForm(NamedTuple):
+    """Form of a file by its content.  has_field, is_card: its beginning has the text's field, or is that of a data card."""
+
+    form: Form | Skipped
+    has_field: bool = False
+    is_card: bool = False
+
+
+def _surveyed(each: InputFile, path: Path, options: BuildOptions) -> tuple[SeenForm, os.stat_result | None]:
+    """Return the form of a file by its content, and its status."""
     if each.skipped is not None:
-        return each.skipped, False, None
+        return SeenForm(each.skipped), None
     try:
         found = path.stat()
         with open_outside(path, each.folder) as opened:
-            return *seen_form(each, opened, options.fields), found
+            return seen_form(each, opened, options.fields), found
     except UnusableFile:
-        return Skipped.LINK, False, found
+        return SeenForm(Skipped.LINK), found
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def seen_form(each: InputFile, opened: BinaryIO, fields: FieldSelection) -> tuple[Form | Skipped, bool]:
-    """Return the form that an open file has by its content, and whether its beginning has the text's field."""
+def seen_form(each: InputFile, opened: BinaryIO, fields: FieldSelection) -> SeenForm:
+    """Return the form that an open file has by its content."""
     is_compressed = bool(compression_of(opened))
     head, is_whole = head_of(opened, HEAD_BYTES)
     name = re.escape(fields.text.partition(".")[0].encode())
     form = form_of(each.name, head, is_whole=is_whole, is_compressed=is_compressed)
-    return form, re.search(rb'"' + name + rb'"\s*:', head) is not None
+    return SeenForm(form, re.search(rb'"' + name + rb'"\s*:', head) is not None, is_card(head))
 
 
-def form_read(
-    each: InputFile, form: Form | Skipped, traits: FolderTraits, options: BuildOptions, *, has_field: bool
-) -> Form | Skipped:
-    """Return the form in which a file is read, or the reason for which it is passed over.  form: by its content."""
-    kind, chosen = options.tokens.kind, options.fields.read_as
+def form_read(each: InputFile, seen: SeenForm, traits: FolderTraits, options: BuildOptions) -> Form | Skipped:
+    """Return the form in which a file is read, or the reason for which it is passed over."""
+    kind, chosen, form = options.tokens.kind, options.fields.read_as, seen.form
     if isinstance(form, Skipped):
         return form
     if chosen is not None:
         return form if form in BINARY_FORMS else Form[chosen.upper()]
     if each.folder is None:
         return Form.LINES if kind is not CorpusKind.TEXT and form in (Form.TEXT, Form.PAGE) else form
-    return decided(each.name, form, traits, kind, has_field=has_field)
+    return decided(each.name, form, traits, kind, has_field=seen.has_field)

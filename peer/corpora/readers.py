@@ -137,10 +137,10 @@ def beginnings(
     """
     step = -(-files // MOST_BEGINNINGS)
     share = most_bytes // -(-files // step) if files else 0
-    for place, file in enumerate(files_of(inputs, options.fields.leave_out or ())):
-        if place % step or file.skipped is not None:
+    for file in files_of(inputs, options.fields.leave_out or ()):
+        if file.skipped is not None or file.number % step:
             continue
-        batch, size = RawBatch(place, file.place, {file.number: file.name}), 0
+        batch, size = RawBatch(file.number, file.place, {file.number: file.name}), 0
         for row in _rows(file, options, traits[file.place], lambda read: None):
             if size and size + row.size > share:
                 break
@@ -184,8 +184,7 @@ def _contents(file: InputFile, options: BuildOptions, traits: FolderTraits, note
         yield from _from_hub(origin) if isinstance(origin, str) else _from_memory(origin)
         return
     with open_outside(file.path, file.folder) as opened:
-        seen, has_field = seen_form(file, opened, options.fields)
-        form = form_read(file, seen, traits, options, has_field=has_field)
+        form = form_read(file, seen_form(file, opened, options.fields), traits, options)
         if not isinstance(form, Skipped):
             yield from READERS[form](OpenedFile(opened, file.path, options, note))
 
@@ -487,5 +486,6 @@ READERS: Mapping[Form, Reader] = {
     Form.PARQUET: _from_parquet,
     Form.ARROW: _from_arrow,
     Form.PAGE: _whole(RowForm.PAGE),
+    Form.SETTINGS: _whole(RowForm.FILE),
     Form.TEXT: _whole(RowForm.FILE),
 }

@@ -20,11 +20,11 @@ import numpy as np
 from kernels.outside_files import read_outside
 from peer.corpora.blocks import SHARDS, shard_path
 from peer.corpora.build import BuildProgress, build
-from peer.corpora.forms import READ_AS
+from peer.corpora.forms import READ_AS, READING, Form, Skipped
 from peer.corpora.inputs import HUB, BuildInput, Document, files_of
 from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount
+from peer.formatting import amount, many
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
@@ -392,9 +392,16 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
     recipe = json.loads(manifest.recipe)
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
+    told += f"; read: {', '.join(_files(Form, recipe['forms']))}" if "forms" in recipe else ""
+    told += f"; passed over: {', '.join(_files(Skipped, recipe['passed_over']))}" if "passed_over" in recipe else ""
     left = ", ".join(_left_out(LeftOut[name.upper()], count) for name, count in recipe["left_out"].items())
     first = tally.first(True) if tally is not None else None
     return noun, told + (f"; left out: {left}" if left else "") + (f"; the first bad row is {first}" if first else "")
+
+
+def _files(kind: type[Form] | type[Skipped], counts: Mapping[str, int]) -> list[str]:
+    """Describe how many files were read in a form, or passed over for a reason."""
+    return [f"{many(count, 'file')} ({kind[name.upper()].value.partition(';')[0]})" for name, count in counts.items()]
 
 
 def _left_out(reason: LeftOut, count: int) -> str:
@@ -423,8 +430,9 @@ def counted_tokens(folder: Path, manifest: CorpusManifest, name: str) -> int:
 
 
 def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
-    """Return a name for the corpus of these inputs, which changes whenever a file of theirs does."""
-    digest = hashlib.blake2b(json.dumps(options.described(), sort_keys=True).encode(), digest_size=16)
+    """Return a name for the corpus of these inputs, which changes whenever a file of theirs or their reading does."""
+    described = {**options.described(), "reading": READING}
+    digest = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16)
     digest.update(options.tokens.content() or b"bytes")
     own = {str(each.origin): each.own.key for each in inputs if each.own is not None}
     digest.update(json.dumps([[[each.source, str(each.origin)] for each in inputs], own]).encode())

@@ -30,6 +30,7 @@ stall_s = 4.0
 """
 CHATS = """
 name = "talk"
+total_rounds = 50
 founders = "anyone"
 chunk_parameters = 4096
 checkpoint_chunk_bytes = 8192

@@ -116,7 +116,16 @@ FORMS: dict[str, tuple[bytes, Form | Skipped]] = {
     "wide.txt": ("x".encode("utf-16"), Form.TEXT),
     "a.bin": (b"ab\0cd", Skipped.BINARY),
     "a.sqlite": (b"SQLite format 3\0", Skipped.BINARY),
+    "letter.rtf": (b"{\\rtf1\\ansi Hello", Skipped.ARCHIVE),
+    "letter.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", Skipped.ARCHIVE),
+    "notes.ipynb": (b'{\n "cells": []\n}', Form.OBJECT),
+    "pretty.txt": (b'{\n "text": "x"\n}\n{\n "text": "y"\n}\n', Form.OBJECT),
 }
+
+
+@pytest.mark.parametrize("name", ["corpus", "corpus.txt", "corpus.json"])
+def test_record_that_is_longer_than_what_tells_the_form_is_no_text(name: str) -> None:
+    assert form_of(name, b'{"id": 1, "text": "' + b"x" * (1 << 16), is_whole=False) is Form.LINES
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -217,6 +226,17 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
     "code": ({"train.py": b"a", "test.py": b"b", "tests/test_a.py": b"c", "README.md": b"d"}, {"a", "b", "c", "d"}, {}),
     "notes": ({"README.md": b"a", "test.txt": b"b", "dev/log.txt": b"c"}, {"a", "b", "c"}, {}),
     "saved by datasets": ({"a.jsonl": b"a", "state.json": b"b", "dataset_info.json": b"c"}, {"a"}, {Skipped.ABOUT: 2}),
+    "sets": (
+        {"trainset.jsonl": b"a", "testset.jsonl": b"b", "held_out.jsonl": b"c", "hold-out-1.jsonl": b"c"},
+        {"a"},
+        {Skipped.OTHER_SPLIT: 3},
+    ),
+    "texts with a card": (
+        {"README.md": b"---\nlicense: mit\n---\n# Poems", "LICENSE": b"d", "poems.txt": b"a"},
+        {"a"},
+        {Skipped.ABOUT: 2},
+    ),
+    "notes with front matter": ({"README.md": b"---\ntags: x\n---\n", "b.txt": b"b"}, {"---\ntags: x\n---\n", "b"}, {}),
     "card in a folder": ({"en/a.jsonl": b"a", "en/ReadMe.rst": b"b", "citation.cff": b"c"}, {"a"}, {Skipped.ABOUT: 2}),
 }
 
@@ -242,16 +262,37 @@ def test_folder_with_data_for_tests_alone_is_refused_and_a_named_file_is_read(tm
 
 
 def test_settings_beside_code_are_texts_and_beside_records_they_stop_the_build(tmp_path: Path) -> None:
-    settings = b'{\n "name": "x"\n}'
+    settings, code = b'{\n "name": "x"\n}', b"import os, sys, re, io"
     written(tmp_path / "in" / "package.json", settings)
-    written(tmp_path / "in" / "a.py", b"import os")
-    build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "code")
-    assert set(texts_of(tmp_path / "code")["s", "train"]) == {settings.decode(), "import os"}
+    written(tmp_path / "in" / "a.py", code)
+    survey = build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "code").survey
+    assert set(texts_of(tmp_path / "code")["s", "train"]) == {settings.decode(), code.decode()}
+    assert survey.read == {Form.SETTINGS: 1, Form.TEXT: 1}
     written(tmp_path / "in" / "a.jsonl", jsonl(ROWS))
     with pytest.raises(PeerError, match="package.json is no record with the field of the text"):
         build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
     result = build([BuildInput("s", tmp_path / "in")], options(read_as="text"), tmp_path / "out")
     assert result.survey.read == {Form.TEXT: 3}
+
+
+def test_data_in_json_of_an_unknown_form_are_not_read_as_settings_because_code_lies_beside_them(tmp_path: Path) -> None:
+    written(tmp_path / "in" / "README.md", b"a card")
+    written(tmp_path / "in" / "load.py", b"import json")
+    written(tmp_path / "in" / "squad.json", json.dumps({"data": [{"context": f"paragraph {i}"} for i in range(9)]}).encode())
+    with pytest.raises(
+        PeerError, match="of in would be passed over, .*: squad.json is no record with the field of the text"
+    ):
+        build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
+
+
+def test_hidden_files_are_named_and_change_no_corpus(tmp_path: Path) -> None:
+    written(tmp_path / "in" / "b" / "a.jsonl", jsonl(ROWS))
+    plain = build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "plain")
+    written(tmp_path / "in" / ".git" / "pack", b"x")
+    written(tmp_path / "in" / "b" / ".DS_Store", b"x")
+    result = build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
+    assert set(result.survey.skipped[Skipped.HIDDEN].names) == {".git", "b/.DS_Store"}
+    assert result.manifest == plain.manifest and result.survey.fingerprint == plain.survey.fingerprint
 
 
 def test_folder_of_records_in_files_of_their_own_is_read_as_records(tmp_path: Path) -> None:

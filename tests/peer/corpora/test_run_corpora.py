@@ -101,7 +101,8 @@ def test_chats_of_any_size_are_a_corpus_and_the_organiser_is_told_of_it(tmp_path
     split = manifest.sources[0]
     assert what == "chats" and split.train.documents + split.held_out.documents == 40
     rows = split.train.tokens // 65
-    assert about == f"{split.train.documents} chats in {rows} windows to learn from, {split.held_out.documents} held out"
+    told = f"{split.train.documents} chats in {rows} windows to learn from, {split.held_out.documents} held out"
+    assert about == f"{told}; read: 1 file (JSON lines)"
     again = chats([a_chat(number) for number in range(40)], tmp_path)
     assert again.remarks == data.remarks or again.folders != data.folders
 
@@ -112,7 +113,8 @@ def test_chats_that_are_cut_left_out_or_bad_are_counted_and_the_first_bad_one_is
     rows[8] = {"prompt": "a" * 500, "completion": "b"}
     rows[9] = {"prompt": "no answer"}
     ((_, about),) = chats(rows, tmp_path).remarks
-    assert "; 1 longer than a window are cut; left out: 1 no chat or preference, 1 with nothing to learn; " in about
+    assert "; 1 longer than a window are cut; read: 1 file (JSON lines); left out: 1 no chat or preference, 1 with " in about
+    assert ", 1 with nothing to learn; the first bad row is talk.jsonl, " in about
     assert "the first bad row is talk.jsonl, row 10: a chat is a record with a list of" in about
     with pytest.raises(PeerError, match=r"the first is talk.jsonl, row 1: the record has the unknown field 'speech'"):
         chats([{"speech": 1, **a_chat(1)}, *rows[:5]], tmp_path)
@@ -154,6 +156,22 @@ def test_the_tokens_of_chats_are_those_that_are_learnt(tmp_path: Path) -> None:
     learnt = sum(len(f"{number}!") + 1 for number in range(100))
     assert 0.6 * learnt < source["counted"] < learnt, "each answer and its end, of the chats that are not held out"
     assert source["counted"] < corpus.manifest.sources[0].train.tokens / 2
+
+
+def test_files_passed_over_are_counted_and_a_corpus_of_an_earlier_reading_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"a text of number {number}, long enough"} for number in range(99)]
+    for name in ("train", "test", "validation"):
+        write_rows(tmp_path / "clone" / f"{name}.jsonl", rows)
+    (tmp_path / "clone" / "README.md").write_text("a card")
+    section = {"from": "clone", "sequence_length": 16}
+    data = read(section, tmp_path)
+    ((_, told),) = data.remarks
+    assert "; read: 1 file (JSON lines); passed over: 1 file (about the data), 2 files (of another split than train)" in told
+    assert read(section, tmp_path).folders == data.folders
+    monkeypatch.setattr("peer.corpora.run_data.READING", 1)
+    assert read(section, tmp_path).folders != data.folders
 
 
 def test_repeated_chats_are_named_with_the_switch_that_keeps_them(tmp_path: Path) -> None:
