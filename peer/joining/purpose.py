@@ -213,7 +213,7 @@ def _total(manifest: RunManifest) -> str:
 
 def _trains(manifest: RunManifest) -> str:
     model = manifest.model
-    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {model.layers} layers of {model.dim})"
+    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {many(model.layers, "layer")} of {model.dim})"
     return f"the weights of a folder: {shape}" if manifest.initial_state else f"a model of {shape} from scratch"
 
 
