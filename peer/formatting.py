@@ -376,9 +376,11 @@ language models")."""
 
 
 def times_text(times: float) -> str:
-    """Format how often data is read: "0.4 times", "once", "3 times"."""
+    """Format how often data is read: "less than 0.1 times", "about 0.4 times", "about once", "about 3 times"."""
     rounded = round(times) if times >= 9.95 else round(times, 1)
-    return "once" if rounded == 1 else f"{rounded:g} times"
+    if not rounded:
+        return "less than 0.1 times"
+    return "about once" if rounded == 1 else f"about {rounded:g} times"
 
 
 def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
@@ -390,8 +392,8 @@ def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
     if not times:
         return ""
     told = {times_text(count) for _, count in times}
-    listed = ", ".join(f"{clean(name, 64)} about {times_text(count)}" for name, count in times)
-    said = f"each source about {told.pop()}" if len(told) == 1 else listed
+    listed = ", ".join(f"{clean(name, 64)} {times_text(count)}" for name, count in times)
+    said = f"each source {told.pop()}" if len(told) == 1 else listed
     often = "; above 4 times a model learns its data by heart" if times[0][1] > MOST_EPOCHS else ""
     return f"reads {said}{' with one member, and more often with more' if per_member else ''}{often}"
 

@@ -17,9 +17,9 @@ from peer.formatting import size
 from peer.paths import runtime_dir
 from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
 from peer.resources.core_share import CoreShare, chosen_threads, share_of
-from peer.weights.tokenizer_files import folder_tokenizer, tokenizer_file
+from peer.weights.tokenizer_files import converses, folder_tokenizer, tokenizer_file
 from protocol.run.manifest import RunManifest
-from trainer.data.templates import TemplatedTokenizer
+from trainer.data.templates import TemplatedTokenizer, chat_template
 from trainer.data.tokens import ByteTokenizer, Tokenizer
 from trainer.device import default_dtype, is_gpu, pick_device
 from trainer.generate.engine import Engine, Request
@@ -35,8 +35,6 @@ from trainer.weights.safetensors_file import FolderError
 # its run learns from conversations.  Any other model completes texts.
 
 
-TALKS = ("chatml", "llama3")
-"""Templates with marks."""
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
 MAX_TEMPLATE_BYTES = 1 << 20
 
@@ -52,7 +50,7 @@ class ChatForm:
 
 def form_of_run(manifest: RunManifest, folder: Path) -> ChatForm:
     """Return the form of the conversations of a run.  folder: an export of its model.  Raises `PeerError`."""
-    said, learns = manifest.tokenizer, manifest.data.format != "text" or manifest.rl is not None
+    said = manifest.tokenizer
     if said is None:
         template = "plain" if manifest.data.format == "chat" else "raw"
         return ChatForm(TemplatedTokenizer(_bytes(manifest.model.vocab), template), template == "plain")
@@ -60,7 +58,7 @@ def form_of_run(manifest: RunManifest, folder: Path) -> ChatForm:
     if not path.is_file():
         raise PeerError("the run's tokenizer is not on this computer; fetch it with `peer join`", ExitCode.INPUT)
     tokenizer = TemplatedTokenizer(tokenizer_file(path, said.ends, manifest.model.vocab), said.template)
-    return ChatForm(tokenizer, said.template in TALKS or (said.template == "plain" and learns))
+    return ChatForm(tokenizer, converses(manifest))
 
 
 def form_of_folder(weights: WeightsFolder) -> ChatForm:
@@ -69,6 +67,9 @@ def form_of_folder(weights: WeightsFolder) -> ChatForm:
     if found is None:
         return ChatForm(TemplatedTokenizer(_bytes(weights.config.vocab), "raw"), False)
     file, template, asked = found.file, found.template, _own_template(weights.folder)
+    names = {number: name for name, number in found.special.items()}
+    if any(end in names and asked == chat_template("plain", names[end]) for end in file.ends):
+        return ChatForm(TemplatedTokenizer(file, "plain"), True)  # `peer export` wrote it
     mark = {"chatml": "<|im_start|>", "llama3": "<|start_header_id|>"}.get(template, "")
     if asked and (not mark or mark not in asked):
         remark = "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts"

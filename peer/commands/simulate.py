@@ -30,7 +30,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--speed",
         metavar="TOKENS",
-        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else 1 TFLOP/s)",
+        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else for 1 TFLOP/s, "
+        "at most 50000)",
     )
     parser.add_argument(
         "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit (default) or 5mbit..50mbit"
@@ -58,7 +59,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
     from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
-    from peer.joining.purpose import assumed_rate
+    from peer.joining.purpose import assumed_by, assumed_rate
     from peer.paths import data_dir
     from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
     from peer.planning.model import NeverTogether, simulate
@@ -92,7 +93,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.json:
         print_json(fields(manifest, groups, forecasts, needs, proposal.why))
         return ExitCode.OK
-    source = ("assumed: 1 TFLOP/s; `peer bench` measures it" if pace is None else pace.of) if is_assumed else ""
+    source = (assumed_by(manifest) if pace is None else pace.of) if is_assumed else ""
     told = [*peers_line(groups, source), "", *table(forecasts, needs), ""]
     print("\n".join([*told, f"The proposal: {proposal.why}.", *end_line(manifest, forecasts)]))
     for remark in remarks(forecasts[-1], rules.max_members):

@@ -190,6 +190,8 @@ def run_export(args: argparse.Namespace) -> int:
     print(f"rounds      {done.state.rounds}" + (", the final state of the run" if done.state.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
     print(f"folder      {folder} ({size(done.size_bytes)})")
+    if done.remark:
+        print(f"tokenizer   {done.remark}")
     if not done.tokenizer:
         print(
             "The folder has no tokenizer: the run reads bytes, and a token's number is the byte's value."

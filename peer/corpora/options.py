@@ -12,7 +12,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, special_in
+from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, names_in
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Largest text of a document, in bytes of UTF-8."""
@@ -65,7 +65,7 @@ def special_token(path: Path, name: str) -> int:
     if name.isascii() and name.isdigit():
         return int(name[:20])
     try:
-        special = special_in(path)
+        special = names_in(path).special
     except ValueError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
     if name not in special:

@@ -15,6 +15,7 @@ from peer.formatting import amount, plain
 from peer.joining.purpose import purpose_lines
 from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
+from peer.weights.tokenizer_files import PLAIN_CLASS
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import AboutSection
 
@@ -81,9 +82,14 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         "of the run's organiser.",
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import AutoModelForCausalLM{f', {PLAIN_CLASS}' * facts.tokenizer}",
         "",
         f'model = AutoModelForCausalLM.from_pretrained("{repository}", revision="round-{state.rounds}")',
+        *(
+            [f'tokenizer = {PLAIN_CLASS}.from_pretrained("{repository}", revision="round-{state.rounds}")']
+            if facts.tokenizer
+            else []
+        ),
         "```",
     ]
     return "\n".join([*lines, ""]).encode()

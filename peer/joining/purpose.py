@@ -51,6 +51,12 @@ def assumed_rate(manifest: RunManifest) -> float:
     return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
 
 
+def assumed_by(manifest: RunManifest) -> str:
+    """Describe the assumption behind `assumed_rate`."""
+    is_small = assumed_rate(manifest) == MOST_TOKENS_PER_S
+    return f"assumed: {'a model this small' if is_small else '1 TFLOP/s'}; `peer bench` measures it"
+
+
 def run_definition(manifest: RunManifest) -> RunDefinition:
     """Return the facts that the status and the interface show."""
     about, data, model = manifest.about or AboutSection(), manifest.data, manifest.model
@@ -172,7 +178,7 @@ def often_read(manifest: RunManifest) -> str:
     if manifest.rl is not None:
         total = "warm_rounds in [rl]"
     return (
-        f"the run reads {OWN_SOURCES.get(name, name)} about {times_text(times[name])}, and from about {MOST_EPOCHS} times "
+        f"the run reads {OWN_SOURCES.get(name, name)} {times_text(times[name])}, and from about {MOST_EPOCHS} times "
         f"on a model learns its data by heart; give more data, or make {total} smaller"
     )
 
@@ -279,10 +285,14 @@ def unusual_data(manifest: RunManifest) -> str:
 
 def _rate(manifest: RunManifest) -> str:
     inner, rl = manifest.inner, manifest.rl
-    read = f"{inner.lr:g}, after {inner.warmup_steps} steps of warm-up"
+    read = _warmed(f"{inner.lr:g}", inner.warmup_steps)
     if inner.cooldown:
         read += f", down to 0 in the last {100 * inner.cooldown:g} % of the run"
     if rl is None:
         return read
-    learned = f"{rl.lr:g} on rollouts, after {rl.warmup_steps} steps of warm-up"
+    learned = _warmed(f"{rl.lr:g} on rollouts", rl.warmup_steps)
     return f"{read}; {learned}" if rl.warm_rounds else learned
+
+
+def _warmed(rate: str, steps: int) -> str:
+    return f"{rate}, " + (f"after {many(steps, 'step')} of warm-up" if steps else "without warm-up")

@@ -18,8 +18,10 @@ MOST_READOUTS = 120
 """Places along a chart at which the pointer shows the values."""
 TICKS = 5
 OUTLIER = 2.0
-"""Values above this multiple of the median are drawn at the upper edge: neither the first rounds nor a false claim may
-flatten the rest of the curve."""
+"""Values above this multiple of the median are drawn at the upper edge of an axis with `plausible`: neither the first rounds
+of a long run nor a false claim may flatten the rest of the curve."""
+MANY_POINTS = 64
+"""Points from which this holds for plausible values, too; in fewer the first rounds are the news."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Axis:
     """An axis.
 
     name: unit of its values.  show: writes a value.  least, most: fixed ends; None if they follow from the values.
+    plausible: value up to which an axis of few points reaches whatever the others are; None if it always reaches all.
     whole: only whole numbers are marked.
     """
 
@@ -53,6 +56,7 @@ class Axis:
     show: Callable[[float], str]
     least: float | None = None
     most: float | None = None
+    plausible: float | None = None
     whole: bool = False
 
 
@@ -72,7 +76,9 @@ def ticks(low: float, high: float, *, whole: bool = False, count: int = TICKS) -
 def span(values: Sequence[float], axis: Axis) -> tuple[float, float]:
     """Return the ends of an axis for some values, of which there is at least one."""
     ordered = sorted(values)
-    limit = OUTLIER * ordered[len(ordered) // 2]
+    limit = math.inf
+    if axis.plausible is not None:
+        limit = max(OUTLIER * ordered[len(ordered) // 2], axis.plausible if len(ordered) < MANY_POINTS else -math.inf)
     low = axis.least if axis.least is not None else ordered[0]
     high = axis.most if axis.most is not None else max((each for each in ordered if each <= limit), default=ordered[-1])
     margin = 0.04 * (high - low) or 0.1 * abs(high) or 1.0

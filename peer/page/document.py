@@ -122,7 +122,8 @@ def _figures(facts: PageFacts) -> str:
 # The curves.
 
 
-LOSS = Axis("nats a token", lambda value: f"{value:.2f}")
+LOSS = Axis("nats a token", lambda value: f"{value:.2f}", plausible=16.0)
+"""Losses begin near the logarithm of the vocabulary, which is 12.5 for 256 Ki tokens."""
 REWARD = Axis("reward", lambda value: f"{value:.2f}", 0.0, 1.0)
 MEMBERS = Axis("members", lambda value: f"{value:.0f}", 0.0, whole=True)
 ROUNDS = Axis("rounds", lambda value: f"{value:,.0f}", whole=True)

@@ -138,6 +138,8 @@ def _figures(each: NamedForecast) -> list[tuple[str, str]]:
 
 def _long(seconds: float) -> str:
     """Format a time roughly, with its years if they are many days."""
+    if seconds < 0.5:
+        return "less than a second"
     if seconds < YEAR_S:
         return roughly(seconds)
     return f"{seconds / DAY_S:,.0f} days ({seconds / YEAR_S:,.1f} years)"

@@ -34,7 +34,7 @@ from peer.corpora.run_data import (
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
 from peer.paths import make_private, run_dir
-from peer.weights.tokenizer_files import check_files, check_readable, keep_tokenizer, tokenizer_facts
+from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
@@ -73,7 +73,6 @@ class FolderStart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
-        check_files(folder)
         with _refusals():
             self._weights = WeightsFolder(folder)
 
@@ -117,7 +116,6 @@ class FolderStart:
             checkpoints.publish(part, leaves)
         except StoreFailed as error:
             raise PeerError(str(error), ExitCode.RESOURCES) from error
-        keep_tokenizer(self.folder, folder)
 
     def _pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """Yield the state's bytes, piece after piece."""
@@ -225,6 +223,8 @@ class Brought:
                 _check_environment(config, manifest.rl, tokenizer, tell)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
+        if TOKENIZER in self._paths and (said := loading_remark(manifest, self._paths[TOKENIZER])):
+            tell("tokenizer", f"in exports, {said}")
         for remark in self.corpora.remarks if self.corpora is not None else ():
             tell(*remark)
 

@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.paths import run_dir
 from peer.resources.computer import available_memory, free_gpu_memory
-from peer.weights.tokenizer_files import check_files, copy_tokenizer, folder_tokenizer, generation_in, take_tokenizer
+from peer.weights.tokenizer_files import check_files, folder_tokenizer, take_tokenizer, write_tokenizer
 from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
@@ -31,7 +31,6 @@ from protocol.run.sections import TOKENIZER
 from protocol.sync.supplies import paths_of
 from protocol.wire.hashes import HASH_BYTES
 from trainer.config import TrainingConfig
-from trainer.models.llama.huggingface import ends_in
 from trainer.models.llama.initial import initial_parameters
 from trainer.weights.folder import WeightsFolder, json_in, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
@@ -265,12 +264,13 @@ class ExportedState:
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of an export.  tokenizer: true if the folder has a tokenizer."""
+    """Result of an export.  tokenizer: true if the folder has a tokenizer.  remark: a sentence on its loading, or empty."""
 
     state: ExportedState
     parameters: int
     size_bytes: int
     tokenizer: bool
+    remark: str
 
 
 def export(
@@ -299,16 +299,15 @@ def export(
                 check_room(unfinished, form.width * manifest.parameters)
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
             fetched = paths_of(manifest, BlobStore(Disk(), folder / "files")).get(TOKENIZER)
-            has_tokenizer = copy_tokenizer(folder, unfinished, fetched)
-            generation = generation_in(unfinished)
+            has_tokenizer = fetched is not None and fetched.is_file()
+            remark = write_tokenizer(manifest, fetched, unfinished) if fetched is not None and has_tokenizer else ""
             write_folder(
                 unfinished,
                 config,
                 told(state.parameters(seeded), manifest.parameters, on_progress),
                 form,
                 context=_longest_row(manifest),
-                eos=_ends_of_text(manifest, generation, has_tokenizer=has_tokenizer),
-                generation=generation,
+                eos=_ends_of_text(manifest),
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
@@ -316,7 +315,7 @@ def export(
             exported = ExportedState(signed.run.hex(), manifest.name, state.rounds, is_final)
             exported.write(unfinished)
             total = sum(path.stat().st_size for path in unfinished.iterdir())
-    return Exported(exported, manifest.parameters, total, has_tokenizer)
+    return Exported(exported, manifest.parameters, total, has_tokenizer, remark)
 
 
 def _longest_row(manifest: RunManifest) -> int:
@@ -324,14 +323,11 @@ def _longest_row(manifest: RunManifest) -> int:
     return max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
 
 
-def _ends_of_text(manifest: RunManifest, generation: Mapping[str, Any], *, has_tokenizer: bool) -> Sequence[int]:
-    """Return the tokens that end a text: the run's, and the ones in the model's generation_config.json."""
-    ends: Sequence[int] = ()
+def _ends_of_text(manifest: RunManifest) -> Sequence[int]:
+    """Return the tokens that end a text."""
     if manifest.tokenizer is not None:
-        ends = manifest.tokenizer.ends
-    elif manifest.model.vocab == BYTES_VOCABULARY and not has_tokenizer:
-        ends = (BYTES_EOS,)
-    return tuple(dict.fromkeys([*ends, *(end for end in ends_in(generation) if end < manifest.model.vocab)]))
+        return manifest.tokenizer.ends
+    return (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
 
 
 def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:

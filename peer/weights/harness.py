@@ -23,7 +23,7 @@ from typing import Any
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 from peer.formatting import clean
-from peer.weights.tokenizer_files import folder_tokenizer, take_config, take_tokenizer
+from peer.weights.tokenizer_files import PLAIN_CLASS, folder_tokenizer, is_plain, take_config, take_tokenizer
 from trainer.extras import install_command
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
@@ -186,7 +186,8 @@ def _tokenizer_for(model: Path, place: Path) -> Path:
     place.mkdir()
     take_tokenizer(model, place)
     if found is not None and (place / "tokenizer_config.json").exists():
-        take_config(model, place)
+        if not is_plain(place):
+            take_config(model, place)
         return place
     if found is not None:
         names = {number: name for name, number in found.special.items()}
@@ -198,7 +199,7 @@ def _tokenizer_for(model: Path, place: Path) -> Path:
         raise PeerError(
             f"{model} has no tokenizer; copy tokenizer.json from the model that it was made from", ExitCode.INPUT
         )
-    described = {"tokenizer_class": "PreTrainedTokenizerFast", **({"eos_token": end} if end is not None else {})}
+    described = {"tokenizer_class": PLAIN_CLASS, **({"eos_token": end} if end is not None else {})}
     (place / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
     return place
 

@@ -10,12 +10,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outside_files import read_outside
+from peer.corpora.folder import FinishedCorpus
 from peer.errors import ExitCode, PeerError
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import folder_tokenizer
@@ -32,7 +34,7 @@ from trainer.data.corpus import (
     RowKind,
     StoredCorpus,
 )
-from trainer.data.tokens import MAX_TOKENIZER_BYTES
+from trainer.data.tokens import Tokenizer, TokenizerFile, UnreadableText, checked_file, names_in
 from trainer.device import pick_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, SourceTotals
@@ -44,6 +46,8 @@ ROW_TOKENS = 1024
 """Tokens that are predicted in a row of text, unless the model reads fewer."""
 BATCH_TOKENS = 1 << 12
 FP32_BYTES = 4
+COMPARED_DOCUMENTS, COMPARED_TOKENS = 64, 1 << 12
+"""Held-out documents of each source whose texts are given to two tokenizers, and tokens of each from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def measure(
         stored = _stored(corpus)
         reading = _reading(stored, corpus, weights, options)
         folder_tokenizer(model, weights.config.vocab)
-        _compare_tokenizers(model, corpus)
+        _check_tokenizers(model, corpus)
         decoder = _decoder(weights, options.device)
         return _measured(decoder, stored, reading, options.tokens, on_progress)
     except FolderError as error:
@@ -141,17 +145,51 @@ def _reading(stored: StoredCorpus, corpus: Path, weights: WeightsFolder, options
     return CorpusReading(sources, RowMixture([MixturePhase(0, tuple(read))]), length, DocumentLayout(options.documents))
 
 
-def _compare_tokenizers(model: Path, corpus: Path) -> None:
-    """Warn if the model's tokenizer is not the one with which the corpus was built."""
-    path = model / TOKENIZER
-    wanted = read_manifest(read_outside(corpus / MANIFEST, MAX_MANIFEST_BYTES)).tokenizer
-    found = chunk_hash(read_outside(path, MAX_TOKENIZER_BYTES)) if path.exists() else bytes(HASH_BYTES)
-    if found != wanted:
-        print(
-            f"the corpus {corpus} was built with another tokenizer than {model} has; if they differ in more than their "
-            "form, the losses mean nothing",
-            file=sys.stderr,
+def _check_tokenizers(model: Path, corpus: Path) -> None:
+    """Raise ValueError if the model's tokenizer makes other tokens than the corpus has; warn if the model has none.
+
+    The files may differ in form, and in parts that no trainer uses.  All tokens of the corpus must have the same numbers,
+    and texts of its held-out documents the same tokens.
+    """
+    stored, path = FinishedCorpus(corpus), model / TOKENIZER
+    reads_bytes, end = stored.manifest.tokenizer == bytes(HASH_BYTES), stored.manifest.end
+    if not path.exists():
+        if not reads_bytes:
+            print(
+                f"{model} has no tokenizer, so nobody can tell whether it is the one with which {corpus} was built; if it "
+                "is not, the losses mean nothing",
+                file=sys.stderr,
+            )
+        return
+    if not reads_bytes and chunk_hash(checked_file(path, (end,))) == stored.manifest.tokenizer:
+        return
+    if reads_bytes or _makes_other_tokens(path, stored):
+        raise ValueError(
+            f"the corpus {corpus} was built with another tokenizer than {model} has, so the losses would mean nothing; "
+            "give a corpus that was built with the model's tokenizer"
         )
+
+
+def _makes_other_tokens(path: Path, stored: FinishedCorpus) -> bool:
+    theirs = stored.tokenizer()
+    wanted, found = names_in(stored.path / TOKENIZER).all, names_in(path).all
+    if not wanted.items() <= found.items():
+        return True
+    ours = TokenizerFile(path, (stored.manifest.end,))
+    for source in stored.manifest.sources:
+        for document in islice(stored.documents(source.held_out), COMPARED_DOCUMENTS):
+            text = theirs.decode(document.tokens[:COMPARED_TOKENS].tolist())
+            if _tokens(ours, text) != _tokens(theirs, text):
+                return True
+    return False
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return the tokens of a text; None if the tokenizer refuses it."""
+    try:
+        return tokenizer.encode(text)
+    except UnreadableText:
+        return None
 
 
 def _decoder(weights: WeightsFolder, device: str) -> Decoder:

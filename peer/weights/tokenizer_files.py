@@ -1,14 +1,14 @@
-"""Tokenizer files of a model's folder: one check for all commands, facts for a manifest, and copies.
+"""Tokenizer files of a model's folder: one check for all commands, facts for a manifest, copies, and those of an export.
 
-A run's folder keeps the files of the folder with which the run began, for exports.  Only the organiser's data directory has
-all of them.  Other peers have the run's tokenizer.json, fetched from its peers.
+An export's files follow from the manifest and the run's tokenizer.json alone, so they are the same at every peer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Any
 from kernels.outside_files import read_outside
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
-from peer.paths import make_private
-from trainer.data.templates import TEMPLATES
-from trainer.data.tokenizer_json import MESSAGE_END, TURN_END, Mark
-from trainer.data.tokens import MAX_TOKENIZER_BYTES, TokenizerFile, special_in
+from protocol.run.manifest import RunManifest
+from trainer.data.templates import TEMPLATES, chat_template
+from trainer.data.tokenizer_json import MESSAGE_END, QWEN2, TURN_END, Mark
+from trainer.data.tokens import MAX_TOKENIZER_BYTES, TokenizerFile, TokenNames, checked_file, names_in
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 from trainer.models.llama.huggingface import ends_in
 from trainer.weights.folder import json_in
@@ -49,6 +49,14 @@ ESSENTIAL = (
     "tekken.json",
 )
 """Names of files; a tokenizer needs at least one of them."""
+PLAIN_CLASS = "PreTrainedTokenizerFast"
+"""Class of transformers that reads a tokenizer.json as it is, whatever the family of the model."""
+REPLACED, QWEN2_END = ("Qwen2",), "<|endoftext|>"
+"""Families of models for which transformers takes a class of its own, and a token that this class adds if it is missing."""
+LOADING = (
+    "AutoTokenizer of transformers splits texts for a Qwen2 model as Qwen2's tokenizer does, and so into other tokens than "
+    f"the run; load the tokenizer with {PLAIN_CLASS}.from_pretrained"
+)
 UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
 """File names of tokenizers in formats that cannot be read."""
 
@@ -64,22 +72,80 @@ def check_readable(folder: Path) -> None:
         )
 
 
-def keep_tokenizer(source: Path, run_folder: Path) -> None:
-    """Copy the tokenizer files of a Hugging Face folder, if it has any, into a run's folder."""
-    if _is_tokenizer(source):
-        _copy(source, make_private(run_folder / "tokenizer"))
+def write_tokenizer(manifest: RunManifest, source: Path, target: Path) -> str:
+    """Write the tokenizer of a run into a folder, so that transformers makes of a text the tokens of the run's trainers.
+
+    source: the run's tokenizer.json.  The file loses what trainers do not use (`trainer.data.tokenizer_json`), and
+    tokenizer_config.json names the class that changes nothing about it: the class of a model's family replaces parts of
+    other tokenizers.  Returns a remark as `loading_remark` does.  Raises `PeerError`.
+    """
+    section, data = manifest.tokenizer, _checked(manifest, source)
+    assert section is not None, "a run whose model reads bytes has no tokenizer"
+    names = {token["id"]: token["content"] for token in json.loads(data)["added_tokens"]}
+    described: dict[str, Any] = {"tokenizer_class": PLAIN_CLASS, "clean_up_tokenization_spaces": False}
+    if (end := names.get(section.ends[0])) is not None:
+        described["eos_token"] = end
+        if converses(manifest):
+            described["chat_template"] = chat_template(section.template, end)
+    _write(target / "tokenizer.json", data, source)
+    text = json.dumps(described, indent=2, sort_keys=True) + "\n"
+    _write(target / "tokenizer_config.json", text.encode(), source)
+    return "" if _survives(manifest, data) else LOADING
 
 
-def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool:
-    """Copy the files kept by `keep_tokenizer`, else the fetched tokenizer.json, to `target`; False without any files."""
-    kept = run_folder / "tokenizer"
-    if _is_tokenizer(kept):
-        _copy(kept, target)
+def loading_remark(manifest: RunManifest, source: Path) -> str:
+    """Return a sentence for people if transformers' AutoTokenizer reads exports of a run with other tokens; else "".
+
+    source: the run's tokenizer.json.  Raises `PeerError`.
+    """
+    if manifest.model.family not in REPLACED:
+        return ""
+    return "" if _survives(manifest, _checked(manifest, source)) else LOADING
+
+
+def _checked(manifest: RunManifest, source: Path) -> bytes:
+    """Return the run's tokenizer.json as trainers read it."""
+    assert manifest.tokenizer is not None, "a run whose model reads bytes has no tokenizer"
+    try:
+        return checked_file(source, manifest.tokenizer.ends)
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+
+
+def _survives(manifest: RunManifest, data: bytes) -> bool:
+    """Return True if transformers' AutoTokenizer keeps the tokens of a checked tokenizer.json.
+
+    For a Qwen2 model it takes the class Qwen2Tokenizer whatever the folder says (transformers 5), which keeps vocabulary
+    and merges, and replaces everything else by Qwen2's parts.
+    """
+    if manifest.model.family not in REPLACED:
         return True
-    if fetched is None or not fetched.is_file():
+    said = json.loads(data)
+    model, parts = said["model"], (said["normalizer"], said["pre_tokenizer"])
+    match parts:
+        case (
+            {"type": "NFC"},
+            {
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": str(expression)}, "behavior": "Isolated", "invert": False},
+                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+                ]
+            },
+        ) if expression == QWEN2:
+            pass
+        case _:
+            return False
+    switches = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk", "ignore_merges")
+    if "merges" not in model or any(model.get(name) for name in switches):
         return False
-    _copy_file(fetched, target / "tokenizer.json")
-    return True
+    return QWEN2_END in {*model["vocab"], *(token["content"] for token in said["added_tokens"])}
+
+
+def converses(manifest: RunManifest) -> bool:
+    """Return True if the model of a run with a tokenizer has learned to converse."""
+    assert manifest.tokenizer is not None, "a run whose model reads bytes has no template"
+    template, learns = manifest.tokenizer.template, manifest.data.format != "text" or manifest.rl is not None
+    return template in TURN_ENDS or (template == "plain" and learns)
 
 
 def take_tokenizer(source: Path, target: Path) -> bool:
@@ -93,12 +159,9 @@ def take_config(source: Path, target: Path) -> None:
     _copy_file(source / "config.json", target / "config.json")
 
 
-def generation_in(folder: Path) -> dict[str, Any]:
-    """Return the generation_config.json in a folder; empty if the file is missing or unreadable."""
-    try:
-        return json_in(folder / "generation_config.json", "copy it again")
-    except FolderError:
-        return {}
+def is_plain(folder: Path) -> bool:
+    """Return True if a folder names the class that reads its tokenizer.json as it is, whatever config.json says."""
+    return _json(folder / "tokenizer_config.json").get("tokenizer_class") == PLAIN_CLASS
 
 
 def _unread_in(folder: Path) -> list[str]:
@@ -110,7 +173,7 @@ def _is_tokenizer(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Raise `PeerError` for a file that `keep_tokenizer` and `take_tokenizer` would refuse."""
+    """Raise `PeerError` for a file that `take_tokenizer` would refuse."""
     for name in _present(folder):
         _content(folder / name)
 
@@ -125,7 +188,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    data = _content(source)
+    _write(target, _content(source), source)
+
+
+def _write(target: Path, data: bytes, source: Path) -> None:
     free = shutil.disk_usage(target.parent).free
     if len(data) > free:
         raise PeerError(
@@ -162,11 +228,11 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     The template is the first one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and the
     end tokens that the folder names.  Raises `PeerError`.
     """
-    special = _special(path)
+    names = _names(path)
     facts = {name: value for name, value in said.items() if name != "from"}
-    template = facts.setdefault("template", template_of(special))
+    template = facts.setdefault("template", template_of(names.special))
     if "ends" not in facts:
-        facts["ends"] = text_ends(path.parent, template, special)
+        facts["ends"] = text_ends(path.parent, template, names)
     if facts["ends"] == []:
         raise PeerError(
             f"nothing beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
@@ -175,12 +241,17 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def text_ends(folder: Path, template: str, special: Mapping[str, int]) -> list[int]:
-    """Return the template's end of a turn, then the end tokens that a folder names; none if there are none."""
+def text_ends(folder: Path, template: str, names: TokenNames) -> list[int]:
+    """Return the template's end of a turn, then the end tokens that a folder names; none if there are none.
+
+    They are added tokens.  If the folder names none of these, a token of the model's own vocabulary ends a text if
+    tokenizer_config.json or generation_config.json names it; config.json alone may have its family's default there.
+    """
     named = [TURN_ENDS[template]] if template in TURN_ENDS else []
-    ends = [special[name] for name in named if name in special]
-    numbers = set(special.values())
-    ends += [end for end in _ends(folder, special) if end in numbers]
+    ends = [names.special[name] for name in named if name in names.special]
+    added, known = set(names.special.values()), set(names.all.values())
+    ends += [end for end in _ends(folder, names, ENDING_FILES) if end in added]
+    ends = ends or [end for end in _ends(folder, names, ENDING_FILES[:1]) if end in known]
     return list(dict.fromkeys(ends))[:MOST_ENDS]
 
 
@@ -193,14 +264,18 @@ def template_of(special: Mapping[str, int]) -> str:
     return "plain"
 
 
-def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
-    """Yield the end tokens that the folder names, the most specific file first."""
-    for name in ("generation_config.json", "config.json"):
+ENDING_FILES = ("generation_config.json", "config.json")
+"""Files that name end tokens by their numbers, the most specific one first."""
+
+
+def _ends(folder: Path, names: TokenNames, files: Sequence[str]) -> Iterator[int]:
+    """Yield the end tokens that the folder names, by their numbers in `files`, and then by the text of one."""
+    for name in files:
         yield from ends_in(_json(folder / name))
     text = _json(folder / "tokenizer_config.json").get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
-    if isinstance(text, str) and text in special:
-        yield special[text]
+    if isinstance(text, str) and text in names.all:
+        yield names.all[text]
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -231,15 +306,15 @@ def folder_tokenizer(folder: Path, vocab: int) -> FolderTokenizer | None:
     if not os.path.lexists(path):
         check_readable(folder)
         return None
-    special = _special(path)
-    template = template_of(special)
-    ends = text_ends(folder, template, special)
+    names = _names(path)
+    template = template_of(names.special)
+    ends = text_ends(folder, template, names)
     if not ends:
         raise PeerError(
             f'nothing in {folder} says which token ends a text; add "eos_token_id": NUMBER to its generation_config.json',
             ExitCode.INPUT,
         )
-    return FolderTokenizer(tokenizer_file(path, ends, vocab), template, special)
+    return FolderTokenizer(tokenizer_file(path, ends, vocab), template, names.special)
 
 
 def tokenizer_file(path: Path, ends: list[int], vocab: int) -> TokenizerFile:
@@ -255,8 +330,8 @@ def tokenizer_file(path: Path, ends: list[int], vocab: int) -> TokenizerFile:
     return tokenizer
 
 
-def _special(path: Path) -> Mapping[str, int]:
+def _names(path: Path) -> TokenNames:
     try:
-        return special_in(path)
+        return names_in(path)
     except ValueError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error

@@ -8,6 +8,7 @@ tokenizer. No content can forge a turn, because a tokenizer never turns text int
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,6 +63,27 @@ TEMPLATES = {
     ),
 }  # fmt: skip
 """Templates by name.  "raw": the bare messages in sequence. "plain": headings as text.  "chatml": Qwen's form."""
+
+
+def chat_template(name: str, end: str) -> str:
+    """Return a template in Jinja by which other programs write a conversation in the same form.
+
+    end: name of the end token.  Names of tokens go into the program only as quoted strings.
+    """
+    form = TEMPLATES[name]
+    begin, heading, close = (_quoted(pieces) for pieces in (form.begin, form.heading, form.close))
+    opening, closing = _quoted(form.heading, LEARNT), _quoted((end, *form.gap))
+    return (
+        f"{{{{ {begin} }}}}{{% for message in messages %}}{{{{ {heading} + message['content'] }}}}"
+        f"{{{{ {closing} if message['role'] == '{LEARNT}' else {close} }}}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ {opening} }}}}{{% endif %}}"
+    )
+
+
+def _quoted(pieces: Sequence[str], role: str = "") -> str:
+    """Return an expression in Jinja for the text of some pieces; without `role` the role is the message's."""
+    text = "".join(pieces).replace("{role}", role or "{role}")
+    return " + message['role'] + ".join(json.dumps(part, ensure_ascii=False) for part in text.split("{role}"))
 
 
 class TemplatedTokenizer(Tokenizer):

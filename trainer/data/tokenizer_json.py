@@ -62,7 +62,11 @@ class LibraryTokenizer:
 
     def numbers(self) -> frozenset[int]:
         """Return the numbers of all tokens."""
-        return _called(lambda: frozenset(self._tokenizer.get_vocab().values()))
+        return frozenset(self.vocabulary().values())
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the numbers of all tokens, by name."""
+        return _called(lambda: dict(self._tokenizer.get_vocab()))
 
     def added(self) -> Mapping[str, int]:
         """Return the numbers of the tokens added to the model's own, by name."""

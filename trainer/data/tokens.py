@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -201,12 +202,17 @@ class TokenizerFile(Tokenizer):
         return int(number)
 
 
-def special_in(path: Path) -> Mapping[str, int]:
-    """Return the names and numbers of the added tokens of a `tokenizer.json`.
+class TokenNames(NamedTuple):
+    """Numbers of a tokenizer's tokens by their names.  special: the added tokens.  all: these, and the model's own."""
 
-    Raises ValueError for a file that cannot be used.
-    """
-    return _loaded(path, checked_file(path)).added()
+    special: Mapping[str, int]
+    all: Mapping[str, int]
+
+
+def names_in(path: Path) -> TokenNames:
+    """Return the names of the tokens of a `tokenizer.json`.  Raises ValueError for a file that cannot be used."""
+    tokenizer = _loaded(path, checked_file(path))
+    return TokenNames(tokenizer.added(), tokenizer.vocabulary())
 
 
 def _utf8(text: str) -> bytes:

@@ -55,7 +55,10 @@ def test_it_says_when_the_run_ends_in_days_and_years_and_at_whose_speed(
     assert "The run ends after 8.6 T tokens: in 1,489 days (4.1 years), at 67.2 k tokens/s of all" in text
     assert "tokens/s of all these peers together." in text
     text = said(capsys, run_file, "--peers", "2")
-    assert "tokens/s each (assumed: 1 TFLOP/s; `peer bench` measures it)" in text
+    assert "50.0 k tokens/s each (assumed: a model this small; `peer bench` measures it)" in text
+    run_file.write_text("total_tokens = 1_000\n" + RUN.replace("dim = 64", "dim = 1024"))
+    text = said(capsys, run_file, "--peers", "2")
+    assert "tokens/s each (assumed: 1 TFLOP/s; `peer bench` measures it)" in text and "0 seconds" not in text
     keep_pace(run_file.parent / "data", 1000.0, 1_000_000, "`peer bench`")
     text = said(capsys, run_file, "--peers", "2")
     assert "tokens/s each (measured on this computer on " in text and " by `peer bench`), " in text

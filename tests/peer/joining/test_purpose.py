@@ -141,6 +141,20 @@ def test_a_run_says_how_often_it_reads_its_data_and_warns_of_learning_by_heart()
     )
 
 
+@pytest.mark.parametrize(("total", "epochs"), [(20, "less than 0.1 times"), (1280, "about 0.5 times"), (2560, "about once")])
+def test_a_run_says_that_it_reads_a_part_of_its_data(total: int, epochs: str) -> None:
+    run = a_run(f"total_tokens = {total}\n" + CHATS)
+    assert dict(purpose_lines(run))["epochs"] == f"reads each source {epochs}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [(0, "0.003, without warm-up, down"), (1, "0.003, after 1 step of warm-up, down"), (7, "after 7 steps")],
+)
+def test_the_rate_names_the_warm_up_if_there_is_one(steps: int, told: str) -> None:
+    assert told in dict(purpose_lines(a_run(f"[inner]\nwarmup_steps = {steps}\n")))["rate"]
+
+
 def test_tokens_are_those_that_the_loss_counts() -> None:
     said = dict(purpose_lines(a_run("total_tokens = 25_600\n" + CHATS)))
     assert "(about 2.6 k tokens in all)" in said["reads"]
@@ -206,4 +220,4 @@ def test_a_status_says_how_far_the_run_is() -> None:
     assert "the run has ended" in goal_line(a_status(**{**goal, "goal_done": 100}, run_ended=True))
     tokens = {"goal_unit": "tokens", "goal_total": 2_000_000, "goal_done": 500_000}
     assert goal_line(a_status(**tokens)) == "500.0 k of 2.0 M tokens (25 %)"
-    assert goal_line(a_status()) == "-"
+    assert goal_line(a_status()) == "not known yet"

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from peer.page.chart import Axis, Chart, Line, LinePoint, span, ticks
+from peer.page.document import LOSS, MEMBERS
 
 PLAIN = Axis("rounds", lambda value: f"{value:g}")
 
@@ -34,9 +35,27 @@ def test_whole_numbers_have_whole_ticks() -> None:
     assert ticks(0, 120, whole=True) == [0, 25, 50, 75, 100]
 
 
-def test_one_false_value_does_not_flatten_the_curve() -> None:
-    low, high = span([3.0, 2.5, 2.2, 1e30, 2.1, 2.0], PLAIN)
+@pytest.mark.parametrize("values", [[3.0, 2.5, 2.2, 1e30, 2.1, 2.0], [2e5, 3.0, 2.0], [3.0, 2.0, 17.0]])
+def test_one_false_value_does_not_flatten_the_curve(values: list[float]) -> None:
+    low, high = span(values, LOSS)
     assert 1.9 < low < 2.0 and 3.0 < high < 3.2
+
+
+@pytest.mark.parametrize(
+    "losses", [[9.0, 3.0, 2.5, 2.2], [12.5, 0.4, 0.1, 0.03, 0.02], [5.5, 1.0], [11.0], [5.6, *[0.5] * 62], [0.0, 0.0, 5.0]]
+)
+def test_axis_of_a_short_run_reaches_its_first_rounds(losses: list[float]) -> None:
+    low, high = span(losses, LOSS)
+    assert low < min(losses) and high > max(losses)
+
+
+def test_first_rounds_of_a_long_run_do_not_flatten_the_others() -> None:
+    assert span([11.0, 9.0, 6.0, 3.4, *[2.0 - 0.01 * number for number in range(90)]], LOSS)[1] < 3.6
+
+
+@pytest.mark.parametrize("members", [[1, 1, 1, 8], [2] * 90 + [64], [0, 0, 5]])
+def test_axis_of_members_reaches_the_largest_round(members: list[float]) -> None:
+    assert span(members, MEMBERS)[1] > max(members)
 
 
 def test_fixed_ends_stay() -> None:

@@ -19,6 +19,7 @@ from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
+from trainer.data.tokens import checked_file
 from trainer.environments.task_file import digest_of
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
@@ -62,7 +63,7 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     (link,) = (run_dir(tmp_path / "data", signed.run) / "corpora").iterdir()
     assert files.path(manifest.data.corpora[0].name).read_bytes() == (link / "corpus.msgpack").read_bytes()
     ((what, about),) = told
-    assert what == "chats" and about.startswith("32 chats in ") and about.endswith(", 8 held out")
+    assert what == "chats" and about.startswith("32 chats in ") and ", 8 held out; read: 1 file" in about
 
 
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
     signed = create_run(a_place(tmp_path), tmp_path / "data")
     assert not (run_dir(tmp_path / "data", signed.run) / "tokenizer").exists(), "as at a peer that is not the organiser's"
     assert main(["export", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    made = (tmp_path / "tokens" / "tokenizer.json").read_bytes()
+    made = checked_file(tmp_path / "tokens" / "tokenizer.json", ENDS)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == made
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [*ENDS]
 

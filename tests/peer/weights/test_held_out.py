@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from peer.cli import main
+from peer.corpora.build import build
 from peer.corpora.builtin import builtin_corpus
+from peer.corpora.inputs import BuildInput, Document
+from peer.corpora.options import BuildOptions, TokenFormat
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import store_manifest
 from peer.weights.held_out import HeldOutOptions, measure
@@ -21,7 +24,9 @@ from protocol.corpora.manifest import CorpusKind
 from protocol.run.manifest import demo_manifest
 from tests.trainer.data.corpora import Shape, Stream, preferences, texts, write_corpus
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
+from tests.trainer.tokenizer_shapes import BYTE_LEVEL, added, byte_level, split_by, template, write
 from tests.trainer.weights.models import CONFIGS, in_blocks, random_parameters
+from trainer.data.tokenizer_json import LLAMA3, QWEN2
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -115,7 +120,7 @@ def test_of_preferences_the_chosen_text_counts(tmp_path: Path) -> None:
     assert found.tokens == 3 * 9 and found.bits_per_byte is None and math.isfinite(found.loss)
 
 
-def test_it_prints_a_table_and_warns_of_another_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_table_and_refuses_a_tokenizer_beside_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = corpus(tmp_path / "corpus")
     model = exported(tmp_path / "model")
     words = ["eval", str(model), "--corpus", str(folder), "--length", "40"]
@@ -124,8 +129,82 @@ def test_it_prints_a_table_and_warns_of_another_tokenizer(tmp_path: Path, capsys
     assert [line.split()[0] for line in out.splitlines()] == ["SOURCE", "web", "code"] and not warned
     make_tokenizer(model / "tokenizer.json")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS[0]}))
-    assert main(words) == ExitCode.OK
+    assert main(words) == ExitCode.INPUT
     assert "built with another tokenizer" in capsys.readouterr().err
+
+
+TOKENIZER = byte_level(normalizer={"type": "NFC"}, pre_tokenizer=split_by(QWEN2))
+MODEL = TOKENIZER["model"]
+SPELT = [f"{one} {other}" for one, other in MODEL["merges"]]
+SAME: dict[str, dict[str, Any]] = {
+    "the same file": {},
+    "tokens around a text": {"post_processor": template("<|endoftext|>", 264)},
+    "a text is cut": {"truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}},
+    "dropout": {"model": MODEL | {"dropout": 0.5}},
+    "merges in another form": {"model": MODEL | {"merges": SPELT}},
+    "tokens in another order": {"model": MODEL | {"vocab": dict(reversed(MODEL["vocab"].items()))}},
+    "settings left out": {"model": {name: MODEL[name] for name in ("type", "vocab", "merges")}},
+    "another decoder": {"decoder": {"type": "Fuse"}},
+    "no normalizer, and texts that need none": {"normalizer": None},
+    "a list of one normalizer": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}},
+    "one more token": {"added_tokens": [*TOKENIZER["added_tokens"], added(267, "<extra>")]},
+    "an end that is not special": {
+        "added_tokens": [*TOKENIZER["added_tokens"][:2], added(266, "<|im_end|>", special=False)]
+    },
+}
+SWAPPED = {"a": MODEL["vocab"]["b"], "b": MODEL["vocab"]["a"]}
+OTHER: dict[str, dict[str, Any]] = {
+    "another splitting": {"pre_tokenizer": split_by(LLAMA3)},
+    "another splitting of GPT-2": {"pre_tokenizer": {**BYTE_LEVEL, "use_regex": True}},
+    "no splitting": {"pre_tokenizer": BYTE_LEVEL},
+    "white space left out": {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, BYTE_LEVEL]}
+    },
+    "another normalizer": {"normalizer": {"type": "Lowercase"}},
+    "characters taken apart": {"normalizer": {"type": "NFD"}},
+    "fewer merges": {"model": MODEL | {"merges": MODEL["merges"][1:]}},
+    "spaces made one": {"normalizer": {"type": "Replace", "pattern": {"String": "  "}, "content": " "}},
+    "swapped numbers": {"model": MODEL | {"vocab": MODEL["vocab"] | SWAPPED}},
+    "a text that is a token": {"added_tokens": [*TOKENIZER["added_tokens"], added(267, "number", special=False)]},
+    "marks with other numbers": {
+        "added_tokens": [added(264, "<|im_start|>"), added(265, "<|endoftext|>"), added(266, "<|im_end|>")]
+    },
+    "another end": {"added_tokens": [*TOKENIZER["added_tokens"][:2], added(266, "<|end|>")]},
+}
+
+
+@pytest.fixture
+def number_corpus(tmp_path: Path) -> Path:
+    """A corpus of a tokenizer of its own, with texts that other splittings and merges cut elsewhere."""
+    tokens = TokenFormat(tokenizer=write(tmp_path / "tokenizer.json", TOKENIZER), ends=(266,))
+    said = "{0} is a number,and the\n\n  number in {0}12 is another\u00e9 ONE. I'M the and thin\t\n  band!\n"
+    documents = [Document(str(number), said.format(number) * 3) for number in range(40)]
+    options = BuildOptions(tokens, held_out_percent=30)
+    build([BuildInput("web", documents)], options, tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+@pytest.mark.parametrize("case", [*SAME, *OTHER])
+def test_model_is_measured_on_a_corpus_of_the_same_tokens_alone(
+    case: str, tmp_path: Path, number_corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = exported(tmp_path / "model")
+    write(model / "tokenizer.json", TOKENIZER | SAME.get(case, {}) | OTHER.get(case, {}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 266}))
+    options = HeldOutOptions(tokens=64, length=LENGTH)
+    if case in SAME:
+        assert measure(model, number_corpus, options)
+    else:
+        with pytest.raises(PeerError, match="was built with another tokenizer than"):
+            measure(model, number_corpus, options)
+    assert not capsys.readouterr().err
+
+
+def test_model_without_its_tokenizer_is_measured_with_a_warning(
+    tmp_path: Path, number_corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(exported(tmp_path / "model"), number_corpus, HeldOutOptions(tokens=64, length=LENGTH))
+    assert "has no tokenizer, so nobody can tell" in capsys.readouterr().err
 
 
 def _small(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.weights import folders
 from peer.weights.folders import check_memory
-from peer.weights.tokenizer_files import NAMES, keep_tokenizer
+from peer.weights.tokenizer_files import NAMES, take_tokenizer
 from tests.trainer.data.corpora import Shape, texts, write_corpus
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import SHAPE, in_blocks, random_parameters
@@ -203,7 +203,7 @@ def test_a_tokenizer_is_copied_only_into_free_room(tmp_path: Path, monkeypatch: 
     model = a_model(tmp_path / "a")
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(PeerError, match="and the disk has 10 B free; make room"):
-        keep_tokenizer(model, tmp_path)
+        take_tokenizer(model, tmp_path)
 
 
 def test_a_folder_names_a_bounded_number_of_end_tokens(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from protocol.chain.stored_run import StoredRun
 from protocol.run.manifest import SignedManifest
 from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
+from trainer.data.tokens import checked_file
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -88,18 +89,19 @@ def test_other_weights_make_another_run(tmp_path: Path) -> None:
     assert len(runs) == 2 and "" not in runs
 
 
-def test_tokenizer_files_go_in_and_out(tmp_path: Path) -> None:
+def test_export_has_the_tokenizer_of_the_run_and_no_other_file_of_the_folder(tmp_path: Path) -> None:
     a_folder(tmp_path / "base")
     for name in ("tokenizer_config.json", "generation_config.json", "secret.txt"):
         (tmp_path / "base" / name).write_text(f'{{"from": "{name}"}}')
-    tokenizer = make_tokenizer(tmp_path / "base" / "tokenizer.json").read_bytes()
+    make_tokenizer(tmp_path / "base" / "tokenizer.json")
     data = tmp_path / "data"
     create_run(a_run_file(tmp_path, "[tokenizer]\nends = [5]\n"), data)
     assert main(["export", str(tmp_path / "out"), "--data-dir", str(data)]) == ExitCode.OK
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer
-    assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"from": "tokenizer_config.json"}'
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == checked_file(tmp_path / "base" / "tokenizer.json", [5])
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert settings == {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}, "5 is a letter"
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert generation == {"from": "generation_config.json", "eos_token_id": 5}
+    assert generation == {"bos_token_id": None, "do_sample": True, "eos_token_id": 5, "pad_token_id": None}
     assert not (tmp_path / "out" / "secret.txt").exists()
 
 
