@@ -158,7 +158,7 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
     return f"{counted}, about {roughly(tokens / max(1e-9, speed.tokens_per_s))} {rate})"
 
 
-ESTIMATED = "one member, with exchanges over home lines"
+ESTIMATED = "one member on a home line"
 
 
 def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -219,7 +219,8 @@ def _total(manifest: RunManifest) -> str:
 
 def _trains(manifest: RunManifest) -> str:
     model = manifest.model
-    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {many(model.layers, "layer")} of {model.dim})"
+    layers = many(model.layers, "layer")
+    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {layers} of {model.dim})"
     return f"the weights of a folder: {shape}" if manifest.initial_state else f"a model of {shape} from scratch"
 
 

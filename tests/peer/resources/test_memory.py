@@ -47,7 +47,7 @@ def test_weights_gradients_and_moments_are_counted() -> None:
     need, parameters = memory_need(LARGE), LARGE.parameters
     assert need.peer > 8.5 * parameters, "parameters and momentum in fp32, contribution in int4"
     assert need.trainer > 20 * parameters, "parameters, gradients, two moments and the residual in fp32"
-    assert need.host < 37 * parameters, "and what both share is counted once"
+    assert need.host < 38 * parameters, "and what both share is counted once"
 
 
 def test_a_seed_needs_no_trainer() -> None:

@@ -29,7 +29,7 @@ def test_set_is_named_by_its_bytes_however_it_was_sent() -> None:
     ("data", "sentence"),
     [
         (b"", "there is no task"),
-        (SET + b"\n{}", "line 11: the line has no prompt"),
+        (SET + b"\n{}", "line 11: no task: it has neither task_type"),
         (zstandard.compress(SET)[:-9], "damaged"),
         (zstandard.compress(SET)[:6], "damaged"),
         (zstandard.compress(bytes(MAX_SET_BYTES + 1)), "at most 16 MiB"),
