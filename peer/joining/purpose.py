@@ -151,14 +151,14 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
         for one in TYPICAL:
             on.setdefault(roughly(run_s(manifest, tokens, typical_tokens_per_s(manifest, one))), []).append(one.name)
         each = ", ".join(f"{took} on {' or '.join(names)}" for took, names in on.items())
-        return f"{counted}, about {each} ({ESTIMATED}; `peer bench` measures this computer)"
+        return f"{counted}, about {each} ({ESTIMATED}; `peer bench` measures yours)"
     rate = f"at {amount(speed.tokens_per_s)} tokens/s ({speed.of}"
     if speed.trains_only:
         return f"{counted}, about {roughly(run_s(manifest, tokens, speed.tokens_per_s))} {rate}; {ESTIMATED})"
     return f"{counted}, about {roughly(tokens / max(1e-9, speed.tokens_per_s))} {rate})"
 
 
-ESTIMATED = "one member on a home line"
+ESTIMATED = "one member, home lines"
 
 
 def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:

@@ -74,7 +74,15 @@ def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> Non
         organiser = swarm.peer("organiser", str(swarm.run_file))
         write_folder(tmp_path / "texts")
         built = swarm.command(organiser.folder, "data", "build", str(tmp_path / "corpus"), str(tmp_path / "texts"))
-        for said in ("table", "JSON array", "JSON lines", "Parquet", "link.txt", "broken.jsonl.gz", "a tokenizer of 417 tokens"):
+        for said in (
+            "table",
+            "JSON array",
+            "JSON lines",
+            "Parquet",
+            "link.txt",
+            "broken.jsonl.gz",
+            "a tokenizer of 417 tokens",
+        ):
             assert said in built, built
         port = free_port()
         where = f"/ip4/127.0.0.1/tcp/{port}"
