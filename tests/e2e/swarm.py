@@ -386,3 +386,8 @@ class Swarm:
         _, alive = psutil.wait_procs(self.processes(), timeout=10)
         for process in alive:
             process.kill()
+
+
+def invitation_in(printed: str) -> str:
+    """Return the last invitation that a command printed; warnings may follow it."""
+    return [line for line in printed.splitlines() if line.startswith("mh1")][-1].strip()

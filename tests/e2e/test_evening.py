@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 from peer.errors import ExitCode
 from protocol.events import events as ev
 from tests.e2e.own_texts import documents
-from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
+from tests.e2e.swarm import PATIENCE_S, Peer, Swarm, invitation_in
 from tests.e2e.test_invitation import free_port
 
 pytestmark = pytest.mark.slow
@@ -87,7 +86,7 @@ def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> Non
         port = free_port()
         where = f"/ip4/127.0.0.1/tcp/{port}"
         created = swarm.command(organiser.folder, "run", "create", str(swarm.run_file), "--address", where)
-        (invitation,) = re.findall(r"\bmh1\S+", created)
+        invitation = invitation_in(created)
         organiser.start("--port", str(port), "--until-end")
         ann, ben, late = (swarm.peer(name, invitation) for name in ("ann", "ben", "late"))
         for friend in (ann, ben):

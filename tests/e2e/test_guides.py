@@ -15,7 +15,7 @@ import pytest
 
 from protocol.events import events as ev
 from tests.e2e.person import Person
-from tests.e2e.swarm import Swarm
+from tests.e2e.swarm import Swarm, invitation_in
 from tests.e2e.terminal import unwrapped, why_not
 
 ROOT = Path(__file__).parents[2]
@@ -110,12 +110,11 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         assert lines(README, ORGANISING) == [create, join]
         bob.types(show)
         assert "int4" in bob.types(simulate) and json.loads(bob.types(as_json))
-        invitation = bob.types(create).split()[-1]
-        assert invitation.startswith("mh1")
+        assert invitation_in(bob.types(create))
         with bob.opens(join) as terminal:
             terminal.until("waiting for more peers")
             assert " ".join(for_all[:3]) in bob.types(status)
-            assert bob.types(for_all).split()[-1].startswith("mh1")
+            assert invitation_in(bob.types(for_all))
             bob.types(doctor)
             assert "Wrote" in bob.types(page) and (bob.folder / "www" / "index.html").is_file()
             assert tensorboard[1] == "track" and bob.types(tensorboard) == "", "no round yet"
@@ -127,7 +126,7 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
             terminal.until("waiting for more peers")
             guest = Person(swarm, "guest").types(["peer", "id"]).strip()
             for words in filled([invite, bearer], {"PEER_ID": guest}):
-                assert bob.types(words).split()[-1].startswith("mh1")
+                assert invitation_in(bob.types(words))
             assert "rounds      0" in bob.types(export)
             bob.types(publish)
             assert "version 1, " in bob.types(weights)

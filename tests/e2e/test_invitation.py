@@ -23,7 +23,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import TipsRequest
-from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
+from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm, invitation_in
 from tests.protocol.transport.recorder import LOOPBACK, Recorder
 
 ADMISSION = 'admission = "{}"\n'
@@ -55,7 +55,7 @@ def organise(swarm: Swarm) -> tuple[Peer, str]:
         f"/ip4/127.0.0.1/tcp/{port}",
     )
     organiser.start("--port", str(port))
-    return organiser, printed.splitlines()[-1]
+    return organiser, invitation_in(printed)
 
 
 def turned_away(swarm: Swarm, name: str, invitation: str) -> str:

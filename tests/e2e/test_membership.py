@@ -15,7 +15,7 @@ from protocol.run.admission import bearer_token, make_proof
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import Identity, PeerId
-from tests.e2e.swarm import TINY_RUN, Peer, Swarm
+from tests.e2e.swarm import TINY_RUN, Peer, Swarm, invitation_in
 from tests.e2e.test_invitation import ADMISSION, refused, turned_away
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def invited(swarm: Swarm, organiser: Peer, run: str) -> str:
     """What the organiser's `peer run invite` prints while its peer runs."""
     swarm.until("the organiser listens", lambda: organiser.heard(PhaseChanged) and organiser.status()["addresses"])
-    invitation = swarm.command(organiser.folder, "run", "invite", run, "--bearer").split()[-1]
+    invitation = invitation_in(swarm.command(organiser.folder, "run", "invite", run, "--bearer"))
     assert read_invitation(invitation).addresses == organiser.status()["addresses"]
     return invitation
 

@@ -22,7 +22,7 @@ from benchmarks.links import Access, Links, address, why_not
 from protocol.events import events as ev
 from tests.e2e.late_trainer import LATE_TRAINER_S
 from tests.e2e.suspended_peer import GAP_S
-from tests.e2e.swarm import PATIENCE_S, TINY_MODEL, Peer, Swarm
+from tests.e2e.swarm import PATIENCE_S, TINY_MODEL, Peer, Swarm, invitation_in
 from tests.e2e.test_invitation import ADMISSION, free_port
 
 pytestmark = pytest.mark.slow
@@ -86,11 +86,6 @@ def trained_together(
         others = [swarm.peer(f"guest-{number}", invitation).start() for number in range(1, guests + 1)]
         train_together(swarm)
         yield swarm, founder, others
-
-
-def invitation_in(printed: str) -> str:
-    """Return the last invitation among the words that a command printed."""
-    return [word for word in printed.split() if word.startswith("mh1")][-1]
 
 
 def train_together(swarm: Swarm) -> None:
