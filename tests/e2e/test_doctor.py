@@ -59,7 +59,7 @@ def test_who_does_not_meet_the_requirements_is_told_before_anything_is_fetched(t
         assert "or join with --role seed" in said and not [*(guest / "runs").glob("*/records/*")]
         seed = swarm.peer("seed").start("--role", "seed")
         swarm.until("it waits for others", lambda: seed.heard(ev.PhaseChanged))
-        assert seed.status()["run_definition"]["requires"].startswith("manyhands 999.1 or later; by its model about ")
+        assert seed.status()["run_definition"]["requires"].startswith("manyhands 999.1 or later; its model needs about ")
 
 
 @pytest.mark.slow
