@@ -103,7 +103,7 @@ def test_records_of_a_stranger_whose_results_nobody_has_leave_us_untouched(share
             honest = world.seats[0].node
             assert honest is not None
             first = honest.commit_at(0)
-            for number in range(24):
+            for number in range(1000):
                 story = Path(folder / f"story{number}")
                 replica = a_replica(signed, story)
                 digest = Hash(first.record.state_digest)
