@@ -1,13 +1,15 @@
 """An evening with friends: a folder of files in many forms becomes a model that all of them have.
 
-Nothing is told to the program but the folder, a run file of six lines and an invitation.  One friend comes late, one's
-computer sleeps, one types Ctrl-C and comes back.  All of them stay to the end of the run, and export what they trained.
+The commands and the run file are those of docs/guides/data.md, with smaller numbers.  One friend comes late, one's computer
+sleeps, one types Ctrl-C and comes back.  All of them stay to the end of the run, and export what they trained.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,14 +27,14 @@ from tests.e2e.test_invitation import free_port
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 TOTAL_ROUNDS = 24
-RUN = f"""
-name = "an evening"
-total_rounds = {TOTAL_ROUNDS}
-model = {{ dim = 32, layers = 1 }}
-data = {{ from = "corpus", sequence_length = 64 }}
-rounds = {{ inner_steps = 60, min_members = 2 }}
-"""
+SMALLER = {
+    "total_rounds = 200": f"total_rounds = {TOTAL_ROUNDS}",
+    "dim = 256, layers = 6": "dim = 32, layers = 1",
+    'from = "corpus"': 'from = "corpus", sequence_length = 64',
+    "inner_steps = 100": "inner_steps = 60",
+}
 APART_ROUNDS = 2
 """Rounds of the others while one is away."""
 FALSE_WORDS = ("Traceback", "unexpected", "Nursery", "never awaited", "None", "nan", "{")
@@ -58,6 +60,17 @@ def write_folder(folder: Path) -> None:
     (folder / "link.txt").symlink_to(folder / "letters.txt")
 
 
+def guide() -> tuple[str, list[list[str]]]:
+    """The run file and the commands of the guide, with smaller numbers."""
+    text = (ROOT / "docs" / "guides" / "data.md").read_text().split("## An evening with friends\n")[1].split("\n## ")[0]
+    (run,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for usual, smaller in SMALLER.items():
+        assert usual in run, usual
+        run = run.replace(usual, smaller)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return run, [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+
+
 def warnings_of(peer: Peer) -> list[str]:
     """What a peer warned its owner of, in all its lives."""
     told = [json.loads(line) for line in peer.log.splitlines() if line.startswith("{")]
@@ -69,10 +82,18 @@ def says_the_end(peer: Peer) -> bool:
 
 
 def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> None:
-    with Swarm(tmp_path, f'admission = "invite"\n{RUN}') as swarm:
+    run, (build, show, create, join, export, chat) = guide()
+    assert join == ["peer", "join", "run.toml"] and chat == ["peer", "chat", "our-model"]
+    with Swarm(tmp_path, f'admission = "invite"\n{run}') as swarm:
         organiser = swarm.peer("organiser", str(swarm.run_file))
+
+        def types(typed: list[str], *more: str) -> str:
+            """What a command of the guide prints; its files are below `tmp_path`."""
+            named = [str(tmp_path / word) if word in ("corpus", "texts", "run.toml") else word for word in typed[1:]]
+            return swarm.command(organiser.folder, *named, *more)
+
         write_folder(tmp_path / "texts")
-        built = swarm.command(organiser.folder, "data", "build", str(tmp_path / "corpus"), str(tmp_path / "texts"))
+        built = types(build)
         for said in (
             "table",
             "JSON array",
@@ -85,7 +106,8 @@ def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> Non
             assert said in built, built
         port = free_port()
         where = f"/ip4/127.0.0.1/tcp/{port}"
-        created = swarm.command(organiser.folder, "run", "create", str(swarm.run_file), "--address", where)
+        assert "24 rounds" in types(show)
+        created = types(create, "--address", where)
         invitation = invitation_in(created)
         organiser.start("--port", str(port), "--until-end")
         ann, ben, late = (swarm.peer(name, invitation) for name in ("ann", "ben", "late"))
@@ -113,6 +135,7 @@ def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> Non
                 assert not any(word in warning for word in FALSE_WORDS), warning
                 assert any(word in warning for word in HARMLESS), f"{peer.name}: {warning}"
 
+        assert export == ["peer", "export", "our-model"]
         exports = [swarm.command(peer.folder, "export", str(tmp_path / f"{peer.name}.model")) for peer in (organiser, late)]
         assert all("final state of the run" in said for said in exports)
         one, other = (tmp_path / f"{peer.name}.model" for peer in (organiser, late))
