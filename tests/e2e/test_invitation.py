@@ -93,7 +93,7 @@ def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refu
         bare = make_invitation(signed.run, PeerId(signed.manifest.organiser), read_invitation(for_all).addresses)
         address = read_invitation(bare).addresses[0].split("/p2p/")[0]
         name = PeerId(swarm.command(swarm.place("guest"), "id").strip())
-        invitation = swarm.command(organiser.folder, "run", "invite", run, name, "--address", address).split()[-1]
+        invitation = invitation_in(swarm.command(organiser.folder, "run", "invite", run, name, "--address", address))
         guest = swarm.peer("guest", invitation).start()
         assert "admits only invited peers" in turned_away(swarm, "beggar", bare)
         forger = Identity.generate()
