@@ -135,5 +135,5 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         (begun,) = blocks(WEIGHTS, "toml", "In short")
         (bob.folder / "our-model").rename(bob.folder / tomllib.loads(begun)["model"]["from"])
         (bob.folder / "run.toml").write_text(begun)
-        assert "layers = 6" in bob.types(show), "the folder's shape"
+        assert "6 layers of " in bob.types(show), "the folder's shape"
         bob.types(create)
