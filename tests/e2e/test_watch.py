@@ -21,6 +21,13 @@ def watch(swarm: Swarm, peer: Peer, name: str, size: tuple[int, int]) -> Termina
     return Terminal(swarm.place(name), command, swarm.environment, size)
 
 
+def answer_yes(terminal: Terminal, key: str) -> None:
+    """Press a key, and type the answer once the question is there."""
+    terminal.type(key)
+    terminal.until("type yes")
+    terminal.type(*"yes")
+
+
 def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -34,7 +41,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
             assert "kitchen" in terminal.until("COMPUTING")
             large.until("kitchen")
             assert "6 Me" in large.until("4 Transfers"), "all panels, once the terminal told its size"
-            terminal.type("p", *"yes")
+            answer_yes(terminal, "p")
             swarm.until("the pause", lambda: first.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
             large.until("PAUSED paused by you")
@@ -43,7 +50,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
             terminal.type("q")
             terminal.until_ended()
             assert first.up, "closing a view never stops the peer"
-            large.type("x", *"yes")
+            answer_yes(large, "x")
             large.until("the peer stopped: ")
             assert first.wait() == 0
             large.type("C-c")
@@ -70,7 +77,7 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
         command = (sys.executable, "-m", "peer", "watch", address, "--data-dir", str(home))
         with Terminal(swarm.place("t1"), command, swarm.environment, (100, 30)) as terminal:
             terminal.until("waiting for more peers")
-            terminal.type("p", *"yes")
+            answer_yes(terminal, "p")
             swarm.until("the pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
             far.kill()
@@ -78,7 +85,10 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
             far.start("--owner", owner, "--port", address.split("/")[4])
             swarm.until("it waits for others again", lambda: far.heard(ev.PhaseChanged))
             swarm.until("the view has found it again", lambda: "peer stopped" not in terminal.screen())
-            terminal.type("p", *"yes")
+            terminal.until("PAUSED paused by you")
+            terminal.type("p")
+            terminal.until("waiting for more peers")
+            answer_yes(terminal, "p")
             swarm.until("the second pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.type("q")
             terminal.until_ended()
