@@ -493,6 +493,10 @@ class Step(NamedTuple):
     flaw: str | None = None
 
 
+CALM_RECORDS = 3
+"""Records beyond the depth that peers may make and follow to settle: at the second one, a lost seat votes again."""
+
+
 class Parts:
     """Breadth-first search through all states of a configuration."""
 
@@ -554,10 +558,11 @@ class Parts:
             if self.config.restarts and not peer.was_away:
                 yield Step(f"{NAMES[self._honest[place]]} restarts", _with(state, {place: restarted(peer)}))
         for group in self._groups:
-            yield from self._moves(state, group)
+            yield from self._moves(state, group, calm=False)
             yield from self._ballots(state, group, calm=False)
 
-    def _moves(self, state: State, group: Seats) -> Iterator[Step]:
+    def _moves(self, state: State, group: Seats, *, calm: bool) -> Iterator[Step]:
+        """Peers of a group follow others of it.  calm: up to the longest branch that calm ballots make."""
         if len({state[self._places[seat]].chain for seat in group}) == 1 and self.config.liar is None:
             return
         for seat in group:
@@ -566,7 +571,7 @@ class Parts:
             others = [(other, state[self._places[other]]) for other in group if other != seat]
             heard = tuple(Heard(other, each.chain, each.says_away, self.world.bound(other, each)) for other, each in others)
             for why, chain in self.world.targets(seat, peer, heard):
-                if len(chain) > self.config.depth + 1:
+                if len(chain) > self.config.depth + (CALM_RECORDS if calm else 1):
                     continue
                 after = _with(state, {place: peer._replace(chain=chain)})
                 words = f"{_read_group(group)}: {NAMES[seat]} {why} to {self.world.name(tip_of(chain))}"
@@ -577,7 +582,7 @@ class Parts:
         for tip in dict.fromkeys(state[self._places[seat]].tip for seat in group):
             at = tuple(seat for seat in group if state[self._places[seat]].tip == tip)
             depth = len(state[self._places[at[0]]].chain)
-            if depth >= self.config.depth + (2 if calm else 0):
+            if depth >= self.config.depth + (CALM_RECORDS if calm else 0):
                 continue
             liars = (False,) if self.config.liar is None or calm else (False, True)
             for with_liar in liars:
@@ -752,7 +757,7 @@ class Parts:
                     self._settled.add((group, tuple(at[self._places[seat]] for seat in group)))
                     at = parents[at]
                 return True
-            for step in joined(self._moves(state, group), self._ballots(state, group, calm=True)):
+            for step in joined(self._moves(state, group, calm=True), self._ballots(state, group, calm=True)):
                 if step.state not in parents:
                     parents[step.state] = state
                     waiting.append(step.state)
