@@ -168,7 +168,7 @@ class Bench:
                 rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
-            step = partial(rule, tokens, case.inner_steps, first == WARM_STEPS)
+            step = partial(rule, tokens, case.inner_steps)
             if case.codec == FP32:
                 differences = [theta - member.model.flat.numpy() for member in members]
                 apply_mean_in_fp32(theta, momentum, differences, step, CHUNK)

@@ -79,15 +79,7 @@ class Progress:
 
     def _key(self, case: Case) -> dict[str, Any]:
         rule = rule_named(case.outer, case.exchange) if case.outer else None
-        steps = (
-            [
-                rule([1] * size, case.inner_steps, first, Fraction(1, size))
-                for size in range(1, MOST + 1)
-                for first in (True, False)
-            ]
-            if rule
-            else []
-        )
+        steps = [rule([1] * size, case.inner_steps, Fraction(1, size)) for size in range(1, MOST + 1)] if rule else []
         return {"settings": self._settings, "case": asdict(case), "rule": steps}
 
 

@@ -26,7 +26,7 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
-OuterRule = Callable[[Sequence[int], int, bool, Fraction], OuterStep]
+OuterRule = Callable[[Sequence[int], int, Fraction], OuterStep]
 """From the members' tokens, H, and how far their differences agree, to rate and momentum."""
 MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
 CHUNK = 1 << 14
@@ -156,9 +156,9 @@ def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
     """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
     if name == "auto":
         codec = codec_of(CODEC if exchange == FP32 else exchange)
-        return lambda tokens, inner_steps, first, agreement: automatic(tokens, inner_steps, codec, agreement, is_first=first)
+        return lambda tokens, inner_steps, agreement: automatic(tokens, inner_steps, codec, agreement)
     rate, momentum = (float(part) for part in name.split("/"))
-    return lambda tokens, inner_steps, first, agreement: OuterStep(rate, momentum)
+    return lambda tokens, inner_steps, agreement: OuterStep(rate, momentum)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -229,12 +229,12 @@ class Bench:
                 task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(scratch), lambda *_: False).tokens)
                 differences.append(theta - member.model.flat.numpy())
-            step = partial(rule, tokens, case.inner_steps, round_number == 0)
             if layouts is not None:
                 encoded = [encoded_with(layouts, *each) for each in zip(differences, residuals, strict=True)]
+                step = partial(rule, tokens, case.inner_steps)
                 apply_mean(layouts, theta, momentum, encoded, tokens, step, case.aggregation)
             else:
-                apply_mean_in_fp32(theta, momentum, differences, step)
+                apply_mean_in_fp32(theta, momentum, differences, partial(rule, tokens, case.inner_steps))
             yield theta
 
 

@@ -208,9 +208,7 @@ class StreamedRun:
         return arrives
 
     def _exchange(self, fragment: int, encoded: Sequence[bytearray]) -> None:
-        span = self._spans[fragment]
-        is_first = not self._momentum[span].any()
-        rule = partial(self._rule, self._tokens, self._case.inner_steps, is_first)
+        span, rule = self._spans[fragment], partial(self._rule, self._tokens, self._case.inner_steps)
         apply_mean(self._layouts, self.theta[span], self._momentum[span], encoded, self._tokens, rule)
 
     def _zeros(self) -> bytearray:

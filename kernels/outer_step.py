@@ -15,9 +15,6 @@ are equal:
     hundreds the members agree so well that few count as independent, and the memory is twice as long.
   * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
   * sparse contributions: no momentum, and a rate that grows with the members (`sparse_rate`).
-  * the first step of a parameter, unless contributions are sparse: rate 1, momentum 0, whatever the members. As momentum is
-    zero before, the step would otherwise be rate * (1 + momentum) times the mean, which is too long for many members and
-    too short for few in short rounds. Momentum begins with this step all the same.
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
@@ -97,29 +94,23 @@ class OuterStep(NamedTuple):
 
 
 MEAN = OuterStep(1.0, 0.0)
-"""Outer step that makes the parameters the mean of the members' parameters.  Besides first steps it is for rounds that
-learn from rollouts: these are some versions old, and momentum would take the policy too far
-(`python -m benchmarks.rl_trainers`)."""
+"""Outer step that makes the parameters the mean of the members' parameters, for rounds that learn from rollouts. Rollouts
+are some versions old, and momentum would take the policy too far (`python -m benchmarks.rl_trainers`)."""
 
 
 SPARSE_MOST = Fraction(8)
 """Number of members above which the rate with sparse contributions does not grow."""
 
 
-def automatic(
-    weights: Sequence[int], inner_steps: int, codec: Codec, agreement: Fraction, *, is_first: bool = False
-) -> OuterStep:
+def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement: Fraction) -> OuterStep:
     """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`).
 
-    agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).  is_first: True if these parameters have no
-    momentum yet.
+    agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
     """
     effective = effective_members(weights)
     members, several = independent_members(effective, agreement), _between(RATES, inner_steps)
     if isinstance(codec.contribution, TopK):
         return OuterStep(_on_grid(sparse_rate(effective, members)), 0.0)
-    if is_first:
-        return MEAN
     momentum = _momentum(members, _between(REMEMBERED, inner_steps))
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(momentum))

@@ -465,8 +465,7 @@ class RunManifest(Section):
         if self.learns_from_rollouts(round):
             return MEAN
         weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
-        codec, is_first = LADDER[self.codec], round < self.fragments
-        return automatic(weights, self.rounds.inner_steps, codec, agreement, is_first=is_first)
+        return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
 
     def _data_section(self) -> dict[str, Any]:
         """Return the data section for a trainer, with the places of the sources and of the mixtures."""

@@ -81,7 +81,7 @@ def test_a_saved_run_counts_for_its_own_settings_and_recipe_only(tmp_path: Path,
     progress.add(parallel, [1.5])
     assert Progress(SMALL, path).losses == {auto: [1.25], parallel: [1.5]}
     assert Progress(Settings(), path).losses == {}
-    monkeypatch.setattr(diloco_bench, "automatic", lambda *rest, is_first: OuterStep(0.5, 0.5))
+    monkeypatch.setattr(diloco_bench, "automatic", lambda tokens, inner_steps, codec, squares: OuterStep(0.5, 0.5))
     assert Progress(SMALL, path).losses == {parallel: [1.5]}
 
 

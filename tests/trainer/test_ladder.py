@@ -25,8 +25,8 @@ def test_codecs_of_the_ladder_and_pairs_of_formats_have_names() -> None:
 
 def test_a_codec_has_its_own_outer_step_and_fp32_that_of_dense_ones() -> None:
     apart = Fraction(1, 4)
-    assert rule_named("auto", FP32)([1] * 4, 30, False, apart) == rule_named("auto", "int4")([1] * 4, 30, False, apart)
-    assert rule_named("auto", "top64/int4")([1] * 4, 30, False, apart) == (3.0, 0.0)
+    assert rule_named("auto", FP32)([1] * 4, 30, apart) == rule_named("auto", "int4")([1] * 4, 30, apart)
+    assert rule_named("auto", "top64/int4")([1] * 4, 30, apart) == (3.0, 0.0)
 
 
 def test_the_last_line_has_a_row_for_each_codec_over_fp32(
