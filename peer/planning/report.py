@@ -188,7 +188,7 @@ def remarks(each: NamedForecast, max_members: int) -> list[str]:
     found, forecast = [], each.forecast
     if each.setting.inner_steps >= LONG_ROUND and forecast.members >= MANY_MEMBERS:
         found.append(
-            f"With {MANY_MEMBERS} members or more, rounds of {LONG_ROUND} steps or more end 2 to 4 % above the loss of "
+            f"With {MANY_MEMBERS} members or more, rounds of {LONG_ROUND} steps or more end 2 to 3 % above the loss of "
             "training on all their batches together, whatever the outer step; inner_steps of 200 or less cost far less."
         )
     if forecast.surplus >= MOST_LOST:

@@ -53,7 +53,7 @@ def test_slow_peers_are_no_reason_for_fewer_bits(manifest: RunManifest) -> None:
 
 
 def test_many_members_get_fewer_bits_rather_than_long_rounds(manifest: RunManifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight members lose 2 to 4 % with rounds of 300 steps, and half a percent with int2."""
+    """Eight members lose 2 to 3 % with rounds of 300 steps, and half a percent with int2."""
     rules, eight = RoundRules.of(manifest), peers("8", speed="20000", up="2mbit")
     found = propose(manifest, rules, eight).setting
     assert (found.codec, found.inner_steps) == ("int2", 200)
