@@ -318,13 +318,16 @@ class PeerTips:
         self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
         places: dict[bytes, int] = {tip: oldest + at for at, tip in enumerate(history.tips(oldest, LATEST_ROUNDS + 1))}
         leaving: dict[tuple[bytes, bool], float] = {}
+        ahead = history.electors_at(history.length)  # in a young run, the members of the last record alone
         for round in looked_at:
             fork, certificate = history.tip_at(round), history.certificate_at(round)
             who = Constituency.of(history.roster_at(round))
             weights = who.weights(certificate.absent)
             branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
             counted = count(weights, self._heard(weights), branch)
-            stuck = not set(who.electors) <= set(certificate.absent) and is_stuck(who.electors, counted)
+            by_electors = not set(who.electors) <= set(certificate.absent)
+            then = count(dict.fromkeys(ahead, 1), self._heard(ahead), branch)
+            stuck = by_electors and (is_stuck(who.electors, counted) or is_stuck(ahead, then))
             for reason, gives_up in ((False, returns(counted)), (True, stuck)):
                 if gives_up:
                     leaving[fork, reason] = self._leaving.get((fork, reason), now)

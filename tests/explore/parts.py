@@ -704,7 +704,8 @@ class Parts:
             return f"{name} gives up a full record for a provisional one"
         by_work = not (self.config.is_open and any(s < self.config.electors for s in (*mine.signers, *theirs.signers)))
         is_by_work = mine.absent and theirs.absent and by_work and world.chain(chain).final <= common
-        if is_by_work and world.took_most(peer.chain, common) and not world.took_most(chain, common):
+        shown = [each.chain for _, each in others if each.chain[: len(chain)] == chain]  # a peer may follow a part of it
+        if is_by_work and world.took_most(peer.chain, common) and not any(world.took_most(its, common) for its in shown):
             return f"{name} gives up records of members with most of the work"
         return None
 
