@@ -211,6 +211,11 @@ def _unheard() -> Sequence[Any]:
     return [patch.object(fork_choice, "is_stuck", lambda electors, counted: real(electors, replace(counted, unheard=0)))]
 
 
+def _ahead() -> Sequence[Any]:
+    real = fork_choice.is_stuck
+    return [patch.object(fork_choice, "is_stuck", lambda electors, counted: len(electors) == 3 and real(electors, counted))]
+
+
 def _says_bound() -> Sequence[Any]:
     return [patch.object(fork_choice.Standpoint, "is_bound", False)]
 
@@ -240,6 +245,7 @@ MUTATIONS = (
 TWO = Parting(2, (1, 1))
 LOSES_SEATS = Parting(2, (1, 1), loses_seats=True)
 THREE = Parting(3, (1, 1, 1), restarts=False, settles=False)
+YOUNG = replace(THREE, loses_seats=True)
 PARTS = (
     Mutation("confirmation-kept", "what an elector confirmed is not on its disk", THREE, _confirmation_kept),
     Mutation("locked-stays", "who is locked on another record follows a provisional one", TWO, _bound_stays),
@@ -257,6 +263,7 @@ PARTS = (
     Mutation("confirmable", "a part without a quorum confirms its records", LOSES_SEATS, _confirmable),
     Mutation("stuck", "electors without a quorum wait for one that is locked elsewhere", TWO, _stuck),
     Mutation("unheard", "electors that are not heard count towards that quorum", replace(THREE, settles=True), _unheard),
+    Mutation("ahead", "a branch holds that its own last electors cannot go on with", replace(YOUNG, settles=True), _ahead),
     Mutation("says-bound", "who is bound to a record counts as coming over from it", TWO, _says_bound),
     Mutation(
         "least", "an open run's founder follows any record without a vote", Parting(1, (1, 1, 1, 1), is_open=True), _least
