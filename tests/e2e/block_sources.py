@@ -49,6 +49,7 @@ DOCUMENT_BYTES, PIECE_DOCUMENTS = 5_000, 4_000
 BUILD_PATIENCE_S = 3600.0
 RUN = """
 name = "block sources"
+admission = "open"
 total_rounds = 100000
 [model]
 dim = 16

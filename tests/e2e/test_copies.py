@@ -112,7 +112,7 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
     with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=1)) as swarm:
         write_corpus(swarm, 3_000_000)
         swarm.create_run()
-        organiser = swarm.peer("organiser").start("--max-up", "1Mbit")
+        organiser = swarm.peer("organiser").start("--max-up", "0.2Mbit")
         friends = [swarm.peer(name).start() for name in FRIENDS]
         swarm.whole(organiser, *friends)
         swarm.until("copies of a third", lambda: copies(friends[0], "lone_bytes") < 0.66)
@@ -194,7 +194,7 @@ def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
         write_corpus(swarm, 2_000_000)
         swarm.create_run()
-        organiser, friend = swarm.peer("organiser").start("--max-up", "0.3Mbit"), swarm.peer("friend").start()
+        organiser, friend = swarm.peer("organiser").start("--max-up", "0.2Mbit"), swarm.peer("friend").start()
         swarm.whole(organiser, friend)
         swarm.until("a first count", lambda: copies(friend, "lone_bytes") < 1)
         said = swarm.command(organiser.folder, "leave")
