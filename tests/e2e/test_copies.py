@@ -112,8 +112,8 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
     with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=1)) as swarm:
         write_corpus(swarm, 3_000_000)
         swarm.create_run()
-        organiser = swarm.peer("organiser").start("--max-up", "0.2Mbit")
-        friends = [swarm.peer(name).start() for name in FRIENDS]
+        organiser = swarm.peer("organiser").start()
+        friends = [swarm.peer(name).start("--keep-blocks", "25") for name in FRIENDS]
         swarm.whole(organiser, *friends)
         swarm.until("copies of a third", lambda: copies(friends[0], "lone_bytes") < 0.66)
         swarm.until("rounds of everybody", lambda: organiser.committed >= TOGETHER)
@@ -194,9 +194,9 @@ def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
         write_corpus(swarm, 2_000_000)
         swarm.create_run()
-        organiser, friend = swarm.peer("organiser").start("--max-up", "0.2Mbit"), swarm.peer("friend").start()
+        organiser, friend = swarm.peer("organiser").start("--max-up", "0.15Mbit"), swarm.peer("friend").start()
         swarm.whole(organiser, friend)
-        swarm.until("a first count", lambda: copies(friend, "lone_bytes") < 1)
+        swarm.until("a count at both", lambda: all(copies(peer, "lone_bytes") < 1 for peer in (organiser, friend)))
         said = swarm.command(organiser.folder, "leave")
         assert "handing over" in said and "that only this peer has" in said and organiser.wait() == 0
         swarm.until("the goodbye", lambda: any(gone.goodbye for gone in friend.heard(ev.PeerGone)))
