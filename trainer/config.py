@@ -53,7 +53,7 @@ class DataConfig(SectionFields):
     format: str = "text"
     sources: tuple[SourceConfig, ...] = ()
     phases: tuple[PhaseConfig, ...] = ()
-    documents: str = "masked"
+    documents: str = "joined"
     beta: float = 0.1
     label_smoothing: float = 0.0
     source: str = "corpora"

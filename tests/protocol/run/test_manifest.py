@@ -153,6 +153,13 @@ def test_the_trainer_understands_its_sections() -> None:
     assert config.inner_steps * config.tokens_per_step == DEMO.manifest.tokens_per_round
 
 
+@pytest.mark.parametrize("documents", ["masked", "joined"])
+def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
+    data = DataSection.model_validate({"source": "local", "documents": documents})
+    manifest = DEMO.manifest.model_copy(update={"data": data})
+    assert TrainingConfig.from_sections(manifest.trainer_sections()).data.documents == documents
+
+
 APART = Squares(1.0, 1e9)
 """Of members whose differences have nothing in common."""
 
