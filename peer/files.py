@@ -316,7 +316,7 @@ def is_original(folder: Path) -> bool:
         inode, changed = int(said["inode"]), float(said["changed"])
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False
     return found.st_ino == inode and abs(found.st_mtime - changed) < COARSE_S
 

@@ -153,7 +153,7 @@ class ContributionCount:
             last_day = date.fromisoformat(last) if last is not None else None
             if min(length, streak, tokens, days) < 0:
                 return
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             return
         self._chain.resume(length, tip, ledger)
         self._streak, self._day, self._tokens_today, self._last_day, self._days = streak, day, tokens, last_day, days

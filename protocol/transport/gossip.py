@@ -76,6 +76,9 @@ MAX_MESSAGES = 1024
 """Most messages in an RPC; an RPC has room for a third of this number of signed messages."""
 MAX_CONTROL = 128
 """Most subscriptions and control messages in an RPC.  For one topic, the library sends a few, and up to 64 delayed ones."""
+MAX_IDS = 1024
+"""Most IDs of messages that the control messages of an RPC name.  A neighbour offers those of three seconds at a time, and
+`FORWARDED` lets it forward 100 a second.  The time that the library needs to split our reply grows with their square."""
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +131,7 @@ class GossipIntake:
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Handle an RPC within the allowance.  Each control message counts as a message, and so does an empty RPC."""
         peer = peer_id_of(forwarder)
-        if _control_messages(rpc) > MAX_CONTROL or len(rpc.publish) > MAX_MESSAGES:
+        if _control_messages(rpc) > MAX_CONTROL or _named(rpc) > MAX_IDS or len(rpc.publish) > MAX_MESSAGES:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
         rpc.ClearField("senderRecord")  # we dial no peer from a record, and the library would check and keep it
@@ -160,6 +163,14 @@ def _control_messages(rpc: RPC) -> int:
     control = rpc.control
     lists = (control.ihave, control.iwant, control.graft, control.prune, control.idontwant)
     return len(rpc.subscriptions) + sum(len(each) for each in lists)
+
+
+def _named(rpc: RPC) -> int:
+    """Return the number of IDs in an RPC's control messages."""
+    control = rpc.control
+    offered = sum(len(each.messageIDs) for each in control.ihave)
+    wanted = sum(len(each.messageIDs) for each in control.iwant)
+    return offered + wanted + sum(len(each.messageIDs) for each in control.idontwant)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

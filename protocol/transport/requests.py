@@ -194,8 +194,8 @@ class MemoryBudget:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-ENVELOPE_BYTES = 4096
-"""Room for the fields around the data."""
+ENVELOPE_BYTES, ENVELOPE_VALUES = 4096, 8
+"""Room for the fields around the data, and most values of a question or an answer: three fields with their names."""
 MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
@@ -468,7 +468,7 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
 
     Raises `Malformed` or `BadFrame`.
     """
-    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES, max_values=ENVELOPE_VALUES)
     if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
         raise BadFrame("not a question")
     kind, data, milliseconds = question["kind"], question["data"], question["ms"]
@@ -484,7 +484,7 @@ def decode_answer(raw: bytes) -> tuple[bytes | Refused, bool]:
 
     Raises `Malformed` or `BadFrame` for any other bytes.
     """
-    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES, max_values=ENVELOPE_VALUES)
     if isinstance(answer, dict) and isinstance(stays_open := answer.pop("open", None), bool):
         if set(answer) == {"data"} and isinstance(answer["data"], bytes):
             return answer["data"], stays_open

@@ -102,6 +102,12 @@ def put_back_by_renaming(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("text", ["", "null", '{"inode": 1e999, "changed": 0}', "[" * 1024])
+def test_a_damaged_mark_is_no_mark(tmp_path: Path, text: str) -> None:
+    (tmp_path / "original").write_text(text)
+    assert not is_original(tmp_path)
+
+
 @pytest.mark.parametrize("change", [copied, altered, put_back_in_place, put_back_by_renaming])
 def test_what_is_not_as_it_was_marked_is_no_original(tmp_path: Path, change: Callable[[Path], Path]) -> None:
     folder = tmp_path / "run"

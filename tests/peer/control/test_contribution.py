@@ -26,7 +26,7 @@ ANN, BOB, CAT = FIVE[:3]
 RUN = a_run(ANN)
 
 
-def kept(length: int, credits: Mapping[PeerId, list[int]]) -> str:
+def kept(length: float, credits: Mapping[PeerId, list[int]]) -> str:
     """A file of so many rounds with these credits."""
     ledger = {"credits": dict(credits), "young": []}
     day = {"day": "2026-11-27", "tokens_today": 0, "last_day": None, "days": 0}
@@ -151,7 +151,8 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', kept(-1, {})]
+    "text",
+    ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', kept(-1, {}), kept(1e999, {})],
 )
 def test_a_damaged_file_is_counted_anew(tmp_path: Path, text: str) -> None:
     bob = Bob(tmp_path)

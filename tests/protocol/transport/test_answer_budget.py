@@ -14,6 +14,9 @@ from protocol.offload import charged, charging
 from protocol.transport.answer_budget import ALL_STRANGERS, MAX_TABS, ONE_MEMBER, QUESTION_S, AnswerBudget
 from protocol.transport.interface import Unreachable
 from protocol.transport.reputation import ABANDONED
+from protocol.transport.requests import decode_answer, decode_question
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import Recorder, pair, stack
@@ -233,3 +236,10 @@ def test_questions_are_charged_and_whoever_does_not_wait_for_answers_is_penalise
             assert penalties == [(one.peer_id, ABANDONED)]
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("decode", [decode_question, decode_answer])
+def test_questions_and_answers_of_many_values_are_not_read(decode: Callable[[bytes], object]) -> None:
+    """Before the asker pays for anything: what they cost to read does not grow with their values."""
+    with pytest.raises(Malformed):
+        decode(canonical.encode({"data": [{}] * 1000, "open": True}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from protocol.transport.gossip import MAX_CONTROL, MAX_RPC_BYTES
+from protocol.transport.gossip import MAX_CONTROL, MAX_IDS, MAX_RPC_BYTES
 from protocol.transport.interface import Acceptance
 from protocol.transport.library import library_id
 from protocol.transport.network import Libp2pNetwork
@@ -112,15 +112,18 @@ def test_gossip_goes_on_after_messages_that_nobody_can_read(monkeypatch: pytest.
                 crowded.control.graft.add(topicID=topic)
             await write(hostile, target.peer_id, RPC(publish=[junk]))
             await write(hostile, target.peer_id, crowded)
+            offers = RPC()
+            offers.control.ihave.add(topicID=topic, messageIDs=[b"x"] * (MAX_IDS + 1))
+            await write(hostile, target.peer_id, offers)
             await write(hostile, target.peer_id, said_by_many(1, 100, topic))
             await a.until(lambda: bytes(100) in a.gossip)
-            assert found == [hostile.peer_id] * 2
+            assert found == [hostile.peer_id] * 3
             await (await stream_to(hostile, target.peer_id)).write(b"\x05junk!")
             with trio.fail_after(PATIENCE_S):
-                while len(found) < 3:
+                while len(found) < 4:
                     await trio.sleep(0.01)
             await gossip_until(honest, a, b"news")
-            assert found == [hostile.peer_id] * 3
+            assert found == [hostile.peer_id] * 4
 
     trio.run(main)
 
