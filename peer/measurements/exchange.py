@@ -186,12 +186,14 @@ async def measure_exchange(
     """Run exchanges for about `seconds`, after one that opens the sockets.  Raises PeerError."""
     await trio.to_thread.run_sync(import_module, "libp2p")  # takes a second
     members = [await trio.to_thread.run_sync(ExchangePeer, parameters, chunk) for _ in range(peers)]
+    failure = ""
     try:
         with trio.fail_after(DEADLINE_S + seconds):
             best_s = await _best_s(members, seconds)
     except* (NetworkError, OSError, trio.TooSlowError) as group:
-        reason = str(group.exceptions[0]) or "it did not end in time"
-        raise PeerError(f"the exchange could not be measured on this computer: {reason}") from group
+        failure = str(group.exceptions[0]) or "it did not end in time"
+    if failure:  # raised out here, because Python 3.11.2 puts what is raised above into a group
+        raise PeerError(f"the exchange could not be measured on this computer: {failure}")
     if len({bytes(member.result) for member in members}) > 1:
         raise PeerError("the peers of the measurement averaged to different results; report it, with your processor's name")
     return ExchangeSpeed(parameters / best_s, peers, parameters)

@@ -256,7 +256,7 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
                     ExitCode.RESOURCES,
                 )
     deadline_s = START_DEADLINE_S + (seconds if model == DEMO else LARGE_DEADLINE_S)
-    theta = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench")
+    theta, failure = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench"), ""
     try:
         with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
             corpus = await trio.to_thread.run_sync(builtin_corpus, Path(folder) / "corpora")
@@ -271,10 +271,11 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
                     marks = await _steps(trainer, theta, manifest, seconds)
                 nursery.cancel_scope.cancel()
     except* (TrainerDied, trio.TooSlowError) as group:
-        reason = str(group.exceptions[0]) or "it did not train in time"
-        raise PeerError(f"the trainer could not be measured: {reason}", ExitCode.TRAINER) from group
+        failure = str(group.exceptions[0]) or "it did not train in time"
     finally:
         theta.close()
+    if failure:  # raised out here, because Python 3.11.2 puts what is raised above into a group
+        raise PeerError(f"the trainer could not be measured: {failure}", ExitCode.TRAINER)
     (began, first), (ended, last) = marks[0], marks[-1]
     rate = (last.tokens - first.tokens) / max(ended - began, 1e-9) if len(marks) > 1 else last.tokens_per_s
     figures = trainer.figures
