@@ -224,9 +224,10 @@ def test_a_lock_on_a_library_holds_up_nobody(kind: str, room: Path, monkeypatch:
     def lock(self: Child, wall_s: float, output_bytes: int) -> ChildExit:
         assert self.process.stdout
         assert select.select([self.process.stdout], [], [], 60)[0], "the program says that it has locked"
-        with open(json.__file__, "r+b") as library:
+        is_ours = os.access(json.__file__, os.W_OK)  # a lock of its own keeps off whoever writes, or also whoever reads
+        with open(json.__file__, "r+b" if is_ours else "rb") as library:
             fcntl.flock(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(library, (fcntl.LOCK_EX if is_ours else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         tried.append(True)
         return watch(self, 0.0, output_bytes)
 
@@ -298,7 +299,7 @@ def test_orphans_do_not_outlive_the_run(kind: str, room: Path) -> None:
 @every_kind_slowly
 def test_folder_is_removed_however_hard(kind: str, room: Path) -> None:
     program = attacks.HARD_TO_REMOVE
-    if kind != "no namespaces":
+    if kind != "no namespaces" and Mechanism.NAMESPACES in HERE:
         program = program.replace("os.chdir('deep')", "os.chmod('locked', 0)\nos.chdir('deep')")
     assert run(kind, program).output == b"done\n"
 
