@@ -72,7 +72,6 @@ EVENT_GROUPS = {
     "SamplesWritten CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",
-    "Versions of the weights": "VersionPublished VersionStarted VersionComplete VersionRefused",
     "Rollouts and tasks": "RolloutsGenerated BatchJudged BatchDecided RolloutsUsed RolloutsCounted NothingLearned "
     "RolloutPeerSetAside ValidatorSetAside TaskSetOffered TasksAmended TaskSetFellOut",
 }

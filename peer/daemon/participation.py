@@ -67,7 +67,7 @@ from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.sections import TOKENIZER
-from protocol.run.settings import CorpusSettings, NodeSettings, WeightSettings
+from protocol.run.settings import CorpusSettings, NodeSettings
 from protocol.sync.supplies import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
@@ -196,7 +196,6 @@ class Participation:
             self._trainer.limit_pace(now.max_power, now.max_load)
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
-            self.node.keep_weights(self._weights())
 
     def pause(self, detail: str) -> None:
         """Compute nothing until `resume`; a node that does not run yet starts paused.  detail: shown in the status."""
@@ -209,11 +208,6 @@ class Participation:
         self._paused = ""
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
-
-    def _weights(self) -> WeightSettings:
-        """Return the limits on stored versions of the weights: states take precedence over them."""
-        now = self._settings.live.now
-        return WeightSettings(now.keep_versions, now.weights_cap, self._beside_states())
 
     def _beside_states(self) -> int | None:
         """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
@@ -470,7 +464,6 @@ class Participation:
             is_copy=is_copy,
             wall_clock=time.time,
             boot_clock=seconds_since_boot,
-            weights=self._weights(),
             corpora=self._corpora(),
             serve_while_paused=settings.live.now.serve_while_paused,
             team=settings.live.now.team,

@@ -217,14 +217,6 @@ class Preferences:
     max_disk: int | None = _setting(
         None, "limit on the size of the whole data directory, e.g. 50GB", _SIZE, live=True, unset="no limit"
     )
-    keep_versions: int = _setting(2, "number of versions of the weights that are kept whole", _COUNT, live=True)
-    weights_cap: int | None = _setting(
-        None,
-        "limit on the disk space of all versions of the weights, e.g. 20GB (default: as much as they need)",
-        _SIZE,
-        live=True,
-        unset="as needed",
-    )
     corpus: tuple[str, ...] | None = _setting(
         None,
         "folders of corpora on this computer, with colons between them, to read and serve in place",
@@ -329,7 +321,6 @@ LIMITS = (
     "max_down",
     "monthly_quota",
     "max_disk",
-    "weights_cap",
     "threads",
     "max_load",
     "max_power",

@@ -234,8 +234,7 @@ class MessageRouter:
 
     async def _greet(self, peer: PeerId) -> None:
         with self._guard.watch(peer, "answer to our greeting"):
-            if await self._handshake.greet(peer):
-                self._tell(PeerMoment.GREETED, peer)
+            await self._handshake.greet(peer)
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""

@@ -120,7 +120,7 @@ class Peer:
     async def _fetch(self, sources: Sequence[PeerId], here: ChunkSet) -> None:
         blob = self.table.blob
         self.outcome = None
-        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, Purpose("weights", 1), here=here)
+        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, Purpose("checkpoint", 1), here=here)
         if self.outcome:
             self.done_at = trio.current_time()
             assert bytes(self.into) == self.table.data
