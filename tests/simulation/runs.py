@@ -16,7 +16,6 @@ from trio.testing import MockClock
 from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, PeerEjected
 from protocol.run.manifest import SignedManifest
-from protocol.transport.simulated.wire import Weather
 from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio, shared_decoding
 from tests.simulation.driver import DrivenAgenda, Driver
@@ -26,6 +25,7 @@ from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.seat import Seat
 from tests.simulation.strangers import Strangers, harass
+from tests.simulation.wire import Weather
 from tests.simulation.world import World, disk_space
 
 Scenario = Callable[[World], Awaitable[None]]

@@ -14,12 +14,12 @@ from protocol.disk import Disk
 from protocol.events.events import Event, HandlerFailed, TransferProgress
 from protocol.run.manifest import RunManifest, SignedManifest, sign
 from protocol.run.sections import ModelSection
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity
 from tests.simulation.blob_liars import Claimer, Corrupter, turn
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World, simulated_run
 
 

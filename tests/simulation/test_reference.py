@@ -10,13 +10,13 @@ import trio
 from protocol.blobs.store import leaves_of
 from protocol.events.status import WhyIdle
 from protocol.rollouts.reference import LONG_S
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.presence import Role
 from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 from tests.tiers import first_fast
 

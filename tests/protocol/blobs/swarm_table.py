@@ -19,13 +19,13 @@ from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.events.events import Event
 from protocol.transport.interface import Acceptance, Landing, Session
-from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ask
 from tests.protocol.peers import at_once
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.network import MemoryNetwork
+from tests.simulation.wire import MemoryWire, Weather
 
 RUN = Hash(bytes(32))
 CHUNK_BYTES = 16 << 10
