@@ -25,7 +25,7 @@ from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
 from peer.daemon.settings import DaemonSettings, RunChoice, chosen_port
 from peer.discovery.contacts import AddressBook, Contacts
-from peer.discovery.mdns import Mdns, founded, tell_of_twins
+from peer.discovery.mdns import Mdns
 from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.search import Search
 from peer.discovery.upnp import Upnp
@@ -89,6 +89,10 @@ COPIED = (
     "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
     "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
 )
+FOUNDS = (
+    "this peer founds the run: others join it with an invitation, because the run file alone would found another run "
+    "(`peer status` shows the invitation, or how to make one)"
+)
 
 
 class Participation:
@@ -110,7 +114,6 @@ class Participation:
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
         self._search: Search | None = None
-        self._mdns = None if settings.local else Mdns()
         self._early = WhyIdle.STARTING, "opening the network"
         """Reason for computing nothing while there is no node."""
         self._marking = threading.Lock()
@@ -149,7 +152,7 @@ class Participation:
             how = NetworkSettings(
                 host,
                 port,
-                self._mdns.discover if self._mdns is not None else None,
+                None if settings.local else Mdns().discover,
                 preferences.max_up,
                 preferences.max_down,
                 InboundLimits.within(raise_open_files()),
@@ -426,7 +429,7 @@ class Participation:
         if self._paused:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
-            nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
+            self._emit(Notice("info", FOUNDS))
         nursery.start_soon(NameKeeper(self._folder, node.status, replica.history.has_member).keep)
         self._lobby.admit(node.router)
         freeze_gc()
