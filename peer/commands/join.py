@@ -69,7 +69,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     for setting in SETTINGS.values():
         group.add_argument(
             setting.flag,
-            *setting.aliases,
             dest=setting.name,
             type=_as_argument(setting.read),
             choices=setting.notation.choices,
