@@ -17,6 +17,7 @@ import trio
 
 from peer.discovery.mdns_messages import MAX_ADDRESSES, MAX_LINE_BYTES, Announcement, sighting_in
 from peer.environment import ChildKind, child_environment
+from protocol.bounds import Backoff
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -64,14 +65,16 @@ class Mdns:
 
     async def _run(self) -> None:
         """Keep an mDNS process running until cancelled."""
-        failures = 0
+        backoff = Backoff(2 * FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
             with trio.CancelScope() as self._turn:
-                lived_s = await self._live()
-                failures = 0 if lived_s >= STEADY_S else failures + 1
-                await trio.sleep(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10)))
+                if await self._live() >= STEADY_S:
+                    backoff.reset()
+                    await trio.sleep(FIRST_PAUSE_S)
+                else:
+                    await trio.sleep(backoff.failed())
             if self._turn.cancelled_caught:  # another announcement
-                failures = 0
+                backoff.reset()
 
     async def _live(self) -> float:
         """Start a process and read its lines until it ends or has sent too many; return its lifetime in seconds."""
