@@ -20,7 +20,7 @@ import mmap
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
+from protocol.bounds import BoundedDict
 from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
@@ -473,7 +474,7 @@ class StoreShelf:
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
-        self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+        self._hashes = BoundedDict[Hash, Sequence[Hash]](REMEMBERED)
         self._lock = threading.Lock()
 
     def find(self, name: Hash) -> Held | None:
@@ -489,8 +490,6 @@ class StoreShelf:
             return None
         with self._lock:
             self._hashes[name] = hashes
-            while len(self._hashes) > REMEMBERED:
-                self._hashes.popitem(last=False)
         return StoredBlob(self._store, name, cut, hashes)
 
     def _cut(self, name: Hash, size: int) -> EvenSpans | None:
