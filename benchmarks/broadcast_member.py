@@ -137,7 +137,7 @@ class Peer:
         blob = Blob.cut(name, leaves, EvenSpans(size, self.chunk))
         into, here = _resume(words["folder"], blob) if "folder" in words else (memoryview(mmap.mmap(-1, size)), 0)
 
-        purpose, done = Purpose("weights", 0), here.bit_count()
+        purpose, done = Purpose("checkpoint", 1), here.bit_count()
 
         def on_chunk() -> None:
             nonlocal done

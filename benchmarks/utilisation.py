@@ -34,10 +34,10 @@ from kernels.codecs.ladder import INT8
 from protocol.events.events import Event, ReadySent
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection, ModelSection
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity, PeerId
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 
 MEMBERS = 4

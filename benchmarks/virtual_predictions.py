@@ -28,10 +28,10 @@ from peer.planning.swarm import PlannedPeers
 from protocol.events.events import Event, RoundCommitted
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection, ModelSection
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 
 BAR = 0.1

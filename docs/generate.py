@@ -72,7 +72,6 @@ EVENT_GROUPS = {
     "SamplesWritten CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",
-    "Versions of the weights": "VersionPublished VersionStarted VersionComplete VersionRefused",
     "Rollouts and tasks": "RolloutsGenerated BatchJudged BatchDecided RolloutsUsed RolloutsCounted NothingLearned "
     "RolloutPeerSetAside ValidatorSetAside TaskSetOffered TasksAmended TaskSetFellOut",
 }
@@ -212,10 +211,9 @@ def settings_page() -> str:
 def setting_row(setting: Setting) -> list[str]:
     """Return the row of a setting."""
     words = setting.notation.choices or setting.placeholder.split("|")
-    flags = ", ".join(f"`{flag}`" for flag in (setting.flag, *setting.aliases))
     return [
         f"`{setting.name}`",
-        f"{flags}, `{setting.variable}`",
+        f"`{setting.flag}`, `{setting.variable}`",
         ", ".join(f"`{word}`" for word in words),
         setting.told(setting.default),
         "at once" if setting.live else "at the next start",

@@ -46,8 +46,6 @@ def _described(event: ev.Event, name: Naming) -> str:
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
             return f"trainer stopped: {clean(reason, 300)}"
-        case ev.VersionPublished() | ev.VersionStarted() | ev.VersionComplete() | ev.VersionRefused():
-            return _of_weights(event, name)
         case ev.TransferProgress() | ev.TransferEnded():
             return _of_a_transfer(event)
         case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed() | ev.RolloutsCounted():
@@ -160,21 +158,6 @@ def _of_a_peer(event: ev.Event, name: Naming) -> str:
     return ""
 
 
-def _of_weights(event: ev.Event, name: Naming) -> str:
-    match event:
-        case ev.VersionPublished(version, publisher, kind, size_bytes, patch_bytes):
-            patch = f", a patch of {size(patch_bytes)}" if patch_bytes is not None else ""
-            whole = ", available whole" if kind == "anchor" else ""
-            return f"weights: {name(publisher)} published version {version} ({size(size_bytes)}{whole}{patch})"
-        case ev.VersionStarted(version, size_bytes, files):
-            return f"weights: fetching version {version}: {size(size_bytes)} in {files} {'file' if files == 1 else 'files'}"
-        case ev.VersionComplete(version, weights, size_bytes, seconds):
-            return f"weights: version {version} is on disk ({weights[:8]}, {size(size_bytes)}) after {duration(seconds)}"
-        case ev.VersionRefused(version, reason):
-            return f"weights: version {version} is not used: {clean(reason, 200)}"
-    return ""
-
-
 def _of_a_transfer(event: ev.Event) -> str:
     match event:
         case ev.TransferProgress():
@@ -203,8 +186,6 @@ def blob(what: str, number: int) -> str:
         if number
         else "the run's initial weights",
         "result": f"result of round {number}",
-        "weights": f"version {number}, whole",
-        "patch": f"version {number}, patch",
         "file": f"file {number + 1} of the run",
         "reference": f"reference weights, of round {number}",
         "blocks": f"blocks of shard {number + 1} of the corpus",
@@ -387,14 +368,7 @@ def level(event: ev.Event) -> str:
             return given
         case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
             return "info"
-        case (
-            ev.TrainerStopped()
-            | ev.MemberLost()
-            | ev.RolledBack()
-            | ev.Desynced()
-            | ev.PeerSuspected()
-            | ev.VersionRefused()
-        ):
+        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
         case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
             return "warning"

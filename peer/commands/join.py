@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.daemon.settings import DaemonSettings
 
-MAX_ANSWER = 64
 """Most characters of an answer that are read."""
 
 
@@ -70,7 +69,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     for setting in SETTINGS.values():
         group.add_argument(
             setting.flag,
-            *setting.aliases,
             dest=setting.name,
             type=_as_argument(setting.read),
             choices=setting.notation.choices,
@@ -99,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
     if word := _word(args):
         check_word(word, data_dir(args.data_dir))  # while the terminal is still the shell's
     if _wants_interface(args):
-        _ask_before_founding(args, data_dir(args.data_dir))
         become_interface(ChildKind.SAME_PROGRAM, str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
     return _live(args)
 
@@ -107,34 +104,6 @@ def run(args: argparse.Namespace) -> int:
 def _word(args: argparse.Namespace) -> str:
     """Return the word that names the run, which a shell may have split; empty for the demo run."""
     return " ".join(args.what) or os.environ.get("PEER_RUN", "")
-
-
-def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
-    """Ask a person, if others seem to have founded the same run already; return if the run is to be founded here too.
-
-    A headless peer cannot ask: it founds the run, and reports the other runs until its run has a record.  Raises PeerError
-    if the person says no.
-    """
-    word = _word(args)
-    if not word.endswith(".toml") or not os.path.isfile(word):
-        return
-    from peer.discovery.mdns import find_twins, founded
-    from peer.formatting import visible
-    from peer.joining.run_source import find_run
-    from peer.paths import make_private, run_dir
-    from protocol.run.manifest import SignedManifest
-
-    found = find_run(word, make_private(folder))
-    if not isinstance(found, SignedManifest) or run_dir(folder, found.run).is_dir():
-        return
-    twins = find_twins(founded(found), args.local)
-    if not twins:
-        return
-    for text in twins:
-        print(f"peer: {visible(text)}", file=sys.stderr)
-    print("Found your own run anyway? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline(MAX_ANSWER).strip().lower() not in ("y", "yes"):
-        raise PeerError("no run was founded; join the other one with its invitation", ExitCode.INPUT)
 
 
 def _wants_interface(args: argparse.Namespace) -> bool:

@@ -1,4 +1,4 @@
-"""`peer weights`, `peer export` and `peer merge`: versions of the weights, and Hugging Face folders."""
+"""`peer weights`, `peer export` and `peer merge`: blobs here and on their way, and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command, whole_number
-from peer.console.asking import ask, show
+from peer.console.asking import show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ def register(subparsers: Subparsers) -> None:
     _register_merge(subparsers)
 
 
-PUBLISH_TIMEOUT_S = 3600.0
 BAR_CELLS = 64
 ATTEMPTS = 5
 """Attempts of a single push; with --every it is tried for ever."""
@@ -31,86 +30,27 @@ def _register_weights(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "weights",
-        "show the weights that are here or on their way, or publish a version",
+        "show the states that this peer serves, and the running transfers",
         run_weights,
-        epilog="Every peer of the run fetches each version that the run's publishers sign.  The run decides which "
-        "files are kept.",
+        epilog="`peer export` writes the model to a folder.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    group = parser.add_subparsers(title="commands", metavar="COMMAND")
-    publish = add_command(
-        group,
-        "publish",
-        "sign a file of weights as the next version, for all peers of the run",
-        run_publish,
-        epilog="The peer must be running, as the run's organiser or one of its publishers.",
-    )
-    publish.add_argument(
-        "source", metavar="FILE", help="a safetensors file in bf16, or a folder of such files, as `peer export` writes"
-    )
-    publish.add_argument(
-        "--anchor-every",
-        type=whole_number(1, 64),
-        default=10,
-        metavar="K",
-        help="publish every Kth version whole, and the others as patches (1 to 64; default: 10)",
-    )
 
 
 def run_weights(args: argparse.Namespace) -> int:
-    """Print the running peer's blobs and versions; exit code 5 when no peer runs here."""
+    """Print the running peer's blobs and transfers; exit code 5 when no peer runs here."""
     return show(args, "weights", describe_weights)
 
 
-def run_publish(args: argparse.Namespace) -> int:
-    """Check the file, hand it to the running peer, and print the new version."""
-    from peer.formatting import size
-    from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir
-    from peer.weights.publish import prepared
-
-    folder, running = data_dir(args.data_dir), ask(args, "weights")["run"]
-    source = Path(args.source).absolute()
-    if not source.exists():
-        raise PeerError(f"there is no {source}; give a safetensors file, or a folder with some", ExitCode.INPUT)
-    with prepared(chosen_run(running, folder), source, folder) as name:
-        done = ask(args, "publish-weights", timeout_s=PUBLISH_TIMEOUT_S, file=name, anchor_every=args.anchor_every)
-    print(f"version     {done['version']}")
-    print(f"whole       {size(done['size_bytes'])}{'' if done['kind'] == 'anchor' else ', available as patches'}")
-    print(f"patch       {size(done['patch_bytes']) if done['patch_bytes'] is not None else '-'}")
-    print(f"weights     {done['weights']}")
-    return ExitCode.OK
-
-
 def describe_weights(status: dict[str, Any]) -> list[str]:
-    """Return the versions as lines for a person, newest first."""
-    from peer.formatting import clean, short, size
+    """Return the transfers and the served states as lines for a person."""
     from peer.sentences import chunk_map, coming
     from protocol.events.events import TransferProgress
 
-    newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"
-    lines = [
-        f"run     {status['run']}",
-        f"here    {newest}, {size(status['disk_bytes'])} in {clean(status['folder'], 500)}",
-    ]
+    lines = [f"run     {status['run']}"]
     for each in status["coming"]:
         lines += [f"coming  {coming(TransferProgress(**each))}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
-    lines += _served(status["blobs"])
-    if status["versions"]:
-        lines.append(f"{'VERSION':>8}  {'KIND':<7}{'WHOLE':>10}{'PATCH':>10}  {'PUBLISHER':<10}STATE")
-    for each in reversed(status["versions"]):
-        patch = size(each["patch_bytes"]) if each["patch_bytes"] is not None else "-"
-        lines.append(
-            f"{each['version']:>8}  {each['kind']:<7}{size(each['size_bytes']):>10}{patch:>10}  "
-            f"{short(each['publisher']):<10}{_state(each)}"
-        )
-    return lines
-
-
-def _state(version: dict[str, Any]) -> str:
-    if version["refused"]:
-        return f"not used: {version['refused']}"
-    return "here" if version["here"] else "its patch is here" if version["patch_here"] else "not here"
+    return lines + _served(status["blobs"])
 
 
 def _served(blobs: list[dict[str, Any]]) -> list[str]:

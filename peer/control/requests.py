@@ -25,7 +25,6 @@ from protocol.events.status import PeerStatus
 from protocol.node.commands import CannotExtend, Extensions, NotNow, ProbedLines
 from protocol.run.sections import Unit
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
-from protocol.versions.weight_versions import MOST_ANCHOR_EVERY, CannotPublish, WeightVersions
 from protocol.wire.presence import Phase
 from protocol.wire.rollouts import MAX_SET_TASKS, Amendment
 
@@ -45,11 +44,6 @@ class Peer(Protocol):
     @property
     def contacts(self) -> Contacts | None:
         """Addresses for guests; None until the network is open."""
-        ...
-
-    @property
-    def versions(self) -> WeightVersions | None:
-        """Versions of the weights; None until the peer takes part."""
         ...
 
     @property
@@ -78,7 +72,7 @@ class Peer(Protocol):
         ...
 
     async def weights(self) -> dict[str, Any]:
-        """Return the blobs and versions here and on their way."""
+        """Return the blobs here and on their way."""
         ...
 
     def notice(self, level: str, text: str) -> None:
@@ -238,7 +232,6 @@ class Controls:
             "settings": self._settings,
             "set": self._set,
             "weights": self._weights,
-            "publish-weights": self._publish_weights,
             "extend-run": self._extend,
             **TaskControls(self._peer).commands(),
         }
@@ -270,24 +263,6 @@ class Controls:
     async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"run": self._peer.status().run, **await self._peer.weights()}
 
-    async def _publish_weights(self, fields: dict[str, Any]) -> dict[str, Any]:
-        versions, name, anchor_every = self._versions(), fields.get("file"), fields.get("anchor_every")
-        if not isinstance(name, str) or not GIVEN.fullmatch(name):
-            raise ControlError("a file to publish lies in the run's folder of weights; use `peer weights publish FILE`")
-        if not isinstance(anchor_every, int) or not 1 <= anchor_every <= MOST_ANCHOR_EVERY:
-            raise ControlError(f"a version is whole at least every {MOST_ANCHOR_EVERY} versions")
-        try:
-            body = await versions.publish(versions.folder / name, anchor_every)
-        except CannotPublish as error:
-            raise ControlError(str(error)) from error
-        return {
-            "version": body.version,
-            "kind": body.kind,
-            "weights": body.weights.root.hex(),
-            "size_bytes": body.weights.size,
-            "patch_bytes": body.patch.blob.size if body.patch is not None else None,
-        }
-
     async def _extend(self, fields: dict[str, Any]) -> dict[str, Any]:
         unit, total = fields.get("unit"), fields.get("total")
         if unit not in [each.value for each in Unit] or type(total) is not int or total < 1:
@@ -298,12 +273,6 @@ class Controls:
         except CannotExtend as error:
             raise ControlError(str(error)) from error
         return {"total": body.total, "before": before}
-
-    def _versions(self) -> WeightVersions:
-        versions = self._peer.versions
-        if versions is None:
-            raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
-        return versions
 
     async def _settings(self, fields: dict[str, Any]) -> dict[str, Any]:
         return self._peer.settings()

@@ -50,7 +50,6 @@ from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands
 from protocol.version import version
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -351,12 +350,6 @@ class Daemon:
     def contacts(self) -> Contacts | None:
         """Addresses at which guests find this swarm, once the network is open."""
         return self._lives.part.contacts if not self._lives.away else None
-
-    @property
-    def versions(self) -> WeightVersions | None:
-        """Versions of the weights, once the node runs."""
-        node = self._lives.node
-        return node.versions if node is not None else None
 
     @property
     def tasks(self) -> TaskSetCommands | None:

@@ -25,7 +25,7 @@ from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
 from peer.daemon.settings import DaemonSettings, RunChoice, chosen_port
 from peer.discovery.contacts import AddressBook, Contacts
-from peer.discovery.mdns import Mdns, founded, tell_of_twins
+from peer.discovery.mdns import Mdns
 from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.search import Search
 from peer.discovery.upnp import Upnp
@@ -67,7 +67,7 @@ from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.sections import TOKENIZER
-from protocol.run.settings import CorpusSettings, NodeSettings, WeightSettings
+from protocol.run.settings import CorpusSettings, NodeSettings
 from protocol.sync.supplies import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
@@ -88,6 +88,10 @@ PREPARING_S = 1.0
 COPIED = (
     "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
     "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
+)
+FOUNDS = (
+    "this peer founds the run: others join it with an invitation, because the run file alone would found another run "
+    "(`peer status` shows the invitation, or how to make one)"
 )
 
 
@@ -110,7 +114,6 @@ class Participation:
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
         self._search: Search | None = None
-        self._mdns = None if settings.local else Mdns()
         self._early = WhyIdle.STARTING, "opening the network"
         """Reason for computing nothing while there is no node."""
         self._marking = threading.Lock()
@@ -149,7 +152,7 @@ class Participation:
             how = NetworkSettings(
                 host,
                 port,
-                self._mdns.discover if self._mdns is not None else None,
+                None if settings.local else Mdns().discover,
                 preferences.max_up,
                 preferences.max_down,
                 InboundLimits.within(raise_open_files()),
@@ -196,7 +199,6 @@ class Participation:
             self._trainer.limit_pace(now.max_power, now.max_load)
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
-            self.node.keep_weights(self._weights())
 
     def pause(self, detail: str) -> None:
         """Compute nothing until `resume`; a node that does not run yet starts paused.  detail: shown in the status."""
@@ -209,11 +211,6 @@ class Participation:
         self._paused = ""
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
-
-    def _weights(self) -> WeightSettings:
-        """Return the limits on stored versions of the weights: states take precedence over them."""
-        now = self._settings.live.now
-        return WeightSettings(now.keep_versions, now.weights_cap, self._beside_states())
 
     def _beside_states(self) -> int | None:
         """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
@@ -432,7 +429,7 @@ class Participation:
         if self._paused:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
-            nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
+            self._emit(Notice("info", FOUNDS))
         nursery.start_soon(NameKeeper(self._folder, node.status, replica.history.has_member).keep)
         self._lobby.admit(node.router)
         freeze_gc()
@@ -470,7 +467,6 @@ class Participation:
             is_copy=is_copy,
             wall_clock=time.time,
             boot_clock=seconds_since_boot,
-            weights=self._weights(),
             corpora=self._corpora(),
             serve_while_paused=settings.live.now.serve_while_paused,
             team=settings.live.now.team,

@@ -1,4 +1,4 @@
-"""A peer's mDNS: finds the peers of its run, and other founders, on the local network.
+"""A peer's mDNS: finds the peers of its run on the local network.
 
 Anybody can answer a multicast query, and the library that reads the answers stores many of them.  So a separate process,
 `mdns_process`, reads the answers with little memory and sends us checked lines.  It is restarted, after a pause, when it has
@@ -12,29 +12,19 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import trio
 
-from peer.discovery.mdns_messages import MAX_ADDRESSES, MAX_LINE_BYTES, Announcement, Sighting, heard_in
-from peer.discovery.rendezvous import Founded, FoundedTwice, Noticeboard, noticed
+from peer.discovery.mdns_messages import MAX_ADDRESSES, MAX_LINE_BYTES, Announcement, sighting_in
 from peer.environment import ChildKind, child_environment
-from peer.errors import PeerError
-from peer.paths import runtime_dir
-from protocol.events.events import Event, Notice
-from protocol.run.manifest import SignedManifest
-from protocol.wire.hashes import Hash, hash_bytes
+from protocol.bounds import Backoff
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 LOOK_S = 5.0
 """Seconds between two checks of our own addresses."""
 MAX_LINES = 1000
 """Most lines that one process may send; after more it is ended, and restarted after a pause."""
-MAX_FOUNDED = 64
-"""Most founded runs that are remembered; after a flood, further runs are ignored."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 STEADY_S = 60.0
 """Lifetime of a process in seconds that resets the backoff: the next one starts after `FIRST_PAUSE_S`."""
@@ -46,17 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class Mdns:
-    """One peer's mDNS, silent until `discover` or `run`.
-
-    founded: other peers' runs without records, in the order heard.  command: starts the mDNS process.
-    """
+    """One peer's mDNS, silent until `discover`.  command: starts the mDNS process."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = tuple(command)
-        self._wanted = Announcement()
+        self._wanted = Announcement("", "", ())
         self._turn = trio.CancelScope()
         self._report: Callable[[Sequence[str]], None] = lambda addresses: None
-        self.founded: list[Founded] = []
 
     async def discover(
         self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
@@ -64,36 +50,31 @@ class Mdns:
         """Announce our `addresses`, and report other peers' addresses, until cancelled (`NetworkSettings.discover`)."""
 
         def look() -> None:
-            now = tuple(addresses())[:MAX_ADDRESSES]
-            self._announce(replace(self._wanted, run=run.hex(), peer=me, addresses=now))
+            wanted = Announcement(run.hex(), me, tuple(addresses())[:MAX_ADDRESSES])
+            if wanted != self._wanted:
+                self._wanted = wanted
+                self._turn.cancel()
 
         self._report = found
         look()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.run)
+            nursery.start_soon(self._run)
             while True:
                 await trio.sleep(LOOK_S)
                 look()
 
-    def announce_founded(self, ours: Founded | None) -> None:
-        """Announce that we founded this run, and listen for other founders; None to stop."""
-        self._announce(replace(self._wanted, founded=ours))
-
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Keep an mDNS process running until cancelled."""
-        failures = 0
+        backoff = Backoff(2 * FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
             with trio.CancelScope() as self._turn:
-                lived_s = await self._live()
-                failures = 0 if lived_s >= STEADY_S else failures + 1
-                await trio.sleep(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10)))
+                if await self._live() >= STEADY_S:
+                    backoff.reset()
+                    await trio.sleep(FIRST_PAUSE_S)
+                else:
+                    await trio.sleep(backoff.failed())
             if self._turn.cancelled_caught:  # another announcement
-                failures = 0
-
-    def _announce(self, wanted: Announcement) -> None:
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._turn.cancel()
+                backoff.reset()
 
     async def _live(self) -> float:
         """Start a process and read its lines until it ends or has sent too many; return its lifetime in seconds."""
@@ -127,17 +108,12 @@ class Mdns:
         async for chunk in pipe:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole[: MAX_LINES - lines]:
-                self._take(heard_in(line))
+                heard = sighting_in(line)
+                if heard is not None and heard.peer != self._wanted.peer:
+                    self._report(list(heard.addresses))
             lines += len(whole)
             if lines > MAX_LINES or len(rest) > MAX_LINE_BYTES:
                 return
-
-    def _take(self, heard: Sighting | Founded | None) -> None:
-        match heard:
-            case Sighting(peer, addresses) if peer != self._wanted.peer:
-                self._report(list(addresses))
-            case Founded() if heard not in self.founded and len(self.founded) < MAX_FOUNDED:
-                self.founded.append(heard)
 
 
 async def _end(process: trio.Process) -> None:
@@ -151,81 +127,3 @@ async def _end(process: trio.Process) -> None:
             process.kill()
             await process.wait()
         await process.stdout.aclose()
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Warning to a founder about similar runs of other founders, until its run has its first record (`founded_runs`).
-
-
-TWIN_LOOK_S = 2.0
-HEAR_S = 3.0
-"""Seconds of listening before a person's peer founds a run."""
-
-
-def founded(signed: SignedManifest) -> Founded:
-    """Return the announcement of a run.  Its file digest covers the whole manifest but the organiser's peer ID.
-
-    If the file names no founders, this ID stands for them as well.
-    """
-    manifest = signed.manifest
-    anonymous = manifest.model_dump_json().replace(manifest.organiser, "")
-    digest = hash_bytes("run file", anonymous.encode())
-    return Founded(signed.run.hex(), manifest.organiser, manifest.name, digest.hex())
-
-
-async def tell_of_twins(
-    ours: Founded, mdns: Mdns | None, emit: Callable[[Event], None], is_over: Callable[[], bool]
-) -> None:
-    """Announce our run, and report each similar one, until `is_over`.
-
-    mdns: None to use this computer alone.  Without a folder or a network, this is off silently.
-    """
-    try:
-        runtime = runtime_dir()
-    except PeerError:
-        return  # the address book reports this
-    board, twice = Noticeboard(runtime, ours.organiser), FoundedTwice(ours)
-    if mdns is not None:
-        mdns.announce_founded(ours)
-    try:
-        while not is_over():
-            with suppress(OSError):
-                await trio.to_thread.run_sync(board.announce, ours)
-            for other in await _heard(runtime, mdns):
-                text = twice.sentence(other)
-                if text:
-                    emit(Notice("warning", text))
-            await trio.sleep(TWIN_LOOK_S)
-    finally:
-        with suppress(OSError):
-            board.withdraw()
-        if mdns is not None:
-            mdns.announce_founded(None)
-
-
-def find_twins(ours: Founded, local: bool) -> list[str]:
-    """Return the warnings before `ours` is founded; takes at most about `HEAR_S`.  Blocking."""
-
-    async def listen() -> list[str]:
-        mdns, twice = None if local else Mdns(), FoundedTwice(ours)
-        async with trio.open_nursery() as nursery:
-            if mdns is not None:
-                nursery.start_soon(mdns.run)
-                with trio.move_on_after(HEAR_S):
-                    while not mdns.founded:
-                        await trio.sleep(0.1)
-            nursery.cancel_scope.cancel()
-        try:
-            heard = await _heard(runtime_dir(), mdns)
-        except PeerError:
-            return []
-        return [text for other in heard if (text := twice.sentence(other))]
-
-    return trio.run(listen)
-
-
-async def _heard(runtime: Path, mdns: Mdns | None) -> list[Founded]:
-    here: list[Founded] = []
-    with suppress(OSError):
-        here = await trio.to_thread.run_sync(partial(noticed, runtime))
-    return [*here, *(mdns.founded if mdns is not None else ())]

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, Founded, founded_in, is_peer_id
+from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, is_peer_id
 
 MAX_LINE_BYTES = 4096
 MAX_ADDRESSES = 8
@@ -19,16 +19,11 @@ MAX_ADDRESSES = 8
 
 @dataclass(frozen=True)
 class Announcement:
-    """One peer's own announcement.
+    """One peer's own announcement.  run: hexadecimal."""
 
-    run: hexadecimal; empty to announce no addresses and look for no peers.  founded: our run without records.  We look for
-    founders with `founded` set, or with `run` empty.
-    """
-
-    run: str = ""
-    peer: str = ""
-    addresses: tuple[str, ...] = ()
-    founded: Founded | None = None
+    run: str
+    peer: str
+    addresses: tuple[str, ...]
 
     def to_line(self) -> bytes:
         """Return the line for the mDNS process."""
@@ -38,8 +33,7 @@ class Announcement:
     def from_line(cls, line: bytes) -> Announcement:
         """Parse the line of our peer."""
         fields = json.loads(line)
-        founded = Founded(**fields["founded"]) if fields["founded"] is not None else None
-        return cls(fields["run"], fields["peer"], tuple(fields["addresses"]), founded)
+        return cls(fields["run"], fields["peer"], tuple(fields["addresses"]))
 
 
 @dataclass(frozen=True)
@@ -48,6 +42,10 @@ class Sighting:
 
     peer: str
     addresses: tuple[str, ...]
+
+    def to_line(self) -> bytes:
+        """Return the line for our peer."""
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
@@ -64,16 +62,10 @@ def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
     return Sighting(peer, tuple(good)) if good and is_peer_id(peer) else None
 
 
-def to_line(heard: Sighting | Founded) -> bytes:
-    """Return the line for our peer."""
-    return json.dumps(asdict(heard)).encode() + b"\n"
-
-
-def heard_in(line: bytes) -> Sighting | Founded | None:
+def sighting_in(line: bytes) -> Sighting | None:
     """Parse a line of the mDNS process; None for anything else."""
-    found = founded_in(line)
-    if found is not None or len(line) > MAX_LINE_BYTES:
-        return found
+    if len(line) > MAX_LINE_BYTES:
+        return None
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):

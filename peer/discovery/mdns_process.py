@@ -16,19 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import psutil
 
-from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_of, to_line
-from peer.discovery.rendezvous import Founded, founded_of, is_peer_id
+from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_of
+from peer.discovery.rendezvous import is_peer_id
 from peer.discovery.upnp import use_little_memory
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
 
-FOUNDED_KIND = "_mh-founded._tcp.local."
 MAX_RESIDENT_BYTES = 96 << 20
 """Limit on resident memory, twice the usage of a process that receives few announcements."""
 WATCH_S = 0.25
@@ -63,40 +61,6 @@ def peer_service(ours: Announcement) -> ServiceInfo:
     )
 
 
-MAX_TEXT_BYTES = 200
-"""Limit of a value in a text record."""
-
-
-def founder_service(founded: Founded) -> ServiceInfo:
-    """Return the service that announces a founded run."""
-    from zeroconf import ServiceInfo
-
-    return ServiceInfo(
-        FOUNDED_KIND,
-        f"{founded.organiser}.{FOUNDED_KIND}",
-        port=1,
-        addresses=[bytes([127, 0, 0, 1])],  # only a record with an address is looked up completely
-        properties={name: _cut(value) for name, value in asdict(founded).items()},
-        server=f"{founded.organiser[-20:].lower()}-founder.local.",
-    )
-
-
-def _cut(value: str) -> bytes:
-    """Cut a value for a text record of mDNS, which has at most 255 bytes with the name."""
-    return value.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
-
-
-class Services:
-    """Services and service types of the announcement.  own: names of `services`, which are not looked up."""
-
-    def __init__(self, ours: Announcement) -> None:
-        self.services = [peer_service(ours)] if ours.run and ours.addresses else []
-        self.services += [founder_service(ours.founded)] if ours.founded is not None else []
-        self.kinds = [run_kind(ours.run)] if ours.run else []
-        self.kinds += [FOUNDED_KIND] if ours.founded is not None or not ours.run else []
-        self.own = {service.name for service in self.services}
-
-
 TextFields = dict[bytes, bytes | None]
 
 
@@ -112,7 +76,7 @@ class LookUps:
         self,
         cached: Callable[[str, str], TextFields | None],
         find: Callable[[str, str], Awaitable[TextFields | None]],
-        tell: Callable[[Sighting | Founded], None],
+        tell: Callable[[Sighting], None],
     ) -> None:
         self._cached, self._find, self._tell = cached, find, tell
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -124,7 +88,7 @@ class LookUps:
             return
         fields = self._cached(kind, name)
         if fields is not None:
-            self._tell_of(kind, peer, fields)
+            self._tell_of(peer, fields)
             return
         if name in self.running or len(self.running) >= MAX_LOOK_UPS:
             return
@@ -135,17 +99,17 @@ class LookUps:
     async def _look_up(self, kind: str, name: str, peer: str) -> None:
         fields = await self._find(kind, name)
         if fields is not None:
-            self._tell_of(kind, peer, fields)
+            self._tell_of(peer, fields)
 
-    def _tell_of(self, kind: str, peer: str, fields: TextFields) -> None:
+    def _tell_of(self, peer: str, fields: TextFields) -> None:
         texts = [value.decode(errors="replace") for value in fields.values() if value]
-        heard = founded_of(fields) if kind == FOUNDED_KIND else sighting_of(peer, texts)
+        heard = sighting_of(peer, texts)
         if heard is not None:
             self._tell(heard)
 
 
 async def serve(
-    ours: Announcement, tell: Callable[[Sighting | Founded], None], ended: asyncio.Event, resident: Callable[[], int]
+    ours: Announcement, tell: Callable[[Sighting], None], ended: asyncio.Event, resident: Callable[[], int]
 ) -> None:
     """Announce `ours`, and report other announcements, until `ended`, or until this process uses too much memory.
 
@@ -154,7 +118,8 @@ async def serve(
     from zeroconf import ServiceInfo, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
-    services, service = Services(ours), AsyncZeroconf()
+    kind, service = run_kind(ours.run), AsyncZeroconf()
+    own = peer_service(ours) if ours.addresses else None
 
     def cached(kind: str, name: str) -> TextFields | None:
         info = ServiceInfo(kind, name)
@@ -167,14 +132,13 @@ async def serve(
     look_ups = LookUps(cached, find, tell)
 
     def on_change(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        if state_change is not ServiceStateChange.Removed and name not in services.own:
+        if state_change is not ServiceStateChange.Removed and name != f"{ours.peer}.{kind}":
             look_ups.start(service_type, name)
 
-    announcing = []  # keeps these tasks alive
     try:
-        browser = AsyncServiceBrowser(service.zeroconf, services.kinds, handlers=[on_change])
-        for each in services.services:  # other claims to our name do not count
-            announcing.append(await service.async_register_service(each, cooperating_responders=True))  # noqa: PERF401
+        browser = AsyncServiceBrowser(service.zeroconf, [kind], handlers=[on_change])
+        if own is not None:  # other claims to our name do not count
+            announcing = await service.async_register_service(own, cooperating_responders=True)  # noqa: F841 - keeps the task
         while not ended.is_set() and resident() < MAX_RESIDENT_BYTES:
             await asyncio.sleep(WATCH_S)
         await browser.async_cancel()
@@ -188,8 +152,8 @@ def main() -> None:
     os.nice(NICENESS)
     process, ours = psutil.Process(), Announcement.from_line(_read_line())
 
-    def tell(heard: Sighting | Founded) -> None:
-        sys.stdout.buffer.write(to_line(heard))
+    def tell(heard: Sighting) -> None:
+        sys.stdout.buffer.write(heard.to_line())
         sys.stdout.buffer.flush()
 
     async def run() -> None:

@@ -24,6 +24,7 @@ from peer.hubs.repository import Head, HubBusy, HubRepository
 from peer.page.history import RunHistory
 from peer.paths import make_private, run_dir
 from peer.weights.folders import ORIGIN, ExportedState, export
+from protocol.bounds import Backoff
 from protocol.run.manifest import SignedManifest
 
 FOLDER = "push"
@@ -121,7 +122,7 @@ class Pusher:
 
     def _patiently(self, attempt: Callable[[], int]) -> int:
         """Return the result of `attempt`, which is repeated while the hub is busy or away."""
-        wait_s, attempts = FIRST_WAIT_S, 0
+        backoff, attempts = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S), 0
         while True:
             try:
                 return attempt()
@@ -130,8 +131,8 @@ class Pusher:
                 if attempts == self._options.attempts:
                     raise PeerError(f"{error.text}; run it again later, and it goes on where it stopped") from error
                 self._tell_once(f"{error.text}; it is tried again")
-                time.sleep(wait_s * random.uniform(0.75, 1.25) if error.wait_s is None else error.wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                wait_s = backoff.failed() * random.uniform(0.75, 1.25)
+                time.sleep(wait_s if error.wait_s is None else error.wait_s)
 
     def _tell_once(self, text: str) -> None:
         """Tell a reason for a delay, unless it is the one that was told last."""

@@ -1,6 +1,6 @@
 """Disk space for a peer: the free space, within its owner's cap.
 
-The cap applies to the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  A
+The cap applies to the whole data directory: states, checkpoints, results, corpora and logs of all runs.  A
 `CappedDisk` refuses a write in advance.  Files that are written in other ways are small or of limited size; they are not
 refused, but they count for later writes.
 """

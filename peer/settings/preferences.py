@@ -51,7 +51,7 @@ from peer.settings.values import (
 
 @dataclass(frozen=True)
 class Setting:
-    """Definition of a setting.  aliases: other names of the flag.  live: a running peer applies a change at once.
+    """Definition of a setting.  live: a running peer applies a change at once.
 
     unset: words for the effect of a missing value.
     """
@@ -60,7 +60,6 @@ class Setting:
     default: Any
     meaning: str
     notation: Notation
-    aliases: tuple[str, ...]
     live: bool
     unset: str
 
@@ -96,11 +95,10 @@ def _setting(
     default: Any,
     meaning: str,
     notation: Notation,
-    aliases: tuple[str, ...] = (),
     live: bool = False,
     unset: str = "",
 ) -> Any:
-    return field(default=default, metadata={"definition": (meaning, notation, aliases, live, unset)})
+    return field(default=default, metadata={"definition": (meaning, notation, live, unset)})
 
 
 _SIZE = Notation(read_size, show_size, "SIZE")
@@ -195,7 +193,6 @@ class Preferences:
         None,
         "limit on the total upload rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
         _RATE,
-        ("--up-limit",),
         live=True,
         unset="no limit",
     )
@@ -203,7 +200,6 @@ class Preferences:
         None,
         "limit on the total download rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
         _RATE,
-        ("--down-limit",),
         live=True,
         unset="no limit",
     )
@@ -216,14 +212,6 @@ class Preferences:
     )
     max_disk: int | None = _setting(
         None, "limit on the size of the whole data directory, e.g. 50GB", _SIZE, live=True, unset="no limit"
-    )
-    keep_versions: int = _setting(2, "number of versions of the weights that are kept whole", _COUNT, live=True)
-    weights_cap: int | None = _setting(
-        None,
-        "limit on the disk space of all versions of the weights, e.g. 20GB (default: as much as they need)",
-        _SIZE,
-        live=True,
-        unset="as needed",
     )
     corpus: tuple[str, ...] | None = _setting(
         None,
@@ -329,7 +317,6 @@ LIMITS = (
     "max_down",
     "monthly_quota",
     "max_disk",
-    "weights_cap",
     "threads",
     "max_load",
     "max_power",

@@ -1,6 +1,6 @@
 """A blob: an immutable byte string, cut into chunks whose hashes are known and certified; and the messages about it.
 
-Every large object is a blob: a checkpoint, the result of a round, a version of the weights.  Its name is a hash that a
+Every large object is a blob: a checkpoint, the result of a round, a shard of a corpus.  Its name is a hash that a
 certified record or a signed manifest contains.  Sets of chunks are integers, bit i for chunk i: set operations must be fast,
 since a blob may have tens of thousands of chunks.
 """

@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from protocol.blobs.blob import Blob, ChunkSet, Copies, any_of, chunks_in, set_of
 from protocol.blobs.reliability import Reliability
+from protocol.bounds import Backoff
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -204,8 +205,8 @@ class Source:
     failures: int = 0
     rests_until: float = -inf
     asked_at: float = -inf
-    rest_s: float = REST_S
-    busy_s: float = BUSY_S
+    rest: Backoff = field(default_factory=lambda: Backoff(REST_S, MOST_REST_S))
+    busy: Backoff = field(default_factory=lambda: Backoff(BUSY_S, MOST_BUSY_S))
 
     def score(self, best_rate: float) -> float:
         """Return the score of the source.  best_rate: best rate of all sources, used if the source's own rate is unknown."""
@@ -308,7 +309,9 @@ class Sources:
         rate = owed / max(waited_s, 1e-3)
         source.rate = rate if not source.rate else source.rate + MEMORY * (rate - source.rate)
         source.success += MEMORY * (1 - source.success)
-        source.failures, source.rest_s, source.busy_s = 0, REST_S, BUSY_S
+        source.failures = 0
+        source.rest.reset()
+        source.busy.reset()
         if waited_s < SOON_S:
             source.window = min(source.window + 1, MOST_IN_WINDOW)
         elif waited_s > LATE_S:
@@ -325,16 +328,14 @@ class Sources:
         source.failures += 1
         if source.failures >= FAILURES:
             source.failures = 0
-            source.rests_until = now + source.rest_s
-            source.rest_s = min(2 * source.rest_s, MOST_REST_S)
+            source.rests_until = now + source.rest.failed()
 
     def busy(self, peer: PeerId, now: float) -> None:
         """Note that a source says that it is busy."""
         source = self._known.get(peer)
         if source is not None:
             source.window = max(source.window // 2, 1)
-            source.rests_until = max(source.rests_until, now + source.busy_s * (0.5 + self._random.random()))
-            source.busy_s = min(2 * source.busy_s, MOST_BUSY_S)
+            source.rests_until = max(source.rests_until, now + source.busy.failed() * (0.5 + self._random.random()))
 
     def due_s(self, peer: PeerId, size: int) -> float:
         """Return the seconds that a source should take for a chunk of `size` bytes if it is asked for the chunk now."""

@@ -7,9 +7,9 @@ users of a fetcher decide which blobs are fetched, when, and from which peers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic
 
 import trio
@@ -37,8 +37,7 @@ LEAVES_S = 60.0
 class Wanted(Generic[K]):
     """A blob to be fetched.
 
-    key: in its folder.  name: the root over the hashes of its chunks.  leaves: the hashes, if they are known.  donors: other
-    blobs of the folder that may have equal chunks.
+    key: in its folder.  name: the root over the hashes of its chunks.  leaves: the hashes, if they are known.
     """
 
     key: K
@@ -46,7 +45,6 @@ class Wanted(Generic[K]):
     spans: Spans
     purpose: Purpose
     leaves: Sequence[Hash] | None = None
-    donors: Mapping[K, Spans] = field(default_factory=dict)
 
 
 class BlobFetcher(Generic[K]):
@@ -100,7 +98,7 @@ class BlobFetcher(Generic[K]):
             return False
         part = await self._offload(self._folder.begin, wanted.key, spans[len(spans) - 1].stop)
         try:
-            missing = await self._offload(self._folder.fill, part, leaves, spans, wanted.donors)
+            missing = await self._offload(part.missing, leaves, spans)
             blob, here = Blob.cut(wanted.name, leaves, spans), len(spans) - len(missing)
 
             def came() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from protocol.bounds import BoundedDict
 from protocol.wire.identity import PeerId
 
 PROVEN = 16
@@ -29,7 +30,7 @@ class Reliability:
 
     def __init__(self, is_active: Callable[[PeerId], bool] = lambda peer: False) -> None:
         self._is_active = is_active
-        self._ranks: dict[PeerId, int] = {}
+        self._ranks = BoundedDict[PeerId, int](MAX_REMEMBERED, lambda peer, rank: rank <= 0)
         """From `-PROVEN` to `PROVEN`; the peer whose rank was set last comes last."""
 
     def __len__(self) -> int:
@@ -53,16 +54,9 @@ class Reliability:
 
     def brought(self, peer: PeerId) -> None:
         """Note that a peer has brought a chunk."""
-        self._set(peer, min(PROVEN, self.rank(peer) + 1))
+        self._ranks.renew(peer, min(PROVEN, self.rank(peer) + 1))
 
     def withheld(self, peer: PeerId) -> None:
         """Note that a peer has let us wait in vain for what it claims to have, or has sent wrong bytes."""
         rank = self.rank(peer)
-        self._set(peer, rank // 2 if rank > 0 else max(-PROVEN, rank - 1))
-
-    def _set(self, peer: PeerId, rank: int) -> None:
-        self._ranks.pop(peer, None)
-        self._ranks[peer] = rank
-        if len(self._ranks) > MAX_REMEMBERED:
-            unproven = (known for known, its_rank in self._ranks.items() if its_rank <= 0)
-            del self._ranks[next(unproven, next(iter(self._ranks)))]
+        self._ranks.renew(peer, rank // 2 if rank > 0 else max(-PROVEN, rank - 1))

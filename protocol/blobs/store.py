@@ -1,8 +1,8 @@
 """The store of blobs: everything large on a peer's disk, whole or begun, in one folder for each kind.
 
 `BlobFolder` does all work on the files of a folder.  `BlobStore` is the folder whose blobs are identified by the roots over
-the hashes of their chunks: the run's files, sets of tasks, batches of rollouts, versions of the weights, and reference
-weights.  Results and checkpoints are identified by their rounds (`protocol.chain.results`).
+the hashes of their chunks: the run's files, sets of tasks, batches of rollouts, and reference weights.  Results and
+checkpoints are identified by their rounds (`protocol.chain.results`).
 
     <root>.blob          a whole blob
     <root>.part          a blob that is being fetched or made
@@ -20,14 +20,15 @@ import mmap
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
+from protocol.bounds import BoundedDict
 from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
@@ -74,7 +75,6 @@ class BlobFolder(ABC, Generic[K]):
         self.disk, self.folder = disk, folder
         self._whole: dict[K, int] = {}
         self._parts: dict[K, int] = {}
-        self._damaged: set[K] = set()
         self._used: Counter[K] = Counter()
         self._worked_on: set[K] = set()
         self._lock = threading.Lock()
@@ -128,11 +128,6 @@ class BlobFolder(ABC, Generic[K]):
         """Return the sizes of the parts."""
         with self._lock:
             return dict(self._parts)
-
-    def damaged(self) -> set[K]:
-        """Return the parts that were whole at some time since this peer started."""
-        with self._lock:
-            return set(self._damaged)
 
     def has(self, key: K) -> bool:
         """Return True if a blob is whole, as far as we know."""
@@ -222,7 +217,6 @@ class BlobFolder(ABC, Generic[K]):
         """Remove a part, but keep a whole blob of the same key, which may have come in another way."""
         with self._lock:
             self._parts.pop(key, None)
-            self._damaged.discard(key)
             is_whole = key in self._whole
         for path in (self._part_path(key), *([] if is_whole else [self._leaves_path(key)])):
             self.disk.remove(path)
@@ -232,23 +226,6 @@ class BlobFolder(ABC, Generic[K]):
         with self._lock:
             self._worked_on.discard(part.key)
 
-    def fill(self, part: Part[K], leaves: Sequence[Hash], spans: Spans, donors: Mapping[K, Spans]) -> list[int]:
-        """Copy equal chunks of other whole blobs into a part; return the chunks that it still lacks."""
-        missing, copied = part.missing(leaves, spans), set[int]()
-        wanted: dict[Hash, list[int]] = {}
-        for chunk in missing:
-            wanted.setdefault(leaves[chunk], []).append(chunk)
-        for donor, cut in donors.items():
-            for number, leaf in enumerate(self.leaves(donor) or () if wanted else ()):
-                data = self.read(donor, cut[number], leaf) if leaf in wanted else None
-                if data is not None:
-                    for chunk in wanted.pop(leaf):
-                        if len(data) == spans[chunk].stop - spans[chunk].start:  # a liar's root may name other sizes
-                            part.view[spans[chunk]] = data
-                            let_go(part.view[spans[chunk]])
-                            copied.add(chunk)
-        return [chunk for chunk in missing if chunk not in copied]
-
     def publish(self, part: Part[K], leaves: Sequence[Hash] = ()) -> None:
         """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: kept if given."""
         if leaves:
@@ -256,7 +233,6 @@ class BlobFolder(ABC, Generic[K]):
         self.disk.publish(part.path, part.mapping, self.path(part.key))
         with self._lock:
             self._parts.pop(part.key, None)
-            self._damaged.discard(part.key)
             self._whole[part.key] = len(part.mapping)
         if part.path == self._part_path(part.key):  # a file of other origin does not end work on the part
             self.end(part)
@@ -290,7 +266,6 @@ class BlobFolder(ABC, Generic[K]):
             size = self._whole.pop(key, None)
             if size is None:
                 return
-            self._damaged.add(key)
             if key in self._worked_on:
                 self.disk.remove(self.path(key))
                 return
@@ -305,7 +280,6 @@ class BlobFolder(ABC, Generic[K]):
         with self._lock:
             self._whole.pop(key, None)
             self._parts.pop(key, None)
-            self._damaged.discard(key)
             self._worked_on.discard(key)
         for path in (self.path(key), self._part_path(key), self._leaves_path(key)):
             self.disk.remove(path)
@@ -345,11 +319,6 @@ class BlobStore(BlobFolder[Hash]):
 
     def _key_of_part(self, name: str) -> Hash | None:
         return self.key(name.removesuffix(".part") + ".blob") if name.endswith(".part") else None
-
-    @property
-    def is_empty(self) -> bool:
-        """True if the folder does not exist, so no blob was ever stored."""
-        return not self.folder.exists()
 
     def leaves(self, key: Hash) -> list[Hash] | None:
         """Return the hashes of a blob's chunks; None if they are missing, damaged, or do not match its root."""
@@ -505,7 +474,7 @@ class StoreShelf:
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
-        self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+        self._hashes = BoundedDict[Hash, Sequence[Hash]](REMEMBERED)
         self._lock = threading.Lock()
 
     def find(self, name: Hash) -> Held | None:
@@ -521,8 +490,6 @@ class StoreShelf:
             return None
         with self._lock:
             self._hashes[name] = hashes
-            while len(self._hashes) > REMEMBERED:
-                self._hashes.popitem(last=False)
         return StoredBlob(self._store, name, cut, hashes)
 
     def _cut(self, name: Hash, size: int) -> EvenSpans | None:

@@ -105,7 +105,7 @@ MOST_CELLS = 256
 class Purpose:
     """Purpose of a blob.
 
-    what: checkpoint, result, weights, patch, file, rollouts, tasks, reference or blocks.  number: of the round, version,
+    what: checkpoint, result, file, rollouts, tasks, reference or blocks.  number: of the round, version,
     file or shard.  spare: True if nobody waits for the blob: other peers then send it after all that somebody waits for.
     """
 

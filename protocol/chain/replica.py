@@ -5,7 +5,6 @@ Other peers ask it for records, and fetch results and checkpoints from it as blo
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -14,6 +13,7 @@ from typing import TypeVar
 from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import REMEMBERED, Held, Holding, StoredBlob
+from protocol.bounds import BoundedDict
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
@@ -123,7 +123,7 @@ class ReplicaShelf:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._spans = [span.encoded for span in replica.layouts.result]
-        self._hashes: OrderedDict[Hash, list[Hash]] = OrderedDict()
+        self._hashes = BoundedDict[Hash, list[Hash]](REMEMBERED)
         """Hashes of the chunks of a few results, by their roots: a whole record is read for them."""
         self._lock = Lock()
 
@@ -161,8 +161,6 @@ class ReplicaShelf:
         hashes = [Hash(entry.hash) for entry in commit.index]
         with self._lock:
             self._hashes[name.root] = hashes
-            if len(self._hashes) > REMEMBERED:
-                self._hashes.popitem(last=False)
         return hashes
 
     def _checkpoint(self, digest: Hash) -> Held | None:

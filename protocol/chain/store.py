@@ -8,7 +8,6 @@
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
     votes/confirmed             the tips on which this peer has confirmed a provisional record
     evidence/<hash>             proofs that peers lied
-    weights/                    versions of the weights (`protocol.blobs.store`), once there is one
     files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     tasks/                      sets of tasks, likewise, with the statements about them and the counts
@@ -369,7 +368,6 @@ class Store:
         self.checkpoints.load()
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
-        self.weights = BlobStore(self.disk, root / "weights")
         self.rollouts = BlobStore(self.disk, root / "rollouts")
         self.files = BlobStore(self.disk, root / "files")
         self.reference = BlobStore(self.disk, root / "reference")

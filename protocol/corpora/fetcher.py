@@ -30,6 +30,7 @@ from protocol.blobs.blob import Blob, ChunkSet, set_of
 from protocol.blobs.fetcher import fetch_leaves
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose, Transfer
+from protocol.bounds import Backoff
 from protocol.corpora.cache import BlockStore, space_of
 from protocol.corpora.copies import BlocksToKeep, KeepRule, missing_of
 from protocol.corpora.manifest import Block
@@ -99,14 +100,6 @@ class _BlockBatch:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-@dataclass
-class _Pause:
-    """Pause before peers are asked for a block again."""
-
-    until: float
-    length_s: float
-
-
 @dataclass(frozen=True)
 class _Places:
     """Places of the blocks of a shard in the store: a `protocol.blobs.transfer.ChunkPlaces`."""
@@ -146,10 +139,11 @@ class BlockFetcher:
         self._is_told_of_space = self._is_told_of_damage = False
         self._full = ""
         """The sentence of the disk on which the last block did not fit."""
-        self._full_until, self._full_s = -inf, FIRST_FULL_S
+        self._full_backoff = Backoff(FIRST_FULL_S, MOST_FULL_S)
         self._tell_of_full_at = -inf
         self._batches: list[_BlockBatch] = []
-        self._pauses: dict[Block, _Pause] = {}
+        self._pauses: dict[Block, Backoff] = {}
+        """Pauses before peers are asked for a block again."""
         self._ahead = BlocksToKeep(store, policy.keeps, session.me)
         self._leaves_locks: dict[Hash, trio.Lock] = {}
         self._random = Random(session.me)
@@ -179,7 +173,7 @@ class BlockFetcher:
         self._suspect |= needed - before
         self._pauses = {block: pause for block, pause in self._pauses.items() if block in needed}
         if needed != before:
-            self._full_until, self._full_s = -inf, FIRST_FULL_S  # other blocks may leave the disk now
+            self._full_backoff.reset()  # other blocks may leave the disk now
         for batch in self._batches:
             if needed.isdisjoint(batch.blocks) and not batch.is_kept:
                 batch.scope.cancel()
@@ -271,7 +265,7 @@ class BlockFetcher:
     def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
         """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""
         now, peers = trio.current_time(), bool(self._session.network.connected())
-        while now >= self._full_until:
+        while now >= self._full_backoff.until:
             found = len(self._batches)
             if peers and sum(batch.mirror is None for batch in self._batches) < PEER_BATCHES:
                 yield from self._begin(self._for_peers(missing, now), None)
@@ -280,7 +274,7 @@ class BlockFetcher:
                 yield from self._begin(self._for_mirrors(missing, now), "")
             if len(self._batches) == found:
                 break
-        if now >= self._full_until and not self._policy.is_busy():
+        if now >= self._full_backoff.until and not self._policy.is_busy():
             yield from self._plan_copies(missing, now, peers=peers)
 
     def _plan_copies(self, missing: Sequence[Block], now: float, *, peers: bool) -> Iterator[_BlockBatch]:
@@ -351,9 +345,7 @@ class BlockFetcher:
         finally:
             self._batches.remove(batch)
             for block in batch.blocks if batch.mirror is None else ():
-                before = self._pauses.get(block)
-                length_s = min(2 * before.length_s, MOST_PAUSE_S) if before is not None else FIRST_PAUSE_S
-                self._pauses[block] = _Pause(trio.current_time() + length_s, length_s)
+                self._pauses.setdefault(block, Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)).failed(trio.current_time())
             self._wake.set()
 
     def _on_full(self, sentence: str) -> None:
@@ -364,7 +356,7 @@ class BlockFetcher:
             self._session.emit(Notice("warning", text))
         self._full, self._next = sentence, []
         self.store.cache.pin(self._now)
-        self._full_until, self._full_s = trio.current_time() + self._full_s, min(2 * self._full_s, MOST_FULL_S)
+        self._full_backoff.failed(trio.current_time())
         for batch in self._batches:
             batch.scope.cancel()
 
@@ -439,7 +431,8 @@ class BlockFetcher:
     ) -> None:
         """Keep a block.  by: the batch that brought it from a mirror."""
         if await self._offload(partial(self._put, block, data)):
-            self._full, self._full_s = "", FIRST_FULL_S
+            self._full = ""
+            self._full_backoff.reset()
             is_needed = block in self._now or block in self._next
             self.tally[origin if is_needed else BlockOrigin.COPY] += block.size
         for batch in self._batches:

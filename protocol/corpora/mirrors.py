@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from protocol.bounds import BoundedDict
 from protocol.corpora.ranges import RangeAbsent, RangeClient, RangeFailed, RangeForbidden
 from protocol.corpora.shards import SHARDS, Shard, checked_leaves
 from protocol.events.events import Event, Notice
@@ -46,7 +47,7 @@ class _Mirror:
     url: str
     rests_until: float = -inf
     failures: int = 0
-    absent: dict[Hash, float] = field(default_factory=dict)
+    absent: BoundedDict[Hash, float] = field(default_factory=lambda: BoundedDict(MAX_ABSENT))
 
     def may_be_asked(self, shard: Hash, now: float) -> bool:
         """Return True if the mirror may be asked for this shard now."""
@@ -54,10 +55,7 @@ class _Mirror:
 
     def lacks(self, shard: Hash, now: float) -> None:
         """Note that the mirror does not have this shard."""
-        self.absent.pop(shard, None)
-        self.absent[shard] = now
-        if len(self.absent) > MAX_ABSENT:
-            del self.absent[next(iter(self.absent))]
+        self.absent.renew(shard, now)
 
     @property
     def host(self) -> str:

@@ -10,7 +10,6 @@ The folder of a corpus is laid out so that any static web server over it is a mi
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Protocol
 from kernels.outside_files import open_outside, read_outside
 from protocol.blobs.blob import ChunkSet, EvenSpans
 from protocol.blobs.store import SHORTAGES
+from protocol.bounds import BoundedDict
 from protocol.corpora.manifest import Block, CorpusManifest
 from protocol.disk import size_of
 from protocol.wire.canonical import Malformed
@@ -140,21 +140,19 @@ class LeavesMemory:
     """Hashes of the blocks of some shards in memory, the most recently used ones.  Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+        self._known = BoundedDict[Hash, Sequence[Hash]](MAX_REMEMBERED)
         self._lock = threading.Lock()
 
     def get(self, shard: Shard, load: Callable[[Hash], bytes | None]) -> Sequence[Hash] | None:
         """Return the hashes of a shard's blocks; None if `load` returns none, or others."""
         with self._lock:
-            if shard.root in self._known:
-                self._known.move_to_end(shard.root)
-                return self._known[shard.root]
+            if (known := self._known.get(shard.root)) is not None:
+                self._known.renew(shard.root, known)
+                return known
         leaves = checked_leaves(shard, load(shard.root))
         if leaves is not None:
             with self._lock:
                 self._known[shard.root] = leaves
-                while len(self._known) > MAX_REMEMBERED:
-                    self._known.popitem(last=False)
         return leaves
 
 

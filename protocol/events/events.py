@@ -97,13 +97,12 @@ class NobodyAnswers(Event):
 class TransferProgress(Event):
     """This peer is fetching a blob; emitted at most once a second.
 
-    what: checkpoint, result, weights, patch, file, rollouts, tasks, reference or blocks.  number: the rounds that a
-    checkpoint has applied, the round of a result, the version that weights or a patch lead to, the position of a file among
-    the run's files, the version with which rollouts were made, 0 for tasks, the round that reference weights began, the
-    position of a shard in its corpus.  blob: name of the blob.  done, total: numbers of chunks.  size_bytes: size of the
-    blob; of blocks, only those that are fetched count.  chunks: a map of the blob of at most 256 cells, each for
-    one or more chunks: # if all of them are here, + if some are, . if none is.  sources: number of peers that have some of
-    the blob.  left_s: estimated seconds to the end; None while no rate is known.
+    what: checkpoint, result, file, rollouts, tasks, reference or blocks.  number: the rounds that a checkpoint has applied,
+    the round of a result, the position of a file among the run's files, the version with which rollouts were made, 0 for
+    tasks, the round that reference weights began, the position of a shard in its corpus.  blob: name of the blob.  done,
+    total: numbers of chunks.  size_bytes: size of the blob; of blocks, only those that are fetched count.  chunks: a map of
+    the blob of at most 256 cells, each for one or more chunks: # if all of them are here, + if some are, . if none is.
+    sources: number of peers that have some of the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """
 
     what: str
@@ -141,56 +140,6 @@ def subject(event: Event) -> tuple[str, str]:
             return "transfer", blob
         case _:
             return type(event).__name__, ""
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Events about versions of the weights.
-
-
-@dataclass(frozen=True)
-class VersionPublished(Event):
-    """A publisher has signed a version of the weights, and this peer has heard of it.
-
-    Not emitted for older versions whose statements this peer requested.
-    kind: anchor (it can be fetched whole) or patch.  size_bytes: size of the whole file.  patch_bytes: size of the patch;
-    None if there is no patch.
-    """
-
-    version: int
-    publisher: str
-    kind: str
-    size_bytes: int
-    patch_bytes: int | None
-
-
-@dataclass(frozen=True)
-class VersionStarted(Event):
-    """This peer begins to fetch a version.  size_bytes: bytes to fetch.  files: number of files (patches or whole files)."""
-
-    version: int
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True)
-class VersionComplete(Event):
-    """A version is on disk, and every tensor is as signed; also emitted at the start, for the newest version on disk.
-
-    weights: the root of its file.  seconds: time since the fetch began.
-    """
-
-    version: int
-    weights: str
-    size_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class VersionRefused(Event):
-    """A version, or a patch that leads to it, will not be used; `reason` is a phrase."""
-
-    version: int
-    reason: str
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ A peer that is named in a record is admitted permanently, so a voter must know t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from statistics import median_high, median_low
 
 import trio
 
+from protocol.bounds import Backoff, BoundedDict
 from protocol.chain.history import History
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
@@ -146,15 +146,12 @@ class ClockOffsets:
 
     def __init__(self, wall: Callable[[], float], boot: Callable[[], float]) -> None:
         self._wall, self.boot = wall, boot
-        self._offsets: OrderedDict[PeerId, float] = OrderedDict()
+        self._offsets = BoundedDict[PeerId, float](MAX_PEERS)
         self._warned = False
 
     def note(self, peer: PeerId, clock: float, asked: float) -> None:
         """Record the `clock` in an answer of `peer` that has just arrived.  asked: the time of our question, by `boot`."""
-        self._offsets[peer] = clock - (asked + self.boot()) / 2
-        self._offsets.move_to_end(peer)
-        if len(self._offsets) > MAX_PEERS:
-            self._offsets.popitem(last=False)
+        self._offsets.renew(peer, clock - (asked + self.boot()) / 2)
 
     @property
     def compared(self) -> int:
@@ -307,7 +304,7 @@ class Handshake:
         Without an answer, greet it again while it is connected: a peer that is too busy to answer in time might otherwise
         never hear us.  Warn the user of a refusal, and of a wrong clock.
         """
-        greeting, pause_s = object(), FIRST_PAUSE_S
+        greeting, backoff = object(), Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self._greetings[peer] = greeting
         try:
             while True:
@@ -316,8 +313,7 @@ class Handshake:
                     break
                 except Unreachable:
                     self._activity.tell_now()
-                    await trio.sleep(pause_s)
-                    pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+                    await trio.sleep(backoff.failed())
                 if self._greetings.get(peer) is not greeting or peer not in self._session.network.connected():
                     return False  # it is gone, or greeted on a newer connection
         finally:

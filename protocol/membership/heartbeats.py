@@ -13,6 +13,7 @@ from typing import Protocol
 
 import trio
 
+from protocol.bounds import BoundedDict
 from protocol.chain.history import History
 from protocol.events.events import Event, PeerGone, PeerSuspected
 from protocol.events.status import SwarmPeer, WhyIdle
@@ -232,7 +233,7 @@ class FailureDetector:
 
     def __init__(self, session: Session, guard: Guard, membership: Membership, observer: LivenessObserver) -> None:
         self._session, self._guard, self._membership, self._observer = session, guard, membership, observer
-        self._told: dict[PeerId, None] = {}
+        self._told = BoundedDict[PeerId, None](MAX_TOLD)
         """Peers that sent their goodbye to us directly; we still forward it when it comes by gossip."""
 
     @hears(Heartbeat)
@@ -262,8 +263,6 @@ class FailureDetector:
         if said.sender != said.by:
             raise Offence("no goodbye of its own")
         if self._guard.is_open and self._on_goodbye(said):
-            if len(self._told) >= MAX_TOLD:
-                self._told.pop(next(iter(self._told)))
             self._told[said.sender] = None
 
     def _on_goodbye(self, said: Statement[Goodbye]) -> bool:

@@ -17,13 +17,13 @@ Members and strangers have separate places, and at most `COUNTED_STRANGERS` stra
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import NamedTuple
 
+from protocol.bounds import BoundedDict
 from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
 from protocol.team import team_named
@@ -69,8 +69,8 @@ class Marks:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._of_members: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
-        self._of_strangers: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+        self._of_members = BoundedDict[PeerId, tuple[int, int]](MAX_MEMBERS)
+        self._of_strangers = BoundedDict[PeerId, tuple[int, int]](MAX_STRANGERS)
 
     def is_old(self, peer: PeerId, mark: tuple[int, int]) -> bool:
         """Return True if a statement with this mark is not newer than the peer's last noted statement."""
@@ -80,12 +80,8 @@ class Marks:
         """Treat statements of `peer` up to this mark as old from now on."""
         if self.is_old(peer, mark):
             return
-        member = self._members.has_member(peer)
-        marks, most = (self._of_members, MAX_MEMBERS) if member else (self._of_strangers, MAX_STRANGERS)
-        marks[peer] = mark
-        marks.move_to_end(peer)
-        if len(marks) > most:
-            marks.popitem(last=False)
+        marks = self._of_members if self._members.has_member(peer) else self._of_strangers
+        marks.renew(peer, mark)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

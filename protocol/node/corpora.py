@@ -15,6 +15,7 @@ from collections.abc import Callable
 import trio
 
 from protocol.blobs.swarm import Swarm
+from protocol.bounds import BoundedDict
 from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
@@ -68,7 +69,7 @@ class LeasedBlocks:
         self._mixture = corpora.manifest.mixture
         self._fetcher: BlockFetcher | None = None
         self._leased: tuple[list[Block], list[Block]] = [], []
-        self._asked: dict[Block, None] = {}
+        self._asked = BoundedDict[Block, None](MAX_ASKED)
         self._rows: tuple[Ranges, Ranges] = (), ()
         self._stalled = trio.Event()
         """Set while the trainer waits for a block of its lease."""
@@ -224,10 +225,7 @@ class LeasedBlocks:
             self._awaited = block, since, now
             self._stalled.set()
             return
-        self._asked.pop(block, None)
-        self._asked[block] = None
-        while len(self._asked) > MAX_ASKED:
-            del self._asked[next(iter(self._asked))]
+        self._asked.renew(block, None)
         self._tell()
 
     async def waiting_for(self) -> str:
@@ -247,4 +245,4 @@ class LeasedBlocks:
     def _tell(self) -> None:
         assert self._fetcher is not None
         now, following = self._leased
-        self._fetcher.need([*reversed(self._asked), *now], following)
+        self._fetcher.need([*[*self._asked][::-1], *now], following)

@@ -42,7 +42,7 @@ from protocol.offload import Offload, charged, one_at_a_time
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
 from protocol.rollouts.trainer import SharedTrainer
 from protocol.run.sections import FILE_CHUNK_BYTES
-from protocol.run.settings import NodeSettings, WeightSettings
+from protocol.run.settings import NodeSettings
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS, PeerTips
@@ -53,8 +53,6 @@ from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
-from protocol.versions.catalogue import Catalogue, VersionShelf
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role
@@ -64,7 +62,7 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, TASK_CHUNK_BYTES
 class Node:
     """A peer of a run; call `run`.  The session's network delivers messages to `router`.
 
-    versions: versions of the weights, and their publication.  files: the run's files.  tasks: the crowd's sets of tasks;
+    files: the run's files.  tasks: the crowd's sets of tasks;
     None in a run without rollouts.  line_probe: measures the lines.
     """
 
@@ -95,16 +93,14 @@ class Node:
         tips = PeerTips(replica, membership, activity)
         initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
-        catalogue = Catalogue(replica.manifest)
         self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
-        self._shelves = shelves_of(replica, catalogue, self._corpora)
+        self._shelves = shelves_of(replica, self._corpora)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload, self._history.is_active)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._census = CopyCensus(
             session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights
         )
         self._blocks = self._make_blocks(trainer)
-        self.versions = WeightVersions(session, guard, replica, catalogue, offload, self._swarm, settings.weights)
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
         supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
@@ -180,7 +176,7 @@ class Node:
         router = MessageRouter(session, self._guard, decoding, self._handshake, self._ejections, membership)
         handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
         router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
-        router.add(self.versions, Serving(replica, self._offload), self.extensions, self._census)
+        router.add(Serving(replica, self._offload), self.extensions, self._census)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
@@ -215,7 +211,7 @@ class Node:
         """Run until `leave`, then say goodbye.  Raises `StoreFull` if the disk is full; no data is lost then."""
         memories = (self._ejections, self._keeper, self.extensions)
         services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._swarm]
-        services += [self.files, self.extensions, self.versions, self._census]
+        services += [self.files, self.extensions, self._census]
         services += [part for part in (self._blocks, self._initial, self._tasks, self._rollouts) if part is not None]
         await self._life.run(memories, services)
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
@@ -245,10 +241,6 @@ class Node:
     def note_load(self, busy: str) -> None:
         """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
         self._activity.note_load(busy)
-
-    def keep_weights(self, settings: WeightSettings) -> None:
-        """Change the limits for kept versions of the weights."""
-        self.versions.follower.limit(settings)
 
     def serve_while_paused(self, on: bool) -> None:
         """Choose to serve chunks to other peers while we rest, or not to."""
@@ -313,11 +305,10 @@ class Node:
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
 
     async def weights(self) -> dict[str, Any]:
-        """Return the content of `peer weights --json`: versions, transfers under way, and the blobs that we serve."""
+        """Return the content of `peer weights --json`: transfers under way, and the blobs that we serve."""
         coming = [told.to_fields() for told in self._swarm.transfers()]
         holdings = await self._offload(self._shelves.holdings)
         return {
-            **self.versions.status(),
             "coming": [{key: value for key, value in fields.items() if key != "event"} for fields in coming],
             "blobs": [asdict(holding) for holding in holdings],
         }
@@ -401,12 +392,11 @@ class Node:
         )
 
 
-def shelves_of(replica: Replica, catalogue: Catalogue, corpora: RunCorpora) -> Shelves:
+def shelves_of(replica: Replica, corpora: RunCorpora) -> Shelves:
     """Return the shelves of all blobs that a peer serves."""
     store = replica.store
     return Shelves(
         ReplicaShelf(replica),
-        VersionShelf(catalogue, store.weights),
         StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
         StoreShelf(store.files, "file", FILE_CHUNK_BYTES),

@@ -7,7 +7,6 @@ propagate: from `on_request`, and from the handlers of pushes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 import trio
 
 from protocol.audit.ejection import Ejections
+from protocol.bounds import BoundedDict
 from protocol.events.events import Dropped, Event, HandlerFailed
 from protocol.membership.handshake import Handshake
 from protocol.offload import Offload
@@ -234,8 +234,7 @@ class MessageRouter:
 
     async def _greet(self, peer: PeerId) -> None:
         with self._guard.watch(peer, "answer to our greeting"):
-            if await self._handshake.greet(peer):
-                self._tell(PeerMoment.GREETED, peer)
+            await self._handshake.greet(peer)
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""
@@ -276,7 +275,7 @@ class RateLimitedEmitter:
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
-        self._counted: OrderedDict[tuple[type, str, str], tuple[float, int]] = OrderedDict()
+        self._counted = BoundedDict[tuple[type, str, str], tuple[float, int]](MAX_COUNTED)
         self._window, self._told = -TELL_EVERY_S, 0
 
     def __call__(self, event: Event) -> None:
@@ -294,5 +293,3 @@ class RateLimitedEmitter:
             self._counted[key] = now, 0
             self._told += 1
             self._emit(replace(event, times=hidden + event.times))
-        if len(self._counted) > MAX_COUNTED:
-            self._counted.popitem(last=False)

@@ -6,10 +6,10 @@ their checks are limited, for all peers together and for each peer (`protocol.ro
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from protocol.bounds import BoundedDict
 from protocol.rollouts.batch import (
     MOST_DEATHS,
     UNSURE,
@@ -100,7 +100,7 @@ class Intake:
 
     def __init__(self, context: PoolContext, slots: Mapping[Slot, PooledBatch]) -> None:
         self._context, self._slots = context, slots
-        self._sequences: OrderedDict[tuple[PeerId, Hash], _MakerSequence] = OrderedDict()
+        self._sequences = BoundedDict[tuple[PeerId, Hash], _MakerSequence](MOST_SEQUENCES)
         self._known: dict[Hash, frozenset[PeerId]] = {}
         """Makers that we knew when a version came, by the version's tip; only versions that followed the one before."""
         self._followed: frozenset[Hash] = frozenset()
@@ -138,13 +138,11 @@ class Intake:
         if sequence is None:
             sequence = _MakerSequence(self._ours(batch, 0) if tip in self._followed else number)
             self._sequences[author, tip] = sequence
-            if len(self._sequences) > MOST_SEQUENCES:
-                self._sequences.popitem(last=False)
         while sequence.next < number:
             if not self._passes(self._slots.get((author, tip, sequence.next)), sequence, author, now):
                 return False
             sequence.next, sequence.held_since = self._ours(batch, sequence.next + 1), None
-            self._sequences.move_to_end((author, tip))
+            self._sequences.renew((author, tip), sequence)
         return sequence.next == number
 
     def _passes(self, first: PooledBatch | None, sequence: _MakerSequence, author: PeerId, now: float) -> bool:
@@ -198,7 +196,7 @@ class Pool:
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
         """Batches named by our entries in the last records.  We may have learned from them before a restart, and their
         makers state them again while they are young enough."""
-        self._past: OrderedDict[tuple[Slot, Hash], Decision] = OrderedDict()
+        self._past = BoundedDict[tuple[Slot, Hash], Decision](MOST_BATCHES)
         """Decisions on batches that are forgotten now: if the chain goes back, the batches are stated again."""
         self._stuck = False
         """True if no batch could be fetched.  Statements of strangers then start no new search before the next tick, because
@@ -498,6 +496,4 @@ class Pool:
         effects = [*self._context.decide(batch, Decision.STALE), *discard(batch)]
         if batch.led and batch.decision is not None:
             self._past[batch.place] = batch.decision
-            if len(self._past) > MOST_BATCHES:
-                self._past.popitem(last=False)
         return effects

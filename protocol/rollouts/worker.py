@@ -10,6 +10,7 @@ import trio
 
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
+from protocol.bounds import BoundedDict
 from protocol.chain.progress import TasksInForce
 from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice, RolloutsGenerated
@@ -146,14 +147,12 @@ class StatementRepeater:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._due: dict[bytes, tuple[float, int]] = {}
+        self._due = BoundedDict[bytes, tuple[float, int]](MOST)
         """(Time at which to send each statement next, number of times it was sent)."""
 
     def say(self, raw: bytes, times: int = TIMES) -> None:
         """Send a statement at the next call of `turn`, and `times` times in all."""
         self._due[raw] = (trio.current_time(), TIMES - times)
-        if len(self._due) > MOST:
-            del self._due[next(iter(self._due))]
 
     async def turn(self) -> None:
         """Send the statements that are due."""
@@ -261,7 +260,7 @@ class RolloutMaker:
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
         self._trainer, self._link, self._versions = trainer, trainer.link, trainer.versions
         self._died_over: tuple[Hash, int] | None = None
-        self._next: dict[Hash, int] = {}
+        self._next = BoundedDict[Hash, int](VERSIONS_REMEMBERED)
         """Number of the next batch at each tip.
 
         The chain may go back.  A peer that then stated another batch with an old number would have signed two contradictory
@@ -339,8 +338,6 @@ class RolloutMaker:
         A failed write to disk skips no number, because trainers take the numbers in order.
         """
         self._next[tip] = number + 1
-        while len(self._next) > VERSIONS_REMEMBERED:
-            del self._next[next(iter(self._next))]
 
     def _note_death(self, tip: Hash, number: int) -> None:
         """Note that the trainer process died while it made a batch.

@@ -62,7 +62,6 @@ PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
 
 MAX_ALLOWLIST = 4096
-MAX_PUBLISHERS = 64
 MAX_ELECTORS = 64
 """Peers that vote on one record, and founders, at most."""
 MAX_MANIFEST_BYTES = 320 << 10
@@ -194,7 +193,7 @@ class RunManifest(Section):
 
     KIND: ClassVar[str] = "manifest"
     LATER: ClassVar[frozenset[str]] = frozenset(
-        {"about", "initial_state", "publishers", "requires", "rl", "samples", "tokenizer", "total_rounds", "total_tokens"}
+        {"about", "initial_state", "requires", "rl", "samples", "tokenizer", "total_rounds", "total_tokens"}
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -229,8 +228,6 @@ class RunManifest(Section):
     """The peers that may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
     allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
-    publishers: Annotated[list[PeerField], Field(max_length=MAX_PUBLISHERS)] = []
-    """Peer IDs that may publish versions of the weights, besides the organiser; sorted."""
     checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""
     checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=MAX_CHECKPOINT_CHUNK_BYTES, multiple_of=1 << 12)] = 1 << 20
@@ -290,8 +287,6 @@ class RunManifest(Section):
         )
         if self.allowlist != sorted(set(self.allowlist)):
             yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
-        if self.publishers != sorted(set(self.publishers)):
-            yield ManifestProblem(("publishers",), "publishers must be sorted and without repetition; sort it")
         if self.founders != "anyone":
             listed = [self.organiser, *self.allowlist] if self.admission is Admission.ALLOWLIST else None
             yield from founder_problems(self.founders, listed)

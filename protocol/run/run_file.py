@@ -362,7 +362,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
             f"{name}: organiser is somebody else than this peer ({organiser}); join that run with its organiser's "
             "invitation, or remove the line to found one of your own"
         )
-    for name_of_list in ("allowlist", "founders", "publishers"):  # people list peers in any order; the manifest in one
+    for name_of_list in ("allowlist", "founders"):  # people list peers in any order; the manifest in one
         peers = fields.get(name_of_list)
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))

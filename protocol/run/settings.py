@@ -20,19 +20,6 @@ def _no_clock() -> float:
 
 
 @dataclass(frozen=True)
-class WeightSettings:
-    """Limits of the versions of the weights on disk.
-
-    keep: versions that stay whole.  cap_bytes: limit for all of them; None for the usual size of `keep` versions, an anchor
-    and the patches since.  most_bytes: limit in any case.
-    """
-
-    keep: int = 2
-    cap_bytes: int | None = None
-    most_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class CorpusSettings:
     """Corpora on this computer.
 
@@ -62,7 +49,6 @@ class NodeSettings:
     is_copy: the data directory was copied, or put back from a backup: its records of our votes may be incomplete.
     wall_clock: unix seconds, for the expiry of tokens alone.
     boot_clock: seconds, by a clock that runs on while the computer is suspended, as trio's does not.
-    weights: limits of the versions of the weights on disk.
     corpora: the corpora on this computer.
     serve_while_paused: others get chunks from this peer even while it rests.
     team: the team to which this peer belongs; empty without one.
@@ -81,7 +67,6 @@ class NodeSettings:
     is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock
     boot_clock: Callable[[], float] = trio.current_time
-    weights: WeightSettings = WeightSettings()
     corpora: CorpusSettings = CorpusSettings()
     serve_while_paused: bool = True
     team: str = ""

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import socket
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from enum import Enum, IntEnum
 
 import trio
 
+from protocol.bounds import BoundedDict
 from protocol.transport.interface import Members
 from protocol.transport.library import Connection, Host, peer_id_of
 from protocol.transport.sockets import End, Socket, is_dialled, local_end, local_end_of, remote_end, remote_end_of
@@ -376,8 +377,8 @@ class ObservedAddresses:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._claims: OrderedDict[PeerId, str] = OrderedDict()
+        self._seen = BoundedDict[str, None](MAX_SEEN)
+        self._claims = BoundedDict[PeerId, str](MAX_CLAIMS, lambda peer, _: not members.has_member(peer))
 
     def watch(self, host: Host) -> None:
         """Receive other peers' claims about our addresses from now on; the library would announce them as ours."""
@@ -387,22 +388,13 @@ class ObservedAddresses:
         """Note the local address of a new connection if the peer dialled us."""
         end = local_end(conn) if is_dialled(conn) is False else None
         if end is not None and not _is_of_this_computer(conn, end[0]):
-            address = transport_address(*end)
-            self._seen[address] = None
-            self._seen.move_to_end(address)
-            if len(self._seen) > MAX_SEEN:
-                self._seen.popitem(last=False)
+            self._seen.renew(transport_address(*end), None)
 
     def on_claim(self, conn: Connection, address: str) -> None:
         """Note the peer's claim that it sees us at `address`, if the peer dialled us."""
         if is_dialled(conn) is not False or not is_public_form(address):
             return
-        peer = peer_id_of(conn.muxed_conn.peer_id)
-        self._claims[peer] = address
-        self._claims.move_to_end(peer)
-        if len(self._claims) > MAX_CLAIMS:
-            strangers = (known for known in self._claims if not self._members.has_member(known))
-            del self._claims[next(strangers, next(iter(self._claims)))]
+        self._claims.renew(peer_id_of(conn.muxed_conn.peer_id), address)
 
     def addresses(self, counts: Callable[[PeerId], bool]) -> list[str]:
         """Return the local addresses of inbound connections, newest first, then the claimed addresses.
@@ -410,7 +402,7 @@ class ObservedAddresses:
         Claimed addresses are sorted by the number of members that claim them, then of strangers.  counts: returns True if a
         peer's claim counts.
         """
-        seen = list(reversed(self._seen))
+        seen = [*self._seen][::-1]
         claims = [(self._members.has_member(peer), address) for peer, address in self._claims.items() if counts(peer)]
         by_members = Counter(address for is_member, address in claims if is_member)
         by_strangers = Counter(address for is_member, address in claims if not is_member)

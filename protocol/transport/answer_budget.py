@@ -13,7 +13,7 @@ of its own and never waits for others.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any
 
 import trio
 
+from protocol.bounds import BoundedDict
 from protocol.offload import Offload
 from protocol.transport.interface import Members
 from protocol.transport.rate_limit import Allowance, TokenBucket
@@ -50,7 +51,7 @@ class _Crowd:
 
     def __init__(self) -> None:
         self.bucket = TokenBucket(ALL_STRANGERS.burst_s, ALL_STRANGERS.burst_s, trio.current_time())
-        self.tags: OrderedDict[PeerId, float] = OrderedDict()
+        self.tags = BoundedDict[PeerId, float](MAX_TABS)
         """Tag of each peer's next turn: the seconds of the allowance used before it, in fair shares."""
         self._served = 0.0
         """Tag of the newest turn."""
@@ -94,8 +95,8 @@ class _Crowd:
     def charge(self, peer: PeerId, seconds: float, size: int) -> None:
         """Charge the peer for processor time and bytes."""
         self.bucket.charge(ALL_STRANGERS, trio.current_time(), seconds, size)
-        self.tags[peer] = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
-        _put_last(self.tags, peer)
+        tag = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
+        self.tags.renew(peer, tag)
 
     def _tag(self, peer: PeerId) -> float:
         """Return the tag of a peer's next turn; peers save up no turns while they ask nothing."""
@@ -110,7 +111,7 @@ class AnswerBudget:
 
     def __init__(self, members: Members, has_allowance: Callable[[PeerId], bool]) -> None:
         self._members, self._has_allowance = members, has_allowance
-        self._active: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._active = BoundedDict[PeerId, TokenBucket](MAX_TABS)
         self._strangers, self._others = _Crowd(), _Crowd()
 
     async def run(self) -> None:
@@ -153,16 +154,9 @@ class AnswerBudget:
 
     def _of(self, peer: PeerId) -> TokenBucket:
         """Return the allowance of an active peer; it begins empty, so that a fresh key has saved up nothing."""
-        if peer not in self._active:
-            self._active[peer] = TokenBucket(0.0, 0.0, trio.current_time())
-        _put_last(self._active, peer)
-        return self._active[peer]
-
-
-def _put_last(known: OrderedDict[PeerId, Any], peer: PeerId) -> None:
-    known.move_to_end(peer)
-    if len(known) > MAX_TABS:
-        known.popitem(last=False)
+        bucket = self._active.get(peer) or TokenBucket(0.0, 0.0, trio.current_time())
+        self._active.renew(peer, bucket)
+        return bucket
 
 
 @dataclass(frozen=True)

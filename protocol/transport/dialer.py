@@ -23,6 +23,7 @@ from math import inf
 
 import trio
 
+from protocol.bounds import Backoff
 from protocol.transport.addresses import (
     CircuitAddress,
     ForbiddenAddress,
@@ -146,7 +147,7 @@ class Entry:
     given: bool = False
     met: bool = False
     addresses: dict[str, AddressStanding] = field(default_factory=dict)
-    pause_s: float = FIRST_PAUSE_S
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, MAX_PAUSE_S))
     due_at: float = 0.0
     dialling: bool = False
     tried: dict[str, Attempt] = field(default_factory=dict)
@@ -373,13 +374,13 @@ class Dialer:
         entry = self._book.get(peer)
         if entry is not None:
             if lasted_s >= LASTING_S:
-                entry.pause_s = FIRST_PAUSE_S
+                entry.backoff.reset()
                 entry.meet(trio.current_time())
-            entry.due_at = trio.current_time() + entry.pause_s
+            entry.due_at = trio.current_time() + entry.backoff.next_s
             self._changed.set()
 
     def _make_due(self, entry: Entry) -> None:
-        entry.pause_s = FIRST_PAUSE_S
+        entry.backoff.reset()
         entry.due_at = -1.0
         self._changed.set()
 
@@ -402,8 +403,7 @@ class Dialer:
                     await self._changed.wait()
 
     async def _dial(self, peer: PeerId, entry: Entry, lane: _Lane) -> None:
-        entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
-        entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
+        entry.due_at = trio.current_time() + entry.backoff.failed() * self._random.uniform(0.8, 1.2)
         for address in self._in_order(entry):
             async with lane.places:  # released after each address, so that other peers get a turn
                 if entry.addresses.get(address, AddressStanding.CLAIMED) is AddressStanding.CLAIMED:

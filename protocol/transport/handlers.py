@@ -104,12 +104,10 @@ class Lands:
 class PeerMoment(Enum):
     """Declaration for a moment in the life of a connection.
 
-    A peer is `GREETED` when it has accepted our greeting, and `HEARD` whenever a message of any kind, or a piece of a push,
-    comes from it over the connection.
+    A peer is `HEARD` whenever a message of any kind, or a piece of a push, comes from it over the connection.
     """
 
     CONNECTED = "connected"
-    GREETED = "greeted"
     HEARD = "heard"
     DISCONNECTED = "disconnected"
 

@@ -14,11 +14,12 @@ closed only if no other peer's is left.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.bounds import BoundedDict
 from protocol.transport.interface import Members
 from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
@@ -34,7 +35,7 @@ MAX_ADDRESSES_PER_PEER = 4
 MAX_PEERS = 1024
 """Most members remembered, and most strangers; the least recent peer is forgotten first."""
 
-_Known = OrderedDict[PeerId, OrderedDict[str, None]]
+_Known = BoundedDict[PeerId, BoundedDict[str, None]]
 
 
 class TrustedAddresses:
@@ -42,8 +43,7 @@ class TrustedAddresses:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._of_members: _Known = OrderedDict()
-        self._of_strangers: _Known = OrderedDict()
+        self._of_members, self._of_strangers = _Known(MAX_PEERS), _Known(MAX_PEERS)
         self._ranks: dict[str, int] | None = None
 
     def __contains__(self, address: str) -> bool:
@@ -62,23 +62,15 @@ class TrustedAddresses:
         known, others = (self._of_members, self._of_strangers) if member else (self._of_strangers, self._of_members)
         if others.pop(peer, None) is not None or address not in known.get(peer, ()):
             self._ranks = None
-        _put(known.setdefault(peer, OrderedDict()), address, MAX_ADDRESSES_PER_PEER)
-        known.move_to_end(peer)
-        if len(known) > MAX_PEERS:
-            known.popitem(last=False)
+        addresses = known.get(peer) or BoundedDict[str, None](MAX_ADDRESSES_PER_PEER)
+        addresses.renew(address, None)
+        known.renew(peer, addresses)
 
     def _ranked(self) -> dict[str, int]:
         if self._ranks is None:
             self._ranks = {address: 1 for addresses in self._of_strangers.values() for address in addresses}
             self._ranks |= {address: 2 for addresses in self._of_members.values() for address in addresses}
         return self._ranks
-
-
-def _put(addresses: OrderedDict[str, None], address: str, most: int) -> None:
-    addresses[address] = None
-    addresses.move_to_end(address)
-    if len(addresses) > most:
-        addresses.popitem(last=False)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -185,7 +177,7 @@ class InboundPolicy:
     ) -> None:
         self._limits, self._members, self._on_closed = limits, members, on_closed
         self._connections: dict[int, _Connection] = {}
-        self._greeted: OrderedDict[PeerId, None] = OrderedDict()
+        self._greeted = BoundedDict[PeerId, None](MAX_REMEMBERED, lambda peer, _: not members.has_member(peer))
         self._trusted = TrustedAddresses(members)
         self._handshakes = TokenBucket(limits.handshakes.burst_s, 0, now)
 
@@ -211,11 +203,7 @@ class InboundPolicy:
 
     def welcome(self, peer: PeerId) -> None:
         """Treat all connections of a peer as greeted, because the peer has greeted us and was admitted."""
-        self._greeted[peer] = None
-        self._greeted.move_to_end(peer)
-        if len(self._greeted) > MAX_REMEMBERED:
-            strangers = (known for known in self._greeted if not self._members.has_member(known))
-            del self._greeted[next(strangers, next(iter(self._greeted)))]
+        self._greeted.renew(peer, None)
         for connection in self._connections.values():
             if connection.peer == peer:
                 self._promote(connection, peer)

@@ -1,7 +1,7 @@
 """The interface between the protocol and a network.
 
 Protocol code calls a `Network` and is called back through `Handlers`; it works the same over libp2p
-(`protocol.transport.network`) and the simulated network (`protocol.transport.simulated`).  A network carries or reports:
+(`protocol.transport.network`) and the simulated network (`tests.simulation.network`).  A network carries or reports:
 
 * gossip: small signed envelopes to every peer of the run, validated before they are forwarded;
 * requests: one question, one answer, between two peers, with a deadline;

@@ -11,11 +11,11 @@ The module does no I/O, and reads the time from the clock passed in.  The networ
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.bounds import BoundedDict
 from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
@@ -91,9 +91,9 @@ class Reputation:
         address_of: Callable[[PeerId], str | None] = lambda peer: None,
     ) -> None:
         self._clock, self._on_ban, self._address_of = clock, on_ban, address_of
-        self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
-        self._addresses: OrderedDict[str, TokenBucket] = OrderedDict()
-        self._banned: OrderedDict[PeerId, float] = OrderedDict()
+        self._peers = BoundedDict[PeerId, _Peer](MAX_PEERS)
+        self._addresses = BoundedDict[str, TokenBucket](MAX_PEERS)
+        self._banned = BoundedDict[PeerId, float](MAX_PEERS)
         self._relayed = TokenBucket(RELAYED.burst_s, RELAYED.burst_s, clock())
 
     def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
@@ -145,30 +145,20 @@ class Reputation:
         return self._address(address).take(ADDRESS, self._clock(), 0, 0)
 
     def _of(self, peer: PeerId, now: float) -> _Peer:
-        known = self._peers.get(peer)
-        if known is None:
-            known = self._peers[peer] = _Peer(now)
-            if len(self._peers) > MAX_PEERS:
-                self._peers.popitem(last=False)
-        self._peers.move_to_end(peer)
+        known = self._peers.get(peer) or _Peer(now)
+        self._peers.renew(peer, known)
         known.score = min(FULL_SCORE, known.score + (now - known.at) * SCORE_PER_S)
         known.at = now
         return known
 
     def _address(self, address: str) -> TokenBucket:
-        bucket = self._addresses.get(address)
-        if bucket is None:
-            bucket = self._addresses[address] = TokenBucket(ADDRESS.burst_s, ADDRESS.burst_s, self._clock())
-            if len(self._addresses) > MAX_PEERS:
-                self._addresses.popitem(last=False)
-        self._addresses.move_to_end(address)
+        bucket = self._addresses.get(address) or TokenBucket(ADDRESS.burst_s, ADDRESS.burst_s, self._clock())
+        self._addresses.renew(address, bucket)
         return bucket
 
     def _ban(self, peer: PeerId, now: float, why: str) -> None:
         self._peers.pop(peer, None)
         self._banned[peer] = now + BAN_S
-        if len(self._banned) > MAX_PEERS:
-            self._banned.popitem(last=False)
         address = self._address_of(peer)
         if address is not None:
             bucket = self._address(address)

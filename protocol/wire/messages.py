@@ -41,7 +41,7 @@ from protocol.wire.envelope import (
 from protocol.wire.hashes import HASH_BYTES, Hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import MAX_LOSSES, Goodbye, Heartbeat
-from protocol.wire.rollouts import Amendment, AmendmentField, Deal, Judgement, RolloutBatch, SlotMask, TaskSet, Version
+from protocol.wire.rollouts import Amendment, AmendmentField, Deal, Judgement, RolloutBatch, SlotMask, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The batches from which a contribution was made in a run with rollouts: their authors, tokens and reward.
@@ -638,7 +638,6 @@ STATEMENTS: dict[str, type[Body]] = {
         ChunkResult,
         Finish,
         Accusation,
-        Version,
         RolloutBatch,
         Deal,
         Judgement,

@@ -1,4 +1,4 @@
-"""Statements in runs with rollouts: versions of the weights, sets of tasks, batches of rollouts, and verdicts on these.
+"""Statements in runs with rollouts: sets of tasks, batches of rollouts, and verdicts on these.
 
 The bytes of a batch are a blob, which only trainer processes can read; a statement contains only its name and size.
 """
@@ -13,96 +13,6 @@ from pydantic import Field, model_validator
 from protocol.wire.envelope import Body, Count, HashField, PeerField
 from protocol.wire.hashes import Hash
 from protocol.wire.questions import MAX_LEAVES
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Versions of the model's weights: a publisher's signed statement about each, and the request for all known statements.
-#
-# The statement names files by the roots over the hashes of their chunks.  So the statement is small, and the files can be
-# checked chunk by chunk.
-
-
-LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 12, 1 << 24
-MAX_BLOB_BYTES = MAX_LEAVES * MOST_CHUNK_BYTES
-MAX_STATEMENT_BYTES = 1024
-"""Most bytes of a signed `Version` in its envelope; it has about 600."""
-MAX_STATEMENTS = 256
-"""Most statements in one answer."""
-
-VersionNumber = Annotated[int, Field(ge=1, le=1 << 40)]
-
-
-class BlobName(Body):
-    """Name of a blob: its size, the size of its chunks, and the root over the hashes of the chunks."""
-
-    size: Annotated[int, Field(ge=1, le=MAX_BLOB_BYTES)]
-    chunk_bytes: Annotated[int, Field(ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES, multiple_of=LEAST_CHUNK_BYTES)]
-    root: HashField
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> Self:
-        if self.count > MAX_LEAVES:
-            raise ValueError("too many chunks")
-        return self
-
-    @property
-    def count(self) -> int:
-        """Number of chunks."""
-        return -(-self.size // self.chunk_bytes)
-
-
-class PatchName(Body):
-    """A patch (`protocol.versions.making`): it leads from the weights of the version `base`, whose root is `base_root`."""
-
-    base: VersionNumber
-    base_root: HashField
-    blob: BlobName
-
-
-class Version(Body):
-    """A version of the weights: one safetensors file in bf16.
-
-    weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.making`).
-    anchor: True if it can be fetched whole.  patch: leads to it from an earlier version; None if there is no patch.
-    """
-
-    KIND: ClassVar[str] = "version"
-    BY_GOSSIP: ClassVar[bool] = True
-    version: VersionNumber
-    weights: BlobName
-    tensors: HashField
-    anchor: bool
-    patch: PatchName | None
-
-    @model_validator(mode="after")
-    def _can_be_reached(self) -> Self:
-        if not self.anchor and self.patch is None:
-            raise ValueError("neither whole nor by a patch")
-        if self.patch is not None and self.patch.base >= self.version:
-            raise ValueError("a patch that leads from a later version")
-        if self.patch is not None and self.patch.blob.size >= self.weights.size:
-            raise ValueError("a patch that is larger than the whole")
-        return self
-
-    @property
-    def blobs(self) -> list[BlobName]:
-        """All files that the statement names."""
-        return [self.weights, *([self.patch.blob] if self.patch is not None else [])]
-
-    @property
-    def kind(self) -> str:
-        """Kind of the version, in one word."""
-        return "anchor" if self.anchor else "patch"
-
-
-class VersionsRequest(Body):
-    """Request for the statements about all versions that a peer knows."""
-
-
-class VersionsReply(Body):
-    """Signed `Version` statements, in the order of their numbers."""
-
-    statements: Annotated[list[Annotated[bytes, Field(max_length=MAX_STATEMENT_BYTES)]], Field(max_length=MAX_STATEMENTS)]
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Statements about sets of tasks from the crowd: a publisher's offer, and the organiser's amendment that admits sets.

@@ -22,7 +22,6 @@ from protocol.wire.questions import (
     PartRequest,
     TipsRequest,
 )
-from protocol.wire.rollouts import VersionsRequest
 from tests.attacks.statements import large_motion
 
 PLACES = 1000
@@ -49,9 +48,7 @@ def dear_questions(by: Identity, run: Hash, checkpoint: Hash, proof: Hash) -> di
         "exchange": lambda n: ExchangeAsk(plan=ZERO_HASH, fragment=0, chunk=0).encode(),
         "evidence": lambda n: EvidenceRequest(evidence=proof, offset=n % PLACES, length=1).encode(),
         "evidence, 1 MiB": lambda n: EvidenceRequest(evidence=proof, offset=0, length=SLICE_BYTES).encode(),
-        "versions": lambda n: VersionsRequest().encode(),
         "holdings": lambda n: HoldingsRequest().encode(),
         "round": lambda n: pushed,
         "goodbye": lambda n: pack(by, run, Goodbye(incarnation=1, seq=n)).raw,
-        "version": lambda n: pack(by, run, Goodbye(incarnation=1, seq=n)).raw,
     }

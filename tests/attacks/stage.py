@@ -16,12 +16,12 @@ from protocol.node.node import Node
 from protocol.run.fitting import CHUNK_STEP
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.transport.interface import NetworkError
-from protocol.transport.simulated.network import MemoryNetwork
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.simulation.liars import Ghost
+from tests.simulation.network import MemoryNetwork
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
 

@@ -10,7 +10,6 @@ from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
 from protocol.agreement.machine import RoundMachine
 from protocol.chain.records import record_hash
 from protocol.transport.interface import Acceptance
-from protocol.transport.simulated.wire import Endpoint
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Commit,
@@ -32,6 +31,7 @@ from tests.attacks.proposers import play
 from tests.attacks.stage import Stage
 from tests.simulation.forgeries import certificate, vote
 from tests.simulation.forgers import Adding, Altering, Withholding, nobody
+from tests.simulation.wire import Endpoint
 
 FAR = 2**50
 

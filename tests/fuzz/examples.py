@@ -59,15 +59,10 @@ from protocol.wire.questions import (
 from protocol.wire.rollouts import (
     AdmittedSet,
     Amendment,
-    BlobName,
     Deal,
     Judgement,
-    PatchName,
     RolloutBatch,
     TaskSet,
-    Version,
-    VersionsReply,
-    VersionsRequest,
 )
 from tests.protocol.members import a_member
 from tests.protocol.peers import a_first_ready, a_heartbeat
@@ -102,14 +97,6 @@ MOTION = RecordProposal(
     rolls=[pack(ONE, RUN, ROLL).raw],
     proof=CERTIFICATE,
 )
-FILE = BlobName(size=5000, chunk_bytes=4096, root=TIP)
-VERSION = Version(
-    version=2,
-    weights=FILE,
-    tensors=TIP,
-    anchor=True,
-    patch=PatchName(base=1, base_root=TIP, blob=BlobName(size=100, chunk_bytes=4096, root=TIP)),
-)
 BATCH = RolloutBatch(version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, size=100, root=TIP)
 OFFER = TaskSet(name="sums", count=2, size=100, root=TIP)
 AMENDMENT = Amendment(
@@ -142,7 +129,6 @@ BODIES: list[Body] = [
     AVERAGE,
     Finish(round=1, base=TIP),
     Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
-    VERSION,
     BATCH,
     Deal(author=ONE.peer_id, root=TIP),
     Judgement(author=ONE.peer_id, root=TIP, codes=b"\0\2"),
@@ -170,8 +156,6 @@ QUESTIONS: list[Body] = [
     PartRequest(root=TIP, chunk=0, offset=0, length=9),
     PartReply(proof=[TIP], data=b"data"),
     EvidenceRequest(evidence=TIP, offset=0, length=9),
-    VersionsRequest(),
-    VersionsReply(statements=[pack(ONE, RUN, VERSION).raw]),
     HelloReply(protocol=1, version="1", clock=1_700_000_000),
     make_hello(RUN, Role.TRAINER, b"proof", "1"),
 ]

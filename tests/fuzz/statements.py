@@ -20,7 +20,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS, Extension, pack, unpack
-from protocol.wire.rollouts import Amendment, Version
+from protocol.wire.rollouts import Amendment
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class
@@ -35,8 +35,8 @@ from tests.simulation.world import World
 PEERS = 4
 CAST = [role for role, count in ROLES.items() for _ in range(count)]
 """Of a run with rollouts."""
-PUBLISHER = Identity.from_seed(b"\x2a" * 32)
-"""The run's organiser: what it signs about versions of the weights is believed until it is found to be false."""
+ORGANISER = Identity.from_seed(b"\x2a" * 32)
+"""The run's organiser: its extensions and its amendments of the tasks are believed."""
 STRANGERS = 40
 A_WORLD = 3000
 """Statements against one swarm; the next one has another seed."""
@@ -92,11 +92,9 @@ class Mouth:
         handlers, random = seat.node.router, self._random
         key = self._speaker()
         kind = random.choice(sorted(STATEMENTS))
-        way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye", "version"])
-        if kind == Version.KIND or way == "version":
-            key, kind, way = random.choice([key, PUBLISHER]), Version.KIND, random.choice(["gossip", "version"])
+        way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye"])
         if kind in (Amendment.KIND, Extension.KIND):
-            key = random.choice([key, PUBLISHER])
+            key = random.choice([key, ORGANISER])
         with trio.move_on_after(random.choice([0.1, 2.0, 8.0])):
             if way == "question":
                 await self._ask(handlers, key)

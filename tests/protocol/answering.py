@@ -10,12 +10,11 @@ from protocol.membership.heartbeats import FailureDetector
 from protocol.node.rounds import RoundHandlers
 from protocol.transport.handlers import Answers, IsTold, declarations
 from protocol.transport.interface import MALFORMED, Refused
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 
-COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Swarm, Serving, WeightVersions)
+COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Swarm, Serving)
 """Classes of a node that answer questions."""
 
 

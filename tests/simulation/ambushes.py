@@ -8,10 +8,10 @@ from __future__ import annotations
 import trio
 
 from protocol.events.events import Event, RoundProposed
-from protocol.transport.simulated.wire import Weather
 from tests.simulation.mutations import mutated
 from tests.simulation.runs import FAIR, Finished, Scenario, begin, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 
 THIN_LINES = Weather(bytes_per_s=20e3, latency_s=0.05)

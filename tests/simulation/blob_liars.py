@@ -6,21 +6,20 @@ import contextlib
 
 import trio
 
-from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
+from protocol.blobs.blob import Blob, BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.transport.interface import Acceptance, Handlers, Landing, NetworkError
 from protocol.wire.envelope import decode_body
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 
 class Claimer:
-    """Between the wire and a node: says that it has every chunk of a version that is asked for, and never sends one."""
+    """Between the wire and a node: says that it has every chunk of a blob, and never sends one."""
 
-    def __init__(self, world: World, seat: Seat) -> None:
+    def __init__(self, world: World, seat: Seat, blob: Blob) -> None:
         assert seat.node is not None
-        self._world, self._seat, self._node = world, seat, seat.node
+        self._world, self._seat, self._node, self._blob = world, seat, seat.node, blob
         self._handlers: Handlers = seat.node.router
         self.asked = 0
         """Chunks that others wanted of it."""
@@ -35,21 +34,17 @@ class Claimer:
         return self._handlers.on_gossip(forwarder, data)
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        if kind == "blob":
-            blob = self._node.versions._catalogue.blob(Hash(decode_body(BlobRequest, data).blob))
-            if blob is not None:
-                bitmap = to_bitmap((1 << blob.count) - 1, blob.count)
-                return BlobReply(chunks=bitmap, more=True, apart=False, neighbours=[]).encode()
-        if kind == "want":
-            wanted = decode_body(ChunksRequest, data)
-            if self._node.versions._catalogue.blob(Hash(wanted.blob)) is not None:
-                self.asked += len(wanted.chunks)
-                for chunk in wanted.chunks:
-                    self.promise(peer, Hash(wanted.blob), chunk)
-                return ChunksReply(chunks=[], busy=[]).encode()
+        if kind == "blob" and decode_body(BlobRequest, data).blob == self._blob.name:
+            bitmap = to_bitmap(self._blob.all, len(self._blob))
+            return BlobReply(chunks=bitmap, more=True, apart=False, neighbours=[]).encode()
+        if kind == "want" and (wanted := decode_body(ChunksRequest, data)).blob == self._blob.name:
+            self.asked += len(wanted.chunks)
+            for chunk in wanted.chunks:
+                self.promise(peer, chunk)
+            return ChunksReply(chunks=[], busy=[]).encode()
         return await self._handlers.on_request(peer, kind, data)
 
-    def promise(self, peer: PeerId, name: Hash, chunk: int) -> None:
+    def promise(self, peer: PeerId, chunk: int) -> None:
         """What comes of a promise: nothing."""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
@@ -68,12 +63,9 @@ class Claimer:
 class Corrupter(Claimer):
     """Sends zeros for every chunk."""
 
-    def promise(self, peer: PeerId, name: Hash, chunk: int) -> None:
-        blob = self._node.versions._catalogue.blob(name)
-        assert blob is not None
-        size = min(blob.chunk_bytes, blob.size - chunk * blob.chunk_bytes)
-        if size > 0:
-            self._world.spawn(self._push, peer, ChunkHeader(blob=name, chunk=chunk).encode(), bytes(size))
+    def promise(self, peer: PeerId, chunk: int) -> None:
+        header = ChunkHeader(blob=self._blob.name, chunk=chunk).encode()
+        self._world.spawn(self._push, peer, header, bytes(self._blob.sizes[chunk]))
 
     async def _push(self, peer: PeerId, header: bytes, data: bytes) -> None:
         end = self._world.wire.end(self._seat.peer)
@@ -83,9 +75,9 @@ class Corrupter(Claimer):
                 await self._node._session.network.push(peer, header, memoryview(data), timeout_s=30.0)
 
 
-def turn(world: World, seat: Seat, kind: type[Claimer]) -> Claimer:
-    """From now on this peer lies, until it is restarted."""
+def turn(world: World, seat: Seat, kind: type[Claimer], blob: Blob) -> Claimer:
+    """From now on this peer lies about `blob`, until it is restarted."""
     end = world.wire.end(seat.peer)
     assert end is not None
-    end.handlers = liar = kind(world, seat)
+    end.handlers = liar = kind(world, seat, blob)
     return liar

@@ -17,9 +17,9 @@ import trio
 from pydantic import BaseModel
 from trio.lowlevel import Task
 
-from protocol.transport.simulated.wire import Agenda, MemoryWire
 from tests.simulation.processes import PROCESS, Process
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Agenda, MemoryWire
 
 OURS = ("protocol.", "kernels.")
 THEIRS = ("tests.", "trio.")

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from protocol.transport.simulated.wire import Agenda
+from tests.simulation.wire import Agenda
 
 
 class DrivenAgenda(Agenda):

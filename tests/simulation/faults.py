@@ -9,11 +9,11 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 
-from protocol.transport.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 from tests.simulation.judge import Judge
 from tests.simulation.seat import Seat
 from tests.simulation.trace import Trace
+from tests.simulation.wire import MemoryWire
 
 
 class Faults:

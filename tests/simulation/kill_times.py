@@ -19,11 +19,11 @@ import trio
 from protocol.events.events import Event, MemberLost, RoundCommitted, RoundProposed
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection, ModelSection
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 
 MEMBERS = 4

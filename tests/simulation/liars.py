@@ -15,7 +15,6 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
 from protocol.offload import Offload
 from protocol.transport.interface import Acceptance, Landing, NetworkError, Refused
-from protocol.transport.simulated.network import MemoryNetwork
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -41,6 +40,7 @@ from protocol.wire.messages import (
 from protocol.wire.presence import Heartbeat
 from tests.protocol.peers import a_heartbeat
 from tests.simulation.determinism import inline
+from tests.simulation.network import MemoryNetwork
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 

@@ -16,7 +16,6 @@ from trio.testing import MockClock
 from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, PeerEjected
 from protocol.run.manifest import SignedManifest
-from protocol.transport.simulated.wire import Weather
 from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio, shared_decoding
 from tests.simulation.driver import DrivenAgenda, Driver
@@ -26,6 +25,7 @@ from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.seat import Seat
 from tests.simulation.strangers import Strangers, harass
+from tests.simulation.wire import Weather
 from tests.simulation.world import World, disk_space
 
 Scenario = Callable[[World], Awaitable[None]]
@@ -143,8 +143,14 @@ def setting_of(seed: int, peers: int | None = None, rounds: int | None = None) -
     return Setting(peers or drawn, rounds, weather, ROUGH, liars, strangers)
 
 
-def rough(seed: int, peers: int | None = None, rounds: int | None = None, signed: SignedManifest | None = None) -> Finished:
-    """Every trouble there is, in the world of this seed."""
+def rough(
+    seed: int,
+    peers: int | None = None,
+    rounds: int | None = None,
+    signed: SignedManifest | None = None,
+    at_end: Callable[[World], None] = lambda world: None,
+) -> Finished:
+    """Every trouble there is, in the world of this seed.  at_end: called while its peers still run."""
     setting = setting_of(seed, peers, rounds)
 
     async def scenario(world: World) -> None:
@@ -158,6 +164,7 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None, signed
             founders = min(setting.peers, 3 + seed % 3)
             await churn(world, setting.rounds, setting.troubles, founders=founders, on_calm=memory.fall_silent)
         assert not world.judge.false_chunks, "nobody spoilt an average, and one is wrong"
+        at_end(world)
 
     return simulate(setting.peers, scenario, seed, setting.weather, signed)
 

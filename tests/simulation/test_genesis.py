@@ -6,21 +6,25 @@ import numpy as np
 import pytest
 import trio
 
+from protocol.blobs.blob import Blob, EvenSpans
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.chain.stored_run import StoredRun
 from protocol.disk import Disk
-from protocol.run.manifest import SignedManifest, sign
+from protocol.events.events import Event, HandlerFailed, TransferProgress
+from protocol.run.manifest import RunManifest, SignedManifest, sign
+from protocol.run.sections import ModelSection
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity
+from tests.simulation.blob_liars import Claimer, Corrupter, turn
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World, simulated_run
 
 
-def named_run() -> tuple[SignedManifest, list[Hash], bytes]:
-    """A run that begins with weights of its own; the state's leaves and bytes."""
-    manifest = simulated_run().manifest
+def named_run(manifest: RunManifest) -> tuple[SignedManifest, list[Hash], bytes]:
+    """This run, if it begins with weights of its own; the state's leaves and bytes."""
     weights = np.random.default_rng(9).standard_normal(manifest.parameters).astype(np.float32)
     state, piece = weights.tobytes() + bytes(weights.nbytes), manifest.checkpoint_chunk_bytes
     leaves = [chunk_hash(state[at : at + piece]) for at in range(0, len(state), piece)]
@@ -28,14 +32,15 @@ def named_run() -> tuple[SignedManifest, list[Hash], bytes]:
     return sign(Identity.from_seed(b"\x2a" * 32), named), leaves, state
 
 
-SIGNED, LEAVES, STATE = named_run()
+SIGNED, LEAVES, STATE = named_run(simulated_run().manifest)
+LARGE_MODEL = ModelSection(vocab=256, dim=64, layers=2, heads=2, kv_heads=1, ffn=64)
 
 
-def give(seat: Seat, state: bytes = STATE) -> None:
+def give(seat: Seat, state: bytes = STATE, signed: SignedManifest = SIGNED, leaves: list[Hash] = LEAVES) -> None:
     """The first state, as `peer run create` leaves it."""
     folder = seat.folder / "checkpoints"
     folder.mkdir(parents=True)
-    Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(SIGNED.run)), LEAVES, memoryview(state))
+    Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(signed.run)), leaves, memoryview(state))
 
 
 def test_peers_fetch_the_first_state_and_train_from_it() -> None:
@@ -70,6 +75,41 @@ def test_the_first_state_leaves_its_owner_once() -> None:
         assert not owner.node._swarm._origins, "once there is a record, it is a checkpoint like others"
 
     holds(simulate(7, scenario, signed=SIGNED))
+
+
+def test_the_first_state_reaches_everybody_while_peers_lie_about_it_and_one_is_killed() -> None:
+    """One liar sends other bytes, and one promises chunks that it never sends; the killed peer goes on where it was."""
+    signed, leaves, state = named_run(simulated_run().manifest.model_copy(update={"model": LARGE_MODEL}))
+    blob = Blob.cut(tree_root(leaves), leaves, EvenSpans(len(state), signed.manifest.checkpoint_chunk_bytes))
+    done: list[int] = []
+
+    async def scenario(world: World) -> None:
+        owner, corrupter, staller, victim, *_ = world.seats
+
+        def listen(seat: Seat, event: Event) -> None:
+            if seat is victim and isinstance(event, TransferProgress) and event.blob == blob.name.hex():
+                done.append(event.done)
+
+        world.listeners.append(listen)
+        give(owner, state, signed, leaves)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("both can lie", lambda: corrupter.node is not None and staller.node is not None, within_s=5)
+        liars = [turn(world, corrupter, Corrupter, blob), turn(world, staller, Claimer, blob)]
+        await world.until("half of it at the victim", lambda: bool(done) and 2 * done[-1] > len(blob), within_s=60)
+        before, killed_at = done[-1], len(done)
+        assert before < len(blob)
+        world.faults.kill(victim)
+        world.start(victim)
+        await world.until_round(1, within_s=180)
+        assert done[killed_at:] and min(done[killed_at:]) >= before
+        assert all(liar.asked for liar in liars), "they were asked, and it did no harm"
+        assert owner.node is not None
+        copies = owner.node._swarm.up_bytes / len(state)
+        assert copies < 3, f"the owner sent {copies:.1f} copies to six peers, of which two lied"
+
+    run = holds(simulate(7, scenario, weather=Weather(bytes_per_s=60e3), signed=signed))
+    assert not any(HandlerFailed.__name__ in line for line in run.trace)
 
 
 def test_nobody_begins_before_somebody_has_the_first_state() -> None:

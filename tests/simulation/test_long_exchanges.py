@@ -10,7 +10,6 @@ import trio
 
 from protocol.events.events import Event, MemberLost, RoundCommitted
 from protocol.run.manifest import SignedManifest, sign
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
 from tests.attacks.stage import identity_of
@@ -18,6 +17,7 @@ from tests.simulation.exchange_liars import Besieging, exchanging
 from tests.simulation.kill_times import EXCHANGE_S, narrow_run
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 
 STEP_S = 6.0

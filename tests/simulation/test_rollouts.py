@@ -12,7 +12,6 @@ from protocol.events.events import RolloutsGenerated, RolloutsUsed
 from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission, sign
 from protocol.trainer_link import Generated, GenerateTask
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollout_liars import (
@@ -30,6 +29,7 @@ from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import ROLES, RolloutJudge, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 from tests.tiers import first_fast
 

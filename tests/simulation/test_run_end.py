@@ -16,12 +16,12 @@ from protocol.events.status import WhyIdle
 from protocol.node.node import Node
 from protocol.run.manifest import SignedManifest, sign
 from protocol.run.sections import Unit
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import Finished, begin, holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World, simulated_run
 from tests.tiers import first_fast
 

@@ -17,7 +17,6 @@ from protocol.tasks.counting import LEAST_SCORED_TWICE
 from protocol.tasks.library import SetFiles
 from protocol.tasks.task_sets import MOST, MOST_OF_ONE, MOST_TOLD, REPEAT_S
 from protocol.transport.interface import Acceptance
-from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
@@ -27,6 +26,7 @@ from tests.simulation.rollout_liars import FalseScores, FalseScoresOfPrograms
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
+from tests.simulation.wire import Weather
 from tests.simulation.world import World
 from tests.tiers import first_fast
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import utilisation
 from benchmarks.utilisation import SETTINGS, Contributed, Row, Setting, busy_share, exchange_s, run_of
-from protocol.transport.simulated.wire import SMALL_BYTES
+from tests.simulation.wire import SMALL_BYTES
 
 
 def test_waiting_between_two_contributions_is_not_busy() -> None:

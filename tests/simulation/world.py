@@ -27,16 +27,16 @@ from protocol.run.manifest import OuterSection, RoundSection, RunManifest, Signe
 from protocol.run.sections import DataSection, ModelSection
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Session
-from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import Agenda, MemoryWire, Weather
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, unpack
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
+from tests.simulation.network import MemoryNetwork
 from tests.simulation.processes import PROCESS, Killed, Process
 from tests.simulation.seat import Seat
 from tests.simulation.trace import Trace, world_time
+from tests.simulation.wire import Agenda, MemoryWire, Weather
 
 NOISE = (*PROGRESS, PhaseChanged)
 """Events that would make the trace long and say little."""

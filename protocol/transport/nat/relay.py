@@ -23,6 +23,7 @@ from typing import Final
 
 import trio
 
+from protocol.bounds import Backoffs, BoundedDict
 from protocol.short_id import short_id
 from protocol.transport.addresses import END, CircuitAddress, is_peer_id, is_public, read_end, transport_address, write_end
 from protocol.transport.host import RunHost, protocol_of
@@ -290,11 +291,11 @@ class Circuits:
     ) -> None:
         self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
         self._protocol = protocol_of(run, RELAY_PROTOCOL)
-        self._places: dict[PeerId, float] = {}
+        self._places = BoundedDict[PeerId, float](WANTED, lambda relay, _: not members.has_member(relay))
         """Time at which each relay last granted us a place."""
         self._met = trio.Event()
-        self._refused: dict[PeerId, tuple[float, float]] = {}
-        """Time at which we ask each relay again, and the length of the pause until then (s)."""
+        self._refused = Backoffs[PeerId](LOOK_S, MAX_AGAIN_S, MAX_REMEMBERED)
+        """Pauses before we ask each relay again."""
         self._coming = Counter[PeerId]()
         """Number of sockets that we are opening because of a summons, by relay."""
         self._tasks = TaskGroup()
@@ -352,7 +353,7 @@ class Circuits:
         due = [
             relay
             for relay, end in dialled.items()
-            if relay not in self._places and now >= self._refused.get(relay, (-inf, 0.0))[0]
+            if relay not in self._places and self._refused.is_over(relay, now)
             if in_vain or is_public(transport_address(*end))
         ]
         waiting = iter(sorted(due, key=lambda relay: not self._members.has_member(relay)))
@@ -395,17 +396,12 @@ class Circuits:
             granted = ANSWER.unpack(answer)[0] == 1
         except Unreachable as error:
             log.debug("no place at a relay: %s", error)
-        now, (_, pause_s) = trio.current_time(), self._refused.pop(relay, (-inf, LOOK_S / 2))
         if granted:
-            self._places[relay] = now
-            strangers = [each for each in self._places if not self._members.has_member(each)]
-            if len(self._places) > WANTED:
-                del self._places[next(iter(strangers or self._places))]
+            self._refused.pop(relay, None)
+            self._places[relay] = trio.current_time()
         else:
             self._places.pop(relay, None)
-            pause_s = min(MAX_AGAIN_S, 2 * pause_s)
-            self._refused[relay] = now + pause_s, pause_s
-            self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
+            self._refused.failed(relay, trio.current_time())
         return granted
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:

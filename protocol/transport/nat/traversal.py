@@ -9,6 +9,7 @@ from math import inf
 
 import trio
 
+from protocol.bounds import Backoff, Backoffs, BoundedDict
 from protocol.short_id import short_id
 from protocol.transport import connections
 from protocol.transport.addresses import CircuitAddress
@@ -79,7 +80,7 @@ class Improving:
 
     async def _improve(self, peer: PeerId) -> None:
         """Try until the peer has a better connection, or no connection."""
-        pause_s = FIRST_IMPROVE_PAUSE_S
+        backoff = Backoff(FIRST_IMPROVE_PAUSE_S, MAX_IMPROVE_PAUSE_S)
         while (ways := self.ways(peer)) and all(way.relay is not None for way in ways):
             try:
                 sock, way = await self._meet(peer)
@@ -87,8 +88,7 @@ class Improving:
                 return
             except Exception as error:  # noqa: BLE001 - the library raises anything
                 log.debug("no better way to %s: %r", peer, error)
-            await trio.sleep(pause_s)
-            pause_s = min(MAX_IMPROVE_PAUSE_S, 2 * pause_s)
+            await trio.sleep(backoff.failed())
 
     async def _drop_relayed(self, peer: PeerId) -> None:
         found = self._open(peer)
@@ -155,9 +155,9 @@ class Traversal:
         self._meetings = Meetings(own, listening, self._mirrors, take)
         self._improving = Improving(self._swarm, self._meetings.meet, on_improved)
         self._mirror = Mirror(own.doorstep)
-        self._no_way: dict[PeerId, tuple[float, float]] = {}
+        self._no_way = Backoffs[PeerId](FIRST_PAUSE_S, MAX_PAUSE_S, MAX_REMEMBERED)
         """For each peer without a known path that avoids relays: time at which we look again, and the pause after that."""
-        self._undialable: dict[PeerId, None] = {}
+        self._undialable = BoundedDict[PeerId, None](MAX_REMEMBERED)
         """Peers that have dialled us and cannot be dialled at the source address of their connection."""
         self._tasks = TaskGroup()
 
@@ -218,21 +218,18 @@ class Traversal:
             with suppress(OSError):
                 return await dial((came_from[0], port), b"", TRY_S)
             self._undialable[peer] = None
-            self._undialable = dict(list(self._undialable.items())[-MAX_REMEMBERED:])
         try:
             return await self._meet_or_relay(peer, connection)
         except Unreachable as error:
             raise LinkBroken(str(error)) from error
 
     async def _meet_or_relay(self, peer: PeerId, connection: MuxedConnection) -> trio.socket.SocketType:
-        until, pause_s = self._no_way.get(peer, (-inf, FIRST_PAUSE_S))
         problem: Unreachable | None = None
-        if trio.current_time() >= until:
+        if self._no_way.is_over(peer, trio.current_time()):
             try:
                 sock, _ = await self._meetings.meet(peer)
             except Unreachable as error:
-                self._no_way[peer] = trio.current_time() + pause_s, min(MAX_PAUSE_S, 2 * pause_s)
-                self._no_way = dict(list(self._no_way.items())[-MAX_REMEMBERED:])
+                self._no_way.failed(peer, trio.current_time())
                 problem = error
             else:
                 self._no_way.pop(peer, None)

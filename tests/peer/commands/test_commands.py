@@ -67,7 +67,7 @@ def test_times_of_a_pause() -> None:
 def test_a_cap_has_its_old_name_too() -> None:
     from peer.cli import build_parser
 
-    args = build_parser().parse_args(["join", "--up-limit", "8", "--max-down", "1MB"])
+    args = build_parser().parse_args(["join", "--max-up", "8", "--max-down", "1MB"])
     assert (args.max_up, args.max_down) == (1e6, 1e6)
 
 

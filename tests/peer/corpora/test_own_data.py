@@ -23,7 +23,6 @@ from protocol.run.manifest import RunManifest, sign
 from protocol.run.run_file import parse_run_file
 from protocol.run.settings import CorpusSettings
 from protocol.sync.supplies import file_section
-from protocol.versions.catalogue import Catalogue
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
@@ -81,7 +80,7 @@ def test_nothing_of_the_data_is_on_a_shelf_from_which_others_fetch(tmp_path: Pat
     replica = Replica.open(signed, Store(tmp_path / "run", Disk(durable=False)), OuterState(manifest))
     own = CorpusSettings((data.manifest_path.parent,), tmp_path / "run" / BLOCKS, keep_share=1.0)
     corpora = RunCorpora(manifest, replica.store.files, replica.store.disk, own)
-    shelves = shelves_of(replica, Catalogue(manifest), corpora)
+    shelves = shelves_of(replica, corpora)
     roots = [Hash(root) for source in corpus.sources for root in (*source.train.shards, *source.held_out.shards)]
     content = data.manifest_path.read_bytes()
     roots.append(Hash(bytes.fromhex(file_section(content).root)))

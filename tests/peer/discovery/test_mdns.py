@@ -8,26 +8,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import trio
 
 from peer.discovery import mdns, mdns_process
-from peer.discovery.mdns import MAX_FOUNDED, MAX_LINES, Mdns
-from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, heard_in, sighting_of, to_line
+from peer.discovery.mdns import MAX_LINES, Mdns
+from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_in, sighting_of
 from peer.discovery.mdns_process import (
-    FOUNDED_KIND,
     MAX_LOOK_UPS,
     MAX_RESIDENT_BYTES,
     LookUps,
-    Services,
     peer_service,
     run_kind,
     serve,
 )
-from peer.discovery.rendezvous import Founded
 from peer.environment import ChildKind, child_environment
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity
@@ -36,7 +33,6 @@ RUN, ME, OTHER = chunk_hash(b"a run"), *(Identity.from_seed(bytes([seed]) * 32).
 KIND = run_kind(RUN.hex())
 OURS = f"/ip4/192.168.1.7/tcp/4001/p2p/{ME}", f"/ip6/2001:db8::7/tcp/4001/p2p/{ME}"
 THEIRS = Sighting(OTHER, (f"/ip4/192.168.1.8/tcp/4001/p2p/{OTHER}",))
-FOUNDED = Founded("ab" * 32, OTHER, "mine", "cd" * 32)
 
 
 def peer(number: int) -> str:
@@ -64,17 +60,17 @@ def script(text: str) -> list[str]:
 
 
 def test_others_are_reported_and_we_are_not() -> None:
-    lines = to_line(Sighting(ME, OURS)) + to_line(THEIRS) + to_line(FOUNDED) + to_line(FOUNDED)
+    lines = Sighting(ME, OURS).to_line() + THEIRS.to_line()
     heard: list[str] = []
-    found = trio.run(hear, script(f"print({lines.decode()!r})"), heard, lambda found: bool(found.founded))
-    assert heard == list(THEIRS.addresses) and found.founded == [FOUNDED]
+    trio.run(hear, script(f"print({lines.decode()!r})"), heard, lambda found: bool(heard))
+    assert heard == list(THEIRS.addresses)
 
 
 def test_a_process_that_dies_comes_back_and_has_lost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lacks memory ends like any other: before and after, what it said counts."""
     monkeypatch.setattr(mdns, "FIRST_PAUSE_S", 0.001)
     starts = tmp_path / "starts"
-    line = to_line(THEIRS).decode()
+    line = THEIRS.to_line().decode()
     dies = script(f"open({str(starts)!r}, 'a').write(told + '\\n'); print({line!r}, end='', flush=True)\nraise MemoryError")
     heard: list[str] = []
     trio.run(hear, dies, heard, lambda found: len(heard) >= 3)
@@ -113,7 +109,7 @@ def test_pauses_grow_up_to_a_bound_and_end_with_a_steady_life(monkeypatch: pytes
         monkeypatch.setattr(found, "_live", live)
         monkeypatch.setattr(trio, "sleep", pause)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(found.run)
+            nursery.start_soon(found._run)
 
     trio.run(main)
     assert pauses[:4] == [2.0, 4.0, 8.0, 16.0] and pauses[8:12] == [mdns.MAX_PAUSE_S] * 4
@@ -121,9 +117,8 @@ def test_pauses_grow_up_to_a_bound_and_end_with_a_steady_life(monkeypatch: pytes
 
 
 FLOOD = f"""
-line, founded = {json.dumps(asdict(THEIRS))!r}, {json.dumps(asdict(FOUNDED))!r}
 for number in range(50_000):
-    print(line if number % 2 else founded.replace("ab" * 32, f"{{number:064x}}"))
+    print({json.dumps(asdict(THEIRS))!r})
 """
 ENDLESS = "while True: sys.stdout.write('x' * 5000)"
 
@@ -138,7 +133,7 @@ def test_a_flood_ends_the_process_and_little_of_it_is_taken(flood: str) -> None:
             lives.append(await super()._live())
             return lives[-1]
 
-    async def main() -> Mdns:
+    async def main() -> None:
         found = Counted(script(flood))
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
@@ -146,12 +141,9 @@ def test_a_flood_ends_the_process_and_little_of_it_is_taken(flood: str) -> None:
                 while not lives:
                     await trio.sleep(0.005)
                 nursery.cancel_scope.cancel()
-        return found
 
-    found = trio.run(main)
-    assert len(heard) <= MAX_LINES and len(found.founded) <= MAX_FOUNDED
-    if flood is FLOOD:
-        assert len(heard) == MAX_LINES // 2 and len(found.founded) == MAX_FOUNDED
+    trio.run(main)
+    assert len(heard) == (MAX_LINES if flood is FLOOD else 0)
 
 
 def test_another_announcement_begins_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +160,6 @@ def test_another_announcement_begins_another_process(tmp_path: Path, monkeypatch
             nursery.start_soon(found.discover, RUN, ME, lambda: now, lambda others: None)
             for change in (
                 lambda: now.append(OURS[1]),
-                lambda: found.announce_founded(FOUNDED),
-                lambda: found.announce_founded(None),
                 nursery.cancel_scope.cancel,
             ):
                 before = len(told())
@@ -179,8 +169,7 @@ def test_another_announcement_begins_another_process(tmp_path: Path, monkeypatch
                 change()
 
     trio.run(main)
-    both = Announcement(RUN.hex(), ME, OURS)
-    assert told() == [replace(both, addresses=OURS[:1]), both, replace(both, founded=FOUNDED), both]
+    assert told() == [Announcement(RUN.hex(), ME, OURS[:1]), Announcement(RUN.hex(), ME, OURS)]
 
 
 @pytest.mark.parametrize("stubborn", ["", "import time\ntime.sleep(3600)"], ids=["obeys", "is killed"])
@@ -217,13 +206,12 @@ ODD: list[bytes] = [
 
 @pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))
 def test_odd_lines_are_ignored(line: bytes) -> None:
-    assert heard_in(line) is None
+    assert sighting_in(line) is None
 
 
 def test_lines_are_read_as_they_were_written() -> None:
-    assert heard_in(to_line(THEIRS)) == THEIRS and heard_in(to_line(FOUNDED)) == FOUNDED
-    for ours in (Announcement(), Announcement(RUN.hex(), ME, OURS, FOUNDED)):
-        assert Announcement.from_line(ours.to_line()) == ours
+    ours = Announcement(RUN.hex(), ME, OURS)
+    assert sighting_in(THEIRS.to_line()) == THEIRS and Announcement.from_line(ours.to_line()) == ours
     many = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OTHER}" for number in range(100)]
     assert sighting_of(OTHER, many) == Sighting(OTHER, tuple(many[:8]))
 
@@ -240,15 +228,8 @@ def test_addresses_of_both_kinds_are_announced() -> None:
     assert peer_service(Announcement(RUN.hex(), ME, (named, OURS[0]))).parsed_addresses() == ["192.168.1.7"]
 
 
-def test_peers_and_founders_are_looked_for_where_they_matter() -> None:
-    ours = Announcement(RUN.hex(), ME, OURS)
-    assert Services(ours).kinds == [KIND] and Services(Announcement()).kinds == [FOUNDED_KIND]
-    both = Services(replace(ours, founded=replace(FOUNDED, organiser=ME)))
-    assert both.kinds == [KIND, FOUNDED_KIND] and both.own == {f"{ME}.{KIND}", f"{ME}.{FOUNDED_KIND}"}
-
-
 def test_few_of_many_names_are_looked_up_at_one_time() -> None:
-    looked_up, told, go_on = list[str](), list[Sighting | Founded](), asyncio.Event()
+    looked_up, told, go_on = list[str](), list[Sighting](), asyncio.Event()
 
     async def find(kind: str, name: str) -> dict[bytes, bytes | None] | None:
         looked_up.append(name)
@@ -276,10 +257,9 @@ def test_few_of_many_names_are_looked_up_at_one_time() -> None:
 
 def test_names_that_nobody_answers_for_keep_no_peer_from_being_found() -> None:
     """A peer's records come with its name."""
-    told: list[Sighting | Founded] = []
+    told: list[Sighting] = []
     records = {
         f"{OTHER}.{KIND}": {b"a0": THEIRS.addresses[0].encode()},
-        f"{OTHER}.{FOUNDED_KIND}": {key.encode(): value.encode() for key, value in asdict(FOUNDED).items()},
         f"{ME}.{KIND}": {b"a0": THEIRS.addresses[0].encode()},  # of another than its name says
     }
 
@@ -298,7 +278,7 @@ def test_names_that_nobody_answers_for_keep_no_peer_from_being_found() -> None:
             task.cancel()
 
     asyncio.run(main())
-    assert told == [THEIRS, FOUNDED]
+    assert told == [THEIRS]
 
 
 def test_a_process_that_holds_much_ends() -> None:
@@ -324,7 +304,8 @@ def test_a_process_without_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_process_ends_with_its_input_and_has_neither_trio_nor_libp2p() -> None:
     """So a peer that is killed leaves none behind."""
     environment = child_environment(ChildKind.HELPER)
-    process = subprocess.run(mdns.COMMAND, input=Announcement().to_line(), capture_output=True, timeout=60, env=environment)
+    ours = Announcement(RUN.hex(), ME, ()).to_line()
+    process = subprocess.run(mdns.COMMAND, input=ours, capture_output=True, timeout=60, env=environment)
     assert not process.stdout
     code = (
         "import sys, peer.discovery.mdns_process as m; print(*({'trio', 'libp2p', 'pydantic', 'torch'} & set(sys.modules)))"

@@ -177,8 +177,6 @@ def test_what_is_shown_can_be_read_again() -> None:
         "max_down": 16e3,
         "monthly_quota": 200_000_000_000,
         "max_disk": 50_000_000_000,
-        "keep_versions": 5,
-        "weights_cap": 1_500_000_000,
         "corpus": ("/data/books", "/data/code"),
         "data": "/data/records",
         "block_cache": 20_000_000_000,

@@ -19,13 +19,13 @@ from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.events.events import Event
 from protocol.transport.interface import Acceptance, Landing, Session
-from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ask
 from tests.protocol.peers import at_once
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.network import MemoryNetwork
+from tests.simulation.wire import MemoryWire, Weather
 
 RUN = Hash(bytes(32))
 CHUNK_BYTES = 16 << 10
@@ -120,7 +120,7 @@ class Peer:
     async def _fetch(self, sources: Sequence[PeerId], here: ChunkSet) -> None:
         blob = self.table.blob
         self.outcome = None
-        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, Purpose("weights", 1), here=here)
+        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, Purpose("checkpoint", 1), here=here)
         if self.outcome:
             self.done_at = trio.current_time()
             assert bytes(self.into) == self.table.data

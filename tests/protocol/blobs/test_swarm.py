@@ -339,7 +339,7 @@ def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(within_s: float) -> No
         gc.disable()
         try:
             with trio.move_on_after(within_s):
-                await one.swarm.fetch(table.blob, memoryview(into), [origin.id], Purpose("weights", 1))
+                await one.swarm.fetch(table.blob, memoryview(into), [origin.id], Purpose("checkpoint", 1))
             del into
             await trio.sleep(1.0)
             assert kept() is None

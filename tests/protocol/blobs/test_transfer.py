@@ -13,7 +13,7 @@ BLOB = Blob.cut(NAME, [Hash(bytes(32))] * 10, EvenSpans(9 * 4096 + 100, 4096))
 
 def test_progress_counts_bytes_that_came_and_none_that_were_there() -> None:
     told: list[Event] = []
-    transfer = Transfer(Purpose("weights", 3), BLOB, 0b11, 10.0, told.append)
+    transfer = Transfer(Purpose("checkpoint", 3), BLOB, 0b11, 10.0, told.append)
     assert transfer.told().left_s is None and transfer.told().done == 2
     transfer.update(0b111, 4, 10.5)
     assert told == []
@@ -24,7 +24,7 @@ def test_progress_counts_bytes_that_came_and_none_that_were_there() -> None:
     assert progress.chunks == "####......" and progress.left_s == (5 * 4096 + 100) / 4096
     transfer.update(0b1111111111, 4, 12.1)
     transfer.end(12.5)
-    assert told[1:] == [TransferEnded("weights", 3, NAME.hex(), 7 * 4096 + 100, 2.5, complete=True)]
+    assert told[1:] == [TransferEnded("checkpoint", 3, NAME.hex(), 7 * 4096 + 100, 2.5, complete=True)]
 
 
 def test_what_was_broken_off_says_so_and_what_was_there_is_not_told() -> None:

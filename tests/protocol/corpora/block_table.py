@@ -25,14 +25,14 @@ from protocol.corpora.shards import CorpusShelf
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.transport.interface import Acceptance, Landing, Session
-from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ask
 from tests.protocol.corpora.corpora import Corpus
 from tests.protocol.corpora.web import Web
 from tests.simulation.determinism import deterministic_trio, inline
+from tests.simulation.network import MemoryNetwork
+from tests.simulation.wire import MemoryWire, Weather
 
 RUN = Hash(bytes(32))
 RATE = 1 << 20

@@ -11,7 +11,6 @@ import trio.testing
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
-from protocol.blobs.store import Shelves
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import ReplicaShelf, Serving
 from protocol.events.events import Event
@@ -27,8 +26,6 @@ from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Acceptance
-from protocol.versions.catalogue import Catalogue, VersionShelf
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, pack
@@ -64,10 +61,7 @@ class Stage:
         settings = NodeSettings("me", Role.TRAINER, "0", 1)
         self.guard, self.membership = guard, Membership(ME.peer_id, 0.0, history)
         handshake = Handshake(session, signed.manifest, settings, history, activity)
-        catalogue = Catalogue(signed.manifest)
-        shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
-        swarm = Swarm(session, self.membership, shelves, at_once)
-        self.versions = WeightVersions(session, guard, replica, catalogue, at_once, swarm, settings.weights)
+        swarm = Swarm(session, self.membership, ReplicaShelf(replica), at_once)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
@@ -78,7 +72,6 @@ class Stage:
             RoundHandlers(handshake, self.membership, self.ejections, current),
             self.ejections,
             Evaluator(session, replica, self.membership, None, activity),
-            self.versions,
             Serving(replica, at_once),
             self.extensions,
         )

@@ -18,12 +18,10 @@ from protocol.run.settings import NodeSettings
 from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from tests.attacks.statements import large_motion
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
-from tests.protocol.versions.test_route import a_version
 
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 108)]
@@ -91,18 +89,6 @@ def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path:
             await tell(ANN)
             assert trio.current_time() == began
             nursery.cancel_scope.cancel()
-
-    beside_a_node(tmp_path, check)
-
-
-def test_whoever_brings_the_first_version_does_not_pay_for_all_that_follow(tmp_path: Path) -> None:
-    async def check(node: Node) -> None:
-        ledger, statement = Ledger(), pack(ORGANISER, RUN.run, a_version(1, anchor=True, patch=None)).raw
-        with charging(ledger):
-            assert await node.router.on_request(STRANGERS[0].peer_id, "version", statement) == b""
-        with trio.fail_after(10.0):
-            await node.versions._loaded.wait()
-        assert ledger.paid == []
 
     beside_a_node(tmp_path, check)
 

@@ -40,7 +40,7 @@ def of_transport() -> set[str]:
 
 
 def test_every_question_has_one_row_in_the_table() -> None:
-    assert len(declared()) >= 17 and len(of_transport()) >= 3
+    assert len(declared()) >= 15 and len(of_transport()) >= 3
     assert sorted(rows()) == sorted(declared() | of_transport())
 
 

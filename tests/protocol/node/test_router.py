@@ -21,14 +21,13 @@ from protocol.rollouts.rollouts import Rollouts
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.handlers import Hears, answers, declarations
 from protocol.transport.interface import Acceptance, Offence, Refused, Unreachable
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.messages import STATEMENTS
 from protocol.wire.questions import TipsRequest
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, BOB, a_heartbeat
 
-HEARERS = (FailureDetector, RoundHandlers, Ejections, WeightVersions, TaskSets, Rollouts, Extensions)
+HEARERS = (FailureDetector, RoundHandlers, Ejections, TaskSets, Rollouts, Extensions)
 
 
 def test_each_kind_that_travels_by_gossip_has_one_handler() -> None:

@@ -96,23 +96,10 @@ def test_a_field_that_came_later_makes_another_run_and_comes_back(model: dict[st
     assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
 
 
-def test_publishers_make_another_run_and_are_sorted() -> None:
-    named = sorted([ONE.peer_id, TWO.peer_id])
-    signed = sign(ONE, a_manifest(publishers=named))
-    assert signed.run != sign(ONE, a_manifest()).run and open_manifest(signed.raw) == signed
-    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
-    written = f'name = "x"\npublishers = ["{named[1]}", "{named[0]}"]\n'
-    assert parse_run_file(written, ONE.peer_id).publishers == named, "people list peers in any order"
-    for wrong in (named[::-1], [named[0]] * 2, ["nobody"], [ONE.peer_id] * 100):
-        with pytest.raises(ValueError):
-            a_manifest(publishers=wrong)
-
-
 def test_a_default_that_came_later_is_not_written_out() -> None:
     plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
     for body in (
         {**plain, "initial_state": ""},
-        {**plain, "publishers": []},
         {**plain, "model": {**plain["model"], "qk_norm": False}},
     ):
         with pytest.raises(Malformed, match="does not say again what it said"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.transport.simulated.wire import Topology
 from protocol.wire.identity import PeerId
+from tests.simulation.wire import Topology
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -179,7 +179,7 @@ def test_pushes_go_through_the_relay_where_there_is_no_other_way() -> None:
             one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
             await b.until(lambda: one.peer_id in b.connected)
             assert one.link(two.peer_id) == "relayed" and stack(between).traversal.relay.circuits > 0
-            stack(one).traversal._no_way[two.peer_id] = trio.current_time() + 1000, 1.0  # it has looked for one
+            stack(one).traversal._no_way.failed(two.peer_id, trio.current_time() + 1000)  # it has looked for one
             data, before = os.urandom(300_000), stack(between).traversal.relay.carried_bytes
             await one.push(two.peer_id, b"chunk", memoryview(data), timeout_s=60)
             assert bytes(b.buffers[b"chunk"]) == data

@@ -11,9 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from protocol.transport.interface import Acceptance, Landing, Refused, Unreachable
-from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.identity import PeerId
+from tests.simulation.network import MemoryNetwork
+from tests.simulation.wire import MemoryWire, Weather
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 RATE = 1e6

@@ -27,8 +27,8 @@ from protocol.transport.interface import (
     Unreachable,
     nothing,
 )
-from protocol.transport.simulated.wire import Endpoint, MemoryWire, SimulatedCall
 from protocol.wire.identity import PeerId
+from tests.simulation.wire import Endpoint, MemoryWire, SimulatedCall
 
 HALF_OPEN_S = 30.0
 """Seconds for which a receiver waits for the data of a push."""
