@@ -77,7 +77,7 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
             check(seat)
         assert all(map(has_them, seats[Role.VALIDATOR])), "validators keep them for others"
         for seat in seats[Role.ROLLOUT]:
-            assert seat.node is not None and seat.node._replica.store.reference.folder.exists()
+            assert seat.node is not None and not seat.node._replica.store.reference.folder.exists()
 
         world.faults.kill(late)
         world.start(late)
