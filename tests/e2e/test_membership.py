@@ -10,7 +10,7 @@ import trio
 
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
-from protocol.events.events import PhaseChanged
+from protocol.events.events import Notice, PhaseChanged
 from protocol.run.admission import bearer_token, make_proof
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import open_manifest
@@ -40,6 +40,8 @@ def test_a_member_with_an_expired_token_comes_back_and_a_newcomer_with_it_stays_
         guest = swarm.peer("guest", invitation).start()
         swarm.whole(organiser, guest)
         assert guest.status()["invite_command"] == ""
+        founders = [peer for peer in (organiser, guest) if any("founds the run" in each.text for each in peer.heard(Notice))]
+        assert founders == [organiser]
         for peer in (guest, organiser):
             assert peer.leave() == ExitCode.OK
 
