@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from kernels.schedule import Place, scheduled_rate, warmed
-from trainer.config import InnerConfig
+from protocol.formats.model import ParameterPlace
+from protocol.formats.training import InnerConfig
 from trainer.device import GpuMemory, is_gpu, release_memory
 from trainer.memory import cpu_plan, recomputed_layers
-from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard

@@ -14,9 +14,9 @@ from pathlib import Path
 from kernels.outside_files import named_file
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
+from protocol.formats.model import ParameterPlace, parameter_layout
 from protocol.run.manifest import SignedManifest
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import ParameterPlace, parameter_layout
 from trainer.weights.folder import check_repeated
 from trainer.weights.safetensors_file import ExportFormat, FolderError, StoredTensor, header_of, tensors_in
 

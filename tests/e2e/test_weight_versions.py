@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from protocol.events import events as ev
+from protocol.formats.model import ModelConfig
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

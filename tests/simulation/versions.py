@@ -8,8 +8,9 @@ from pathlib import Path
 import trio
 
 from protocol.events.events import Event, HandlerFailed, TransferEnded, TransferProgress, VersionRefused
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from tests.protocol.versions.files import next_weights, put, weights
@@ -28,7 +29,7 @@ def a_run() -> SignedManifest:
         name="versions",
         organiser=PUBLISHER.peer_id,
         founders="anyone",
-        model=ModelSection(vocab=256, dim=64, layers=4, heads=2, kv_heads=1, ffn=128),
+        model=ModelConfig(vocab=256, dim=64, layers=4, heads=2, kv_heads=1, ffn=128),
         data=DataSection(sequence_length=8, sequences_per_step=1),
         outer=OuterSection(lr=0.7, momentum=0.9),
         rounds=RoundSection(inner_steps=100, max_members=64, grace_s=4, eviction_s=20, stall_s=5),

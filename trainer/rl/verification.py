@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, proof_sizes
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------

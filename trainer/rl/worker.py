@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import prove_all
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
+from trainer.config import SLOTS, SPARE_VERSIONS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
@@ -26,10 +29,8 @@ from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Engine, Request, complete
 from trainer.generate.generator import Generator, Slots
 from trainer.generate.sampling import stream_key
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
-from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, Scored, ShownAnswer, TargetedEnvironment, best_and_typical, grouped, scored
 from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout

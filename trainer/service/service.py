@@ -25,9 +25,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from trainer.config import TrainingConfig
+from trainer.config import SLOTS, TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
+from trainer.environments.records import SolveRates
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -36,7 +37,6 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.parameters import NotFinite
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.config import SLOTS
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -184,7 +184,8 @@ class RolloutJobs:
     ) -> None:
         assert config.rl is not None
         self._rl, self._worker = config.rl, worker
-        self._environment = ExtendedEnvironment(environment_of(config), self._rl.solve_rates)
+        rates = SolveRates(self._rl.min_solve_rate, self._rl.max_solve_rate)
+        self._environment = ExtendedEnvironment(environment_of(config), rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kernels.outside_files import read_outside
+from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 from trainer.git_lfs import POINTER_FLAW, is_pointer
-from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
 from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, ends_in, facts_of, generation_json
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, StoredTensor, header_of, tensors_in, written
 

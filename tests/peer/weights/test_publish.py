@@ -11,12 +11,12 @@ import pytest
 from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from peer.weights.publish import prepared
+from protocol.formats.model import parameter_layout
 from protocol.run.manifest import SignedManifest
 from tests.protocol.chains import a_run
 from tests.protocol.peers import ANN
 from tests.protocol.versions.files import values, with_header
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import parameter_layout
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

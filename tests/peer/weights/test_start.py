@@ -15,11 +15,11 @@ from peer.paths import run_dir
 from peer.weights.brought import FolderStart
 from protocol.chain.outer_state import OuterState
 from protocol.chain.stored_run import StoredRun
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import SignedManifest
 from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer.data.tokens import checked_file
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from trainer.models.llama.config import ModelConfig
+from protocol.formats.model import ModelConfig
 
 Ends = Sequence[int] | int | None
 """End tokens of a text: one, several, or none."""

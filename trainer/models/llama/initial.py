@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
+from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 
 F32 = npt.NDArray[np.float32]
 
