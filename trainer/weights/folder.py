@@ -138,7 +138,8 @@ class WeightsFolder:
         except UnknownModel as error:
             raise FolderError(f"{folder / 'config.json'}: {error}") from error
         except ValueError as error:
-            raise FolderError(f"{folder / 'config.json'}: {error}; copy it again") from error
+            flaw = str(error).removeprefix(f"{ModelConfig.__name__}: ")
+            raise FolderError(f"{folder / 'config.json'}: {flaw}; use another model, or copy it again") from error
         generation = folder / "generation_config.json"
         self.generation = json_in(generation, "copy it again, or remove it") if os.path.lexists(generation) else {}
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
@@ -163,10 +164,6 @@ class WeightsFolder:
     def _tensors(self) -> Mapping[str, StoredTensor]:
         """Return the model's tensors, each checked against the shape in config.json."""
         found = self._found()
-        if self.config.layers > len(found):  # checked before we list the tensors of all layers
-            raise FolderError(
-                f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
-            )
         layout = parameter_layout(self.config)
         if self.config.tied and (head := found.pop("lm_head.weight", None)) is not None:
             check_repeated(self.folder, found.get("model.embed_tokens.weight"), head)
