@@ -19,6 +19,7 @@ import torch
 
 from kernels.layout import Layout
 from kernels.schedule import Place
+from protocol.formats.results import RatedAnswer, SourceLoss
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
@@ -26,14 +27,13 @@ from trainer.device import default_dtype, is_gpu
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
-from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
+from trainer.objective import ComparedObjective, RowsObjective, SourceTotals
 from trainer.optim import InnerLoop
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
 from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
-from trainer.rl.groups import ShownAnswer
 from trainer.samples import Samples
 
 
@@ -95,7 +95,7 @@ class Done:
     losses: tuple[SourceLoss, ...] = ()
     margin: float | None = None
     accuracy: float | None = None
-    answers: tuple[ShownAnswer, ...] = ()
+    answers: tuple[RatedAnswer, ...] = ()
     informative: int | None = None
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kernels.toploc import prove_all
 from protocol.formats.model import ModelConfig
+from protocol.formats.results import RatedAnswer
 from protocol.formats.rl import RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS
 from trainer.data.tokens import Tokenizer
@@ -31,7 +32,7 @@ from trainer.generate.generator import Generator, Slots
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
-from trainer.rl.groups import Group, Scored, ShownAnswer, TargetedEnvironment, best_and_typical, grouped, scored
+from trainer.rl.groups import Group, Scored, TargetedEnvironment, best_and_typical, grouped, scored
 from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
@@ -201,14 +202,14 @@ class RolloutWorker:
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
-    def answers(self, groups: Sequence[Group]) -> list[ShownAnswer]:
+    def answers(self, groups: Sequence[Group]) -> list[RatedAnswer]:
         """Return the best answer in these groups and a typical one, as texts; none if there are no groups."""
         found = best_and_typical(groups)
         if found is None:
             return []
         read = [(member, *self._forms.read(member.rollout)) for member in found]
         return [
-            ShownAnswer(
+            RatedAnswer(
                 member.reward,
                 problem.prompt[:MOST_CHARACTERS],
                 "\n".join(turns)[:MOST_CHARACTERS],
