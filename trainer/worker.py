@@ -237,7 +237,8 @@ class Worker:
                 if between(None) and steps:
                     break  # told to end while it waited
             began = time.monotonic()
-            pending = self.work.step(rows, self._place(task, step))
+            share = task.shares[0] + (task.shares[1] - task.shares[0]) * step / self.config.inner_steps
+            pending = self.work.step(rows, Place(task.first_step + step, share))
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
             rows = self._read_ahead(wanted) if step + 1 < task.steps else None
             loss = pending.read()
@@ -297,10 +298,6 @@ class Worker:
                 between(None)
         finally:
             self.work.hide()
-
-    def _place(self, task: Task, step: int) -> Place:
-        begin, end = task.shares
-        return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
     def evaluation(
         self, theta: F32, tokens: int | None = None, row: int = 0, reference: str = "", *, samples: bool = False

@@ -175,7 +175,7 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        model = self._decoder(self._weights(assignment.version))
+        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype))
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -244,9 +244,6 @@ class RolloutWorker:
                 f"the weights of version {version} are not here any more; the newest is {max(self.versions, default=0)}"
             )
         return self.versions[version]
-
-    def _decoder(self, weights: Tensor) -> Decoder:
-        return Decoder(self._model, self._device, weights.to(self._dtype))
 
     def _loaded_engine(self, length: int, version: int, weights: Tensor) -> Generator:
         """Return a generator with the weights of this version.

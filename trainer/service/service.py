@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -223,8 +223,8 @@ class RolloutJobs:
     ) -> dict[str, Any]:
         """Judge a batch; pass the verdicts to `tell` in order, in groups."""
         judged = self._rollouts.verify(_assignment(task), Path(path), between)
-        for some in _parts(judged):
-            tell([_fields(each) for each in some])
+        for start in range(0, len(judged), VERDICTS_AT_ONCE):
+            tell([_fields(each) for each in judged[start : start + VERDICTS_AT_ONCE]])
         return {}
 
     def learn(
@@ -262,10 +262,6 @@ class RolloutJobs:
 
 def _assignment(task: dict[str, Any]) -> Assignment:
     return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
-
-
-def _parts(judged: Sequence[Judged]) -> Iterator[Sequence[Judged]]:
-    return (judged[start : start + VERDICTS_AT_ONCE] for start in range(0, len(judged), VERDICTS_AT_ONCE))
 
 
 def _fields(judged: Judged) -> dict[str, Any]:
@@ -346,7 +342,9 @@ class Service:
             case "configure":
                 return self._configure(job.message)
             case "initialise":
-                return self._initialise()
+                config = self._configured()
+                initial_parameters(config.model, config.seed, self._map_theta(writable=True))
+                return {}
             case "compute":
                 return self._compute(job)
             case "keep_version":
@@ -404,11 +402,6 @@ class Service:
         if not is_gpu(torch.device(order.devices[0])):
             torch.set_num_threads(max(1, torch.get_num_threads() // len(order.devices)))
         return LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
-
-    def _initialise(self) -> dict[str, Any]:
-        config = self._configured()
-        initial_parameters(config.model, config.seed, self._map_theta(writable=True))
-        return {}
 
     def _compute(self, job: Job) -> dict[str, Any]:
         worker = self._ready()
