@@ -40,9 +40,10 @@ from kernels.codecs.format import norm
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
 from kernels.schedule import Place
-from trainer.config import InnerConfig, TrainingConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
+from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.parameters import NotFinite
 from trainer.worker import Task, Worker

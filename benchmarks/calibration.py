@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 from kernels.toploc import Mismatch, Thresholds
-from trainer.rl.config import RlConfig
+from protocol.formats.rl import RlConfig
 from trainer.rl.verification import SLACK, Measured, Tolerances
 
 MARGIN = 1.5

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.generation import demo_model, parameters
 from peer.chat.model import AnswerCores, ChatModel
-from trainer.models.llama.config import ModelConfig
+from protocol.formats.model import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

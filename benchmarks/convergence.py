@@ -45,11 +45,12 @@ from benchmarks.diloco_bench import (
 from kernels.schedule import Place
 from peer.corpora.run_data import MANIFEST, RunData
 from protocol.corpora.manifest import read_manifest
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
 from protocol.run.sections import CORPORA
-from trainer.config import DataConfig, InnerConfig, PhaseConfig, SourceConfig, TrainingConfig
+from trainer.config import PhaseConfig, SourceConfig, TrainingConfig, TrainingData
 from trainer.data.rows import Rows
 from trainer.device import device_speed
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, hidden_states
 from trainer.optim import InnerLoop
@@ -106,11 +107,11 @@ class Bench:
         names = [source.name for source in manifest.sources]
         places = RunData((corpus,), {}).places
         self._files, self._blocks = places.sections["files"], tuple(places.sections["blocks"])
-        self._data = DataConfig(
-            LENGTH,
-            ROWS,
-            sources=tuple(SourceConfig(name, f"{CORPORA}0", name) for name in names),
-            phases=(PhaseConfig(0, (1,) * len(names)),),
+        self._data = TrainingData(
+            sequence_length=LENGTH,
+            sequences_per_step=ROWS,
+            sources=[SourceConfig(name=name, corpus=f"{CORPORA}0", source=name) for name in names],
+            phases=[PhaseConfig(start=0, weights=[1] * len(names))],
             documents="joined",
         )
         self.dtype = device_speed(CPU).dtype
@@ -119,7 +120,7 @@ class Bench:
     def member(self, seed: int, optimizer: str, rate: float, codec: str = CODEC) -> Worker:
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
-            warmup_steps=20, cooldown=0.0, joiner_warmup_steps=10, optimizer=optimizer,
+            warmup_steps=20, cooldown=0.0, joiner_warmup_steps=10, optimizer=optimizer,  # type: ignore[arg-type]
         )  # fmt: skip
         config = TrainingConfig(
             seed, MODEL, self._data, inner, MOST_STEPS, CHUNK, codec, files=self._files, blocks=self._blocks
@@ -181,7 +182,19 @@ class Bench:
 
 
 PAIRS, QUESTIONS, TASK_STEPS, TASK_ROWS = 5, 512, 60, 16
-TASK_INNER = InnerConfig(5e-4, 0.9, 0.95, 1e-8, 0.0, 1.0, 0.0, "wsd", 5, 0.5, 0)
+TASK_INNER = InnerConfig(
+    lr=5e-4,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.0,
+    clip_norm=1.0,
+    z_loss=0.0,
+    schedule="wsd",
+    warmup_steps=5,
+    cooldown=0.5,
+    joiner_warmup_steps=0,
+)
 
 
 def questions(count: int, seed: int) -> Rows:

@@ -23,7 +23,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,8 @@ from benchmarks.detection_peers import (
     model_of,
     parameters,
 )
+from protocol.formats.rl import RlConfig
 from trainer.models.llama.model import Decoder
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import MOST_BEYOND, SLACK, Assignment, Judged, Measured, RejectionReason, Tolerances, Verifier
 
@@ -69,7 +68,7 @@ def judge(
     """By a validator with the right weights.  dtype: of its products.  alone: it computes one rollout at a time."""
     model, rl = Decoder(run.config, CPU, torch.from_numpy(run.theta).to(dtype)), rl or run.rl
     problems = tuple(sorted({each.problem for each in rollouts}))
-    verifier = Verifier(model, run.environment, TOKENIZER, replace(rl, micro_batch_tokens=1) if alone else rl)
+    verifier = Verifier(model, run.environment, TOKENIZER, rl.changed(micro_batch_tokens=1) if alone else rl)
     return verifier.verify(Assignment(RUN, VERSION, ME, problems, GROUP), rollouts)
 
 
@@ -105,7 +104,7 @@ def part(name: str, length: int, honest_count: int, cheat_count: int) -> Iterato
             variants.append(variant)
     tolerances = {precision: widest(each).fields() for precision, each in proposals.items()}
     yield {"who": "proposed", "tolerances": tolerances}
-    rls = {precision: replace(run.rl, **each) for precision, each in tolerances.items()}
+    rls = {precision: run.rl.model_copy(update=each) for precision, each in tolerances.items()}
     for variant in variants:
         judged = judge(run, variant.rollouts, rls["mixed"], **variant.validator)
         found = [each.measured for each in judged if each.measured is not None]

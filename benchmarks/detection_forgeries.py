@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection_peers import GROUP, ME, RUN, TOKENIZER, VERSION, Choice, Numbers, Peer, Run, quantised
+from protocol.formats.rl import RlConfig
 from trainer.generate.sampling import choose, gumbel, near_ties, stream_key
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import RATE_FACTOR, SLACK
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kernels.toploc import prove_all
+from protocol.formats.model import ModelConfig, parameter_layout
+from protocol.formats.rl import RlConfig
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.engine import Batch, Engine, Request, complete
 from trainer.generate.generator import Slots
 from trainer.generate.sampling import stream_key
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
 Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]

@@ -19,9 +19,10 @@ from kernels.codecs.ladder import BF16, INT2, INT4, INT8, LADDER, TOP64, TOP256,
 from kernels.layout import Layouts, chunk_layouts
 from kernels.outer_step import OuterStep, automatic
 from kernels.schedule import Place
-from trainer.config import InnerConfig, TrainingConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
+from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Task, Worker
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from kernels.losses import language_model_loss
-from trainer.config import InnerConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, example_tokens
 from trainer.environments.registry import BUILT_IN, open_environment
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW

@@ -28,17 +28,29 @@ from kernels.codecs.ladder import LADDER, Codec
 from kernels.schedule import Place
 from kernels.toploc import prove_all
 from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
-from trainer.config import InnerConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import device_speed, wait_for
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, Documents, causal_attention
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 
 VALUES = 1 << 27
 MEMBERS = 8
-INNER = InnerConfig(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, 2e-4, "wsd", 0, 0.2, 0)
+INNER = InnerConfig(
+    lr=1e-4,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    z_loss=2e-4,
+    schedule="wsd",
+    warmup_steps=0,
+    cooldown=0.2,
+    joiner_warmup_steps=0,
+)
 
 
 def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 10) -> float:

@@ -20,11 +20,11 @@ import torch
 
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.schedule import Place
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
 from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, documents, opened, write_corpus
-from trainer.config import InnerConfig
 from trainer.data.corpus import CorpusReading, DocumentLayout, MixedSource
 from trainer.device import pick_device
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import InnerLoop
@@ -35,7 +35,19 @@ MODELS = {
     "tiny": SHARED | {"vocab": 2048, "dim": 64, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 172},
     "10M": SHARED | {"vocab": 8192, "dim": 320, "layers": 6, "heads": 5, "kv_heads": 5, "ffn": 864},
 }
-INNER = InnerConfig(1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.0, "wsd", 1, 0.2, 0)
+INNER = InnerConfig(
+    lr=1e-3,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    z_loss=0.0,
+    schedule="wsd",
+    warmup_steps=1,
+    cooldown=0.2,
+    joiner_warmup_steps=0,
+)
 CORPUS_TOKENS = 1 << 22
 
 

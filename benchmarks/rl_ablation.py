@@ -26,21 +26,21 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from benchmarks.rl_bench import Reverse, Settings, Task, Trial, Variant, warm_start
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 
 MODEL = ModelConfig(vocab=256, dim=32, layers=2, heads=4, kv_heads=2, ffn=96, rope_base=1e3, norm_eps=1e-5, tied=True)
 STALENESS = (0, 2, 4)
 LAST = 5
 """Measurements at the end of a run whose mean counts."""
 RL = RlConfig(
-    prompts=16, group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
+    group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
 VARIANTS = [Variant(*each) for each in itertools.product((True, False), (True, False), STALENESS)]
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     torch.set_num_threads(1)
     task = task_named(options.task)
-    settings = Settings(MODEL, replace(RL, lr=options.lr), options.versions, options.start)
+    settings = Settings(MODEL, RL.changed(lr=options.lr), options.versions, options.start)
     warm = {seed: warm_start(task, settings, seed) for seed in options.seeds}
     rows, longest = [], 0.0
     for number, variant in enumerate(VARIANTS, 1):

@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from benchmarks.diloco_bench import layouts_for
 from kernels.losses import language_model_loss
-from trainer.models.llama.config import ModelConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
+from trainer.environments.records import SolveRates
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW
 from trainer.parameters import WholeParameters
-from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.rl.policy import adamw_config
@@ -141,6 +142,8 @@ class Settings:
     """Problems that are trained on."""
     judged: int = 256
     """Other problems, whose mean reward is measured."""
+    prompts: int = 16
+    """Problems of a version."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class Trial:
     def __post_init__(self) -> None:
         rl = self.settings.rl
         delta = rl.delta if self.variant.two_sided else math.inf
-        self.config = replace(rl, delta=delta, drop_zero_advantage=self.variant.filters)
+        self.config = rl.model_copy(update={"delta": delta, "drop_zero_advantage": self.variant.filters})
         self.generator = torch.Generator().manual_seed(self.seed)
         layouts = layouts_for(self.settings.model.parameters)
         self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), layouts)
@@ -180,7 +183,7 @@ class Trial:
         past: deque[Tensor] = deque([warm], maxlen=self.variant.staleness + 1)
         self.rewards.append(judge(self.learner.model, self.task, self.settings))
         for version in range(self.settings.versions):
-            chosen = pick.sample(problems, min(self.config.prompts, len(problems)))
+            chosen = pick.sample(problems, min(self.settings.prompts, len(problems)))
             groups = self.groups(model.over(past[0]), chosen)
             task = LearnTask(order=version, first_step=self.learner.optimiser.steps)
             self.learnt.append(self.learner.learn(task, groups))
@@ -205,7 +208,7 @@ class Trial:
         pool = list(range(self.settings.pool))
         if not self.variant.filters:
             return pool
-        bounds = self.config.solve_rates
+        bounds = SolveRates(self.config.min_solve_rate, self.config.max_solve_rate)
         kept = [group.problem for group in self.groups(self.learner.model, pool) if bounds.have(group.solve_rate)]
         if not kept:
             raise ValueError("the model solves no problem of the pool neither too rarely nor too often; take another task")

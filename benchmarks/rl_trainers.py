@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ class Rounds(Trial):
         past: deque[F32] = deque([theta.copy()], maxlen=self.variant.staleness + 1)
         self.rewards.append(self._reward(theta))
         for version in range(self.settings.versions):
-            chosen = pick.sample(problems, self.config.prompts)
+            chosen = pick.sample(problems, self.settings.prompts)
             groups = self.groups(self.learner.model.over(torch.from_numpy(past[0])), chosen)
             encoded, tokens = [], []
             for number, learner in enumerate(self.learners):
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     torch.set_num_threads(1)
     task = task_named(options.task)
-    rl = replace(RL, lr=options.lr, optimizer_steps=options.steps)
+    rl = RL.changed(lr=options.lr, optimizer_steps=options.steps)
     settings = Settings(MODEL, rl, options.versions, options.start)
     warm = {seed: warm_start(task, settings, seed) for seed in options.seeds}
     rows = []

@@ -110,11 +110,12 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
 
 def _text_in(folder: Path) -> dict[str, Any]:
     """The fields of a run on the corpus that `measure` put there; nothing of the peer is loaded into a measured process."""
-    from trainer.config import DataConfig, PhaseConfig, SourceConfig
+    from trainer.config import PhaseConfig, SourceConfig, TrainingData
 
     (manifest,) = folder.glob("corpora/*/corpus.msgpack")
-    source = SourceConfig("manyhands", "corpora/0", "manyhands")
-    data = DataConfig(64, 1, sources=(source,), phases=(PhaseConfig(0, (1,)),))
+    source = SourceConfig(name="manyhands", corpus="corpora/0", source="manyhands")
+    phases = [PhaseConfig(start=0, weights=[1])]
+    data = TrainingData(sequence_length=64, sequences_per_step=1, documents="masked", sources=[source], phases=phases)
     return {"data": data, "files": {"corpora/0": str(manifest)}, "blocks": (str(manifest.parent / "shards"),)}
 
 

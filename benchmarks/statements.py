@@ -15,9 +15,10 @@ from typing import Any
 import msgpack
 import trio
 
+from protocol.formats.model import MAX_CHUNKS
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, freeze_gc, seal
+from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS, Body, freeze_gc, seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (

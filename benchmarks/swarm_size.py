@@ -20,8 +20,9 @@ import trio
 
 from benchmarks.json_lines import say
 from protocol.events.events import Event, ReadySent, RoundCommitted
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
@@ -49,7 +50,7 @@ def tiny_run(max_members: int) -> SignedManifest:
             organiser=organiser.peer_id,
             founders="anyone",
             seed=1,
-            model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+            model=ModelConfig(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
             data=DataSection(sequence_length=8, sequences_per_step=1),
             rounds=RoundSection(inner_steps=3, min_members=1, max_members=max_members),
             chunk_parameters=1024,

@@ -12,7 +12,7 @@ from peer.corpora.builtin import builtin_corpus
 from peer.trainer_process.process import TrainerPlaces
 from protocol.run.builtin import SOURCE
 from protocol.run.sections import CORPORA
-from trainer.config import DataConfig, PhaseConfig, SourceConfig
+from trainer.config import PhaseConfig, SourceConfig, TrainingData
 
 
 @cache
@@ -23,7 +23,8 @@ def text_places() -> TrainerPlaces:
     return builtin_corpus(folder).places
 
 
-def text_data(length: int, rows: int) -> DataConfig:
+def text_data(length: int, rows: int) -> TrainingData:
     """Rows of `length` predicted tokens, `rows` of them in a step."""
-    source = SourceConfig(SOURCE, f"{CORPORA}0", SOURCE)
-    return DataConfig(length, rows, sources=(source,), phases=(PhaseConfig(0, (1,)),), documents="joined")
+    source = SourceConfig(name=SOURCE, corpus=f"{CORPORA}0", source=SOURCE)
+    phases = [PhaseConfig(start=0, weights=[1])]
+    return TrainingData(sequence_length=length, sequences_per_step=rows, sources=[source], phases=phases, documents="joined")

@@ -33,10 +33,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kernels.schedule import Place
 from peer.trainer_process.process import environment
-from trainer.config import InnerConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.training import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import device_speed, pick_device, wait_for
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import InnerLoop
@@ -47,7 +47,19 @@ MODELS = {
     "21M": SHARED | {"vocab": 8192, "dim": 512, "layers": 6, "heads": 8, "kv_heads": 4, "ffn": 1408},
     "34M": SHARED | {"vocab": 32_000, "dim": 512, "layers": 6, "heads": 8, "kv_heads": 4, "ffn": 1408},
 }
-INNER = InnerConfig(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.0, "wsd", 0, 0.2, 0)
+INNER = InnerConfig(
+    lr=1e-4,
+    beta1=0.9,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    z_loss=0.0,
+    schedule="wsd",
+    warmup_steps=0,
+    cooldown=0.2,
+    joiner_warmup_steps=0,
+)
 
 
 def ours(

@@ -32,8 +32,9 @@ from typing import Any
 
 from kernels.codecs.ladder import INT8
 from protocol.events.events import Event, ReadySent
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.wire.identity import Identity, PeerId
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
@@ -102,7 +103,7 @@ def run_of(*, overlapped: bool) -> SignedManifest:
             organiser=organiser.peer_id,
             founders="anyone",
             seed=1,
-            model=ModelSection(vocab=256, dim=96, layers=4, heads=2, kv_heads=2, ffn=256),
+            model=ModelConfig(vocab=256, dim=96, layers=4, heads=2, kv_heads=2, ffn=256),
             data=DataSection(sequence_length=8, sequences_per_step=1),
             rounds=RoundSection(inner_steps=INNER_STEPS, delay=INNER_STEPS // fragments if overlapped else 0),
             fragments=fragments,

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks.generation import demo_model
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.rl.config import RlConfig
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutTasks, RolloutWorker
 

@@ -26,8 +26,9 @@ from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
 from peer.planning.model import simulate as predict
 from peer.planning.swarm import PlannedPeers
 from protocol.events.events import Event, RoundCommitted
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
@@ -65,7 +66,7 @@ class VirtualSetting:
                 organiser=organiser.peer_id,
                 founders="anyone",
                 seed=1,
-                model=ModelSection(vocab=256, dim=160, layers=4, heads=2, kv_heads=2, ffn=400),
+                model=ModelConfig(vocab=256, dim=160, layers=4, heads=2, kv_heads=2, ffn=400),
                 data=DataSection(sequence_length=8, sequences_per_step=1),
                 rounds=RoundSection(inner_steps=STEPS * self.fragments, delay=self.delay, min_members=2),
                 fragments=self.fragments,

@@ -353,7 +353,7 @@ def field_table(model: type[BaseModel], section: str) -> str:
     """Return the table of the fields of a section; a field that is a section has its own table."""
     below = {name.rpartition(".")[2] for name, _ in sections(model) if "." not in name}
     rows = []
-    for name, field in model.model_fields.items():
+    for name, field in sorted(model.model_fields.items(), key=lambda each: not each[1].is_required()):
         if name in below and not field.description:
             continue
         dotted = f"{section}.{name}" if section else name

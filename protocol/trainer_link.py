@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import trio
 
+from protocol.formats.results import RatedAnswer, SourceLoss
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 
@@ -91,27 +92,6 @@ class Tried:
     batch: int = 0
 
 
-class SourceFigures(NamedTuple):
-    """Counted tokens of a source in a round, and their mean loss before each step, nats a token.  source: its name."""
-
-    source: str
-    tokens: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class RatedAnswer:
-    """Answer in a rollout, with its reward as the trainer computed it.
-
-    prompt, text: any characters.  expected: description of a right answer; empty if the environment knows none.
-    """
-
-    reward: float
-    prompt: str
-    text: str
-    expected: str = ""
-
-
 @dataclass(frozen=True)
 class Contribution:
     """Result of a finished compute.
@@ -134,7 +114,7 @@ class Contribution:
     reward: float | None = None
     tried: tuple[Tried, ...] = ()
     kl: float | None = None
-    losses: tuple[SourceFigures, ...] = ()
+    losses: tuple[SourceLoss, ...] = ()
     margin: float | None = None
     accuracy: float | None = None
     answers: tuple[RatedAnswer, ...] = ()

@@ -18,11 +18,11 @@ from peer.cli import main
 from peer.commands import diagnosis
 from peer.joining.run_source import create_run
 from peer.measurements.sizes import SHAPES, sized
+from protocol.formats.model import ModelConfig
 from protocol.run.run_file import sketch_run_file
 from tests.protocol.peers import ME
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN2, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

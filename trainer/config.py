@@ -1,24 +1,29 @@
 """Configuration of training, as given in the run's manifest.
 
-This module imports only the standard library, so that the peer process can read it without loading torch.
+`protocol.formats` has the sections that peers read too.  This module loads neither torch nor numpy, so that the peer
+process can read it without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
-from trainer.section import SectionFields
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
+from protocol.formats.section import Section
+from protocol.formats.training import DataConfig, InnerConfig, SamplesConfig, TokenizerConfig
 
 OWN_CORPUS = "own corpus"
 """Name of the manifest of this member's own corpus, in a run on the members' own data."""
+SLOTS = 32
+"""Default number of sequences generated at a time."""
+SPARE_VERSIONS = 2
+"""Versions kept besides the `max_async` older versions that rollouts may use: the newest, and one about to be dropped."""
 
 
-@dataclass(frozen=True)
-class SourceConfig(SectionFields):
+class SourceConfig(Section):
     """Source of a run's rows.  corpus: name of the run's file with the manifest.  source: name in the corpus."""
 
     name: str
@@ -26,95 +31,18 @@ class SourceConfig(SectionFields):
     source: str
 
 
-@dataclass(frozen=True)
-class PhaseConfig(SectionFields):
+class PhaseConfig(Section):
     """Stretch of rows from `start` on, mixed by the `weights` of the sources, in their order."""
 
     start: int
-    weights: tuple[int, ...]
-
-    @classmethod
-    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Return the section as `SectionFields.from_mapping` does; accept a list of weights as a tuple."""
-        return super().from_mapping({**section, "weights": tuple(section.get("weights", ()))})
+    weights: list[int]
 
 
-@dataclass(frozen=True)
-class DataConfig(SectionFields):
-    """Section on the training data.
+class TrainingData(DataConfig):
+    """Section on the training data, with the mixture of corpora that it is read from."""
 
-    sequence_length: tokens predicted in a row. format: "text", "chat" for chats of which only the assistant's messages
-    count, or "preference". sources, phases: mixture of corpora. source: "local" for data of this member's own, a corpus that
-    the peer has built. documents: "masked" or "joined", for text. beta, label_smoothing: of the loss on preferences.
-    """
-
-    sequence_length: int
-    sequences_per_step: int
-    format: str = "text"
-    sources: tuple[SourceConfig, ...] = ()
-    phases: tuple[PhaseConfig, ...] = ()
-    documents: str = "joined"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    source: str = "corpora"
-
-    @classmethod
-    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Return the section as `SectionFields.from_mapping` does, with its sources and phases."""
-        sources = tuple(SourceConfig.from_mapping(each) for each in section.get("sources", ()))
-        phases = tuple(PhaseConfig.from_mapping(each) for each in section.get("phases", ()))
-        return super().from_mapping({**section, "sources": sources, "phases": phases})
-
-
-@dataclass(frozen=True)
-class TokenizerConfig(SectionFields):
-    """Section on the tokenizer, absent if the model reads bytes.
-
-    template: a name in `trainer.data.templates`.  ends: numbers of the end tokens.
-    """
-
-    template: str
-    ends: tuple[int, ...]
-
-    @classmethod
-    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Return the section as `SectionFields.from_mapping` does; accept a list of numbers as a tuple."""
-        return super().from_mapping({**section, "ends": tuple(section.get("ends", ()))})
-
-
-@dataclass(frozen=True)
-class SamplesConfig(SectionFields):
-    """Section on the samples of an evaluation.  tokens: most tokens of the completion of each prompt."""
-
-    prompts: tuple[str, ...]
-    tokens: int
-
-    @classmethod
-    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Return the section as `SectionFields.from_mapping` does; accept a list of prompts as a tuple."""
-        return super().from_mapping({**section, "prompts": tuple(section.get("prompts", ()))})
-
-
-@dataclass(frozen=True)
-class InnerConfig(SectionFields):
-    """Section on the optimiser and its schedule.
-
-    warmup_steps: counted over the swarm (round * H + local step). cooldown: final share of the run. optimizer: "adamw" or
-    "muon".
-    """
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    clip_norm: float
-    z_loss: float
-    schedule: str
-    warmup_steps: int
-    cooldown: float
-    joiner_warmup_steps: int
-    optimizer: str = "adamw"
+    sources: list[SourceConfig] = []
+    phases: list[PhaseConfig] = []
 
 
 @dataclass(frozen=True)
@@ -132,7 +60,7 @@ class TrainingConfig:
 
     seed: int
     model: ModelConfig
-    data: DataConfig
+    data: TrainingData
     inner: InnerConfig
     inner_steps: int
     chunk_parameters: int
@@ -159,7 +87,7 @@ class TrainingConfig:
         return cls(
             seed=int(sections["seed"]),
             model=ModelConfig.from_mapping(sections["model"]),
-            data=DataConfig.from_mapping(sections["data"]),
+            data=TrainingData.from_mapping(sections["data"]),
             inner=InnerConfig.from_mapping(sections["inner"]),
             inner_steps=int(sections["inner_steps"]),
             chunk_parameters=int(sections["chunk_parameters"]),

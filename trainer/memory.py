@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from trainer.config import TrainingConfig
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
+from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
 
 MB = 1 << 20
 EXIT_NO_MEMORY = 4

@@ -23,6 +23,7 @@ from kernels.losses import (
     preference_loss,
     row_log_probabilities,
 )
+from protocol.formats.results import SourceLoss
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import on_device
@@ -188,15 +189,6 @@ def on_host(values: Tensor) -> F64:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Statistics by source.
-
-
-@dataclass(frozen=True)
-class SourceLoss:
-    """Mean loss of a source.  tokens: counted tokens.  loss: nats per token; for preferences, the mean over pairs."""
-
-    source: str
-    tokens: int
-    loss: float
 
 
 class SourceTotals:

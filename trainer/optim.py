@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from kernels.schedule import Place, scheduled_rate, warmed
-from trainer.config import InnerConfig
+from protocol.formats.model import ParameterPlace
+from protocol.formats.training import InnerConfig
 from trainer.device import GpuMemory, is_gpu, release_memory
 from trainer.memory import cpu_plan, recomputed_layers
-from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard
@@ -371,7 +371,8 @@ class MomentsFile:
                     for span in spans[place.name]:
                         file.seek(body + 4 * (place.offset + span.start))
                         for at in range(0, len(span.values), BLOCK):
-                            _write_all(file, written(_on_host(span.values[at : at + BLOCK]), ExportFormat.FP32))
+                            block: F32 = span.values[at : at + BLOCK].detach().cpu().numpy()
+                            _write_all(file, written(block, ExportFormat.FP32))
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -422,11 +423,6 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def _on_host(values: Tensor) -> F32:
-    block: F32 = values.detach().cpu().numpy()
-    return block
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from kernels.codecs.ladder import Codec
 from kernels.layout import ChunkSpan, Layouts
+from protocol.formats.model import ParameterPlace
 from trainer.device import on_device
 from trainer.extras import install_command
-from trainer.models.llama.config import ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.reference import ReferenceWeights
 

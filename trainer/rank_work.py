@@ -24,7 +24,8 @@ import torch
 from kernels.codecs.ladder import codec_named
 from kernels.layout import Layouts, chunk_layouts, fragment_length, fragment_span
 from kernels.schedule import Place
-from trainer.config import InnerConfig, TrainingConfig
+from protocol.formats.training import InnerConfig
+from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.device import OUT_OF_MEMORY, is_gpu
 from trainer.memory import EXIT_NO_MEMORY

@@ -18,7 +18,7 @@ from trainer.data.corpus import (
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
 from trainer.environments.environment import Environment
-from trainer.environments.records import ALL
+from trainer.environments.records import ALL, SolveRates
 from trainer.environments.registry import open_named
 
 TOKENIZER = "tokenizer.json"
@@ -34,7 +34,7 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
                 "model.vocab 256, or give the run the model's tokenizer"
             )
         return TemplatedTokenizer(ByteTokenizer(), "plain" if config.data.format == "chat" else "raw")
-    file = TokenizerFile(_file(config, TOKENIZER), config.tokenizer.ends)
+    file = TokenizerFile(_file(config, TOKENIZER), tuple(config.tokenizer.ends))
     if file.vocab > config.model.vocab:
         raise ValueError(f"the run's tokenizer has {file.vocab} tokens, more than its model's {config.model.vocab}")
     return TemplatedTokenizer(file, config.tokenizer.template)
@@ -50,9 +50,10 @@ def with_own_sources(config: TrainingConfig) -> TrainingConfig:
     if not rows:
         raise ValueError(f"this member's own data has no row of data.sequence_length ({length}); give more data")
     scale = MAX_WEIGHTS // len(rows)
-    weights = tuple(max(1, each * scale // max(rows.values())) for each in rows.values()) if len(rows) > 1 else (1,)
-    sources = tuple(SourceConfig(name, OWN_CORPUS, name) for name in rows)
-    return replace(config, data=replace(config.data, sources=sources, phases=(PhaseConfig(0, weights),)))
+    weights = [max(1, each * scale // max(rows.values())) for each in rows.values()] if len(rows) > 1 else [1]
+    sources = [SourceConfig(name=name, corpus=OWN_CORPUS, source=name) for name in rows]
+    phases = [PhaseConfig(start=0, weights=weights)]
+    return replace(config, data=config.data.changed(sources=sources, phases=phases))
 
 
 def reading_of(config: TrainingConfig) -> CorpusReading:
@@ -74,7 +75,7 @@ def reading_of(config: TrainingConfig) -> CorpusReading:
         folders[name] = CorpusFolder(corpus, blocks)
     return CorpusReading(
         [MixedSource(source.name, folders[source.corpus], source.source) for source in data.sources],
-        RowMixture([MixturePhase(phase.start, phase.weights) for phase in data.phases]),
+        RowMixture([MixturePhase(phase.start, tuple(phase.weights)) for phase in data.phases]),
         data.sequence_length,
         DocumentLayout(data.documents),
     )
@@ -85,7 +86,8 @@ def environment_of(config: TrainingConfig) -> Environment:
 
     Raises ValueError if this installation cannot provide the tasks, and SandboxUnavailable.
     """
-    return open_named(config.environment, config.files, config.rl.solve_rates if config.rl else ALL)
+    rates = SolveRates(config.rl.min_solve_rate, config.rl.max_solve_rate) if config.rl else ALL
+    return open_named(config.environment, config.files, rates)
 
 
 def _file(config: TrainingConfig, name: str) -> Path:

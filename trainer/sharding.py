@@ -31,8 +31,8 @@ from torch.distributed.tensor import DTensor
 
 from kernels.codecs.ladder import Codec, with_residual
 from kernels.layout import ChunkSpan, Layout, Layouts
+from protocol.formats.model import ModelConfig, ParameterPlace
 from trainer.device import is_gpu
-from trainer.models.llama.config import ModelConfig, ParameterPlace
 from trainer.models.llama.model import Decoder
 from trainer.parameters import (
     F32,

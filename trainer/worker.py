@@ -19,6 +19,7 @@ import torch
 
 from kernels.layout import Layout
 from kernels.schedule import Place
+from protocol.formats.results import RatedAnswer, SourceLoss
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
@@ -26,14 +27,13 @@ from trainer.device import default_dtype, is_gpu
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
-from trainer.objective import ComparedObjective, RowsObjective, SourceLoss, SourceTotals
+from trainer.objective import ComparedObjective, RowsObjective, SourceTotals
 from trainer.optim import InnerLoop
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
 from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
-from trainer.rl.groups import ShownAnswer
 from trainer.samples import Samples
 
 
@@ -95,7 +95,7 @@ class Done:
     losses: tuple[SourceLoss, ...] = ()
     margin: float | None = None
     accuracy: float | None = None
-    answers: tuple[ShownAnswer, ...] = ()
+    answers: tuple[RatedAnswer, ...] = ()
     informative: int | None = None
 
 
@@ -237,7 +237,8 @@ class Worker:
                 if between(None) and steps:
                     break  # told to end while it waited
             began = time.monotonic()
-            pending = self.work.step(rows, self._place(task, step))
+            share = task.shares[0] + (task.shares[1] - task.shares[0]) * step / self.config.inner_steps
+            pending = self.work.step(rows, Place(task.first_step + step, share))
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
             rows = self._read_ahead(wanted) if step + 1 < task.steps else None
             loss = pending.read()
@@ -297,10 +298,6 @@ class Worker:
                 between(None)
         finally:
             self.work.hide()
-
-    def _place(self, task: Task, step: int) -> Place:
-        begin, end = task.shares
-        return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
     def evaluation(
         self, theta: F32, tokens: int | None = None, row: int = 0, reference: str = "", *, samples: bool = False

@@ -12,6 +12,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import BinaryIO
 
 import zstandard
@@ -174,14 +175,6 @@ def _zstd(file: BinaryIO, note: Note) -> Iterator[bytes]:
         raise BrokenFile("the .zst file is cut short; copy it again")
 
 
-def _xz(file: BinaryIO, note: Note) -> Iterator[bytes]:
-    return _streams(".xz", lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), file, note)
-
-
-def _bz2(file: BinaryIO, note: Note) -> Iterator[bytes]:
-    return _streams(".bz2", bz2.BZ2Decompressor, file, note)
-
-
 def _streams(
     ending: str, make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], file: BinaryIO, note: Note
 ) -> Iterator[bytes]:
@@ -208,4 +201,9 @@ def _streams(
 
 
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
-_READERS = {".gz": _gzip, ".zst": _zstd, ".xz": _xz, ".bz2": _bz2}
+_READERS: dict[str, Callable[[BinaryIO, Note], Iterator[bytes]]] = {
+    ".gz": _gzip,
+    ".zst": _zstd,
+    ".xz": partial(_streams, ".xz", partial(lzma.LZMADecompressor, memlimit=MAX_WINDOW_BYTES)),
+    ".bz2": partial(_streams, ".bz2", bz2.BZ2Decompressor),
+}

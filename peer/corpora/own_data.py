@@ -103,7 +103,7 @@ class OwnData:
         """
         make_private(self._folder)
         section = self._section()
-        facts = self._manifest.tokenizer.trainer_section() if self._manifest.tokenizer is not None else {}
+        facts = vars(self._manifest.tokenizer) if self._manifest.tokenizer is not None else {}
         tokens = token_format(section, tokenizer, facts)
         try:
             self._remove_others(built_name(section, Path("/"), tokens))

@@ -229,14 +229,6 @@ def _rows_of(parts: Iterable[bytes | int]) -> Iterator[Content]:
             yield RowForm.JSON, part, len(part)
 
 
-def _from_lines(opened: OpenedFile) -> Iterator[Content]:
-    return _rows_of(lines_of(opened.chunks(), MAX_LINE_BYTES))
-
-
-def _from_array(opened: OpenedFile) -> Iterator[Content]:
-    return _rows_of(elements_of(opened.chunks(), MAX_LINE_BYTES))
-
-
 def _whole(form: RowForm) -> Reader:
     """Return the reader of files that are one row each."""
 
@@ -479,8 +471,8 @@ def _first_line(error: BaseException) -> str:
 
 
 READERS: Mapping[Form, Reader] = {
-    Form.LINES: _from_lines,
-    Form.ARRAY: _from_array,
+    Form.LINES: lambda opened: _rows_of(lines_of(opened.chunks(), MAX_LINE_BYTES)),
+    Form.ARRAY: lambda opened: _rows_of(elements_of(opened.chunks(), MAX_LINE_BYTES)),
     Form.OBJECT: _whole(RowForm.JSON),
     Form.TABLE: _from_table,
     Form.PARQUET: _from_parquet,

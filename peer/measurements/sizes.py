@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from protocol.formats.model import ModelConfig
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 
 DEMO = "demo"
 _LLAMA3 = {"vocab": 128_256, "rope_base": 500_000.0, "tied": False}
@@ -29,4 +30,4 @@ def sized(name: str, *, on_gpu: bool = False) -> RunManifest:
         return demo
     length, rows = LENGTHS[name], GPU_ROWS if on_gpu else 1
     data = DataSection(sequence_length=length, sequences_per_step=rows, corpora=[BUILTIN], sources=[builtin_source(length)])
-    return demo.model_copy(update={"model": ModelSection.model_validate(SHAPES[name]), "data": data})
+    return demo.model_copy(update={"model": ModelConfig.model_validate(SHAPES[name]), "data": data})

@@ -20,6 +20,7 @@ from peer.files import write_atomically
 from peer.formatting import clean
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import check_readable, tokenizer_facts
+from protocol.formats.rl import RlConfig
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile
@@ -30,7 +31,6 @@ from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, read_file
 from trainer.rl import rating
-from trainer.rl.config import RlConfig
 from trainer.rl.rating import Answer, Rater, Sampling
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
@@ -121,6 +121,8 @@ LONGEST = sys.float_info.min
 OnProgress = Callable[[int, int], None]
 """Function called with the number of tasks measured, and of all tasks."""
 
+DEFAULT_BOUNDS = SolveRates(RlConfig().min_solve_rate, RlConfig().max_solve_rate)
+
 
 @dataclass(frozen=True)
 class AsInRun:
@@ -133,7 +135,7 @@ class AsInRun:
     temperature: float = Sampling.temperature
     template: str = ""
     ends: tuple[int, ...] = ()
-    bounds: SolveRates = RlConfig().solve_rates
+    bounds: SolveRates = DEFAULT_BOUNDS
 
     @classmethod
     def of(cls, manifest: RunManifest) -> AsInRun:

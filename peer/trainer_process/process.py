@@ -35,6 +35,7 @@ from peer.trainer_process.log import TrainerLog
 from protocol.chain.outer_state import SharedRegion
 from protocol.disk import ScratchFolder
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
+from protocol.formats.results import RatedAnswer, SourceLoss
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,
@@ -46,10 +47,8 @@ from protocol.trainer_link import (
     LimitsExceeded,
     NotMeasured,
     Progress,
-    RatedAnswer,
     RolloutVerdict,
     SharedTaskFile,
-    SourceFigures,
     TrainerDied,
     TrainerGaveUp,
     Tried,
@@ -507,21 +506,14 @@ class TrainerProcess:
         self.threads, joules = answer["threads"], answer["joules"]
         self.joules_per_token = joules / answer["tokens"] if joules is not None else None
         data = self._contribution.view.toreadonly()
+        told = ("tokens", "steps", "loss", "norm", "reward", "kl", "margin", "accuracy", "informative")
         return Contribution(
             task.round,
-            answer["tokens"],
-            answer["steps"],
-            answer["loss"],
-            answer["norm"],
-            data,
-            answer["reward"],
-            tuple(tried),
-            answer["kl"],
-            tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
-            answer["margin"],
-            answer["accuracy"],
-            tuple(RatedAnswer(each["reward"], each["prompt"], each["text"], each["expected"]) for each in answer["answers"]),
-            answer["informative"],
+            data=data,
+            tried=tuple(tried),
+            losses=tuple(SourceLoss(**each) for each in answer["losses"]),
+            answers=tuple(RatedAnswer(**each) for each in answer["answers"]),
+            **{name: answer[name] for name in told},
         )
 
     async def _ask_and_tell(

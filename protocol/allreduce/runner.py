@@ -49,6 +49,7 @@ from protocol.allreduce.machine import (
 )
 from protocol.disk import let_go
 from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost, MemberRegained
+from protocol.formats.model import MAX_CHUNKS
 from protocol.offload import Offload
 from protocol.transport.interface import (
     MALFORMED,
@@ -62,7 +63,7 @@ from protocol.transport.interface import (
 )
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_CHUNKS, Body, Envelope, FragmentNumber, HashField, decode_body
+from protocol.wire.envelope import Body, Envelope, FragmentNumber, HashField, decode_body
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack

@@ -2,29 +2,22 @@
 
 Pure functions on plain numbers, used by the manifest, which refuses numbers that do not fit, and by
 `protocol.run.run_file`, which fills in the numbers that a run file leaves out.
-
-The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a motion names and signs
-every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and the
-proof of a wrong average carries every member's part of a chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from kernels.layout import chunk_count, fragment_length
-from protocol.wire.envelope import MAX_CHUNKS
+from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS
+from protocol.formats.section import ManifestProblem
 from protocol.wire.messages import MAX_USED_BY_ALL
 
 CHUNK_STEP = 256
 """Divisor of the parameters in a chunk; some codecs need a larger one."""
-MAX_CHUNK_PARAMETERS = 1 << 22
-MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
 MAX_CHECKPOINT_CHUNK_BYTES = 1 << 24
 MAX_CHECKPOINT_CHUNKS = 1 << 15
 """So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
-MAX_STEP_TOKENS = 1 << 26
 
 FEW_CHUNKS = 64
 """Chunks of an exchange, eight for each of eight members: more are shared out hardly better, and each costs processor time
@@ -32,81 +25,6 @@ FEW_CHUNKS = 64
 FEW_CHECKPOINT_CHUNKS = 1 << 13
 LEAST_CHUNK_PARAMETERS = 1 << 16
 LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
-
-
-@dataclass(frozen=True)
-class ManifestProblem:
-    """Numbers that do not fit.  fields: dotted names of the fields involved.  text: one sentence with a value that fits."""
-
-    fields: tuple[str, ...]
-    text: str
-
-
-class Misfit(ValueError):
-    """Numbers that are allowed one by one, but not together."""
-
-    def __init__(self, problems: Sequence[ManifestProblem]) -> None:
-        super().__init__("; ".join(problem.text for problem in problems))
-        self.problems = tuple(problems)
-
-
-def refuse(problems: Iterator[ManifestProblem]) -> None:
-    """Raise `Misfit` with all of these problems, if there are any."""
-    if found := list(problems):
-        raise Misfit(found)
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder's numbers, as in the manifest's model section."""
-
-    vocab: int
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    tied: bool
-    head_dim: int = 0
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer: norms, attention, SwiGLU."""
-        head = self.head_dim or self.dim // self.heads
-        query_dim, kv_dim = self.heads * head, self.kv_heads * head
-        biases = query_dim + 2 * kv_dim if self.qkv_bias else 0
-        norms = 2 * self.dim + (2 * head if self.qk_norm else 0)
-        return norms + biases + (2 * query_dim + 2 * kv_dim + 3 * self.ffn) * self.dim
-
-    @property
-    def other_parameters(self) -> int:
-        """Parameters outside the layers: embeddings and the last norm."""
-        return self.vocab * self.dim * (1 if self.tied else 2) + self.dim
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model."""
-        return self.other_parameters + self.layers * self.layer_parameters
-
-
-def head_count(dim: int) -> int | None:
-    """Return the attention heads for a width: about 32, 64 or 128 wide each; None if no number divides it evenly."""
-    wanted = 128 if dim >= 2048 else 64 if dim >= 512 else 32
-    counts = [heads for heads in range(1, 513) if dim % (2 * heads) == 0]
-    return min(counts, key=lambda heads: max(dim / heads / wanted, wanted * heads / dim), default=None)
-
-
-def kv_head_count(heads: int) -> int:
-    """Return the key and value heads: half of the heads or fewer, at most 8."""
-    return max(count for count in range(1, max(1, min(8, heads // 2)) + 1) if heads % count == 0)
-
-
-def ffn_width(dim: int) -> int:
-    """Return the SwiGLU width: 8/3 of the model's, rounded up to a multiple of 128 (8 in models narrower than that)."""
-    step = 128 if dim >= 128 else 8
-    return -(-8 * dim // (3 * step)) * step
 
 
 def chunk_size(parameters: int) -> int:
@@ -123,58 +41,6 @@ def checkpoint_chunk_size(state_bytes: int) -> int:
     while size < MAX_CHECKPOINT_CHUNK_BYTES and -(-state_bytes // size) > FEW_CHECKPOINT_CHUNKS:
         size *= 2
     return size
-
-
-def model_problems(shape: ModelShape) -> Iterator[ManifestProblem]:
-    """Yield a problem for each misfit in the model's numbers."""
-    dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
-    if shape.head_dim and dim % heads:
-        above = -(-dim // heads) * heads
-        yield ManifestProblem(("dim", "heads"), f"dim ({dim}) must be a multiple of heads ({heads}); dim = {above} would do")
-    elif not shape.head_dim and dim % (2 * heads):
-        below = dim // (2 * heads) * 2 * heads
-        fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
-        fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
-        yield ManifestProblem(
-            ("dim", "heads"), f"dim ({dim}) must be heads ({heads}) times an even number; {' or '.join(fitting)} would do"
-        )
-    if heads % kv_heads:
-        yield ManifestProblem(
-            ("heads", "kv_heads"),
-            f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); kv_heads = {kv_head_count(heads)} would do",
-        )
-    if shape.qkv_bias and shape.qk_norm:
-        yield ManifestProblem(
-            ("qkv_bias", "qk_norm"),
-            "qkv_bias and qk_norm are both true, which no family of models has; qkv_bias = false would do",
-        )
-    if shape.parameters > MAX_PARAMETERS:
-        yield ManifestProblem(
-            ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied", "head_dim"),
-            f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
-            f"allowed; {_smaller(shape)}",
-        )
-
-
-def rope_problems(low: float, high: float) -> Iterator[ManifestProblem]:
-    """Yield a problem if the numbers of stretched positions do not fit."""
-    if not low < high:
-        yield ManifestProblem(
-            ("rope_low_freq_factor", "rope_high_freq_factor"),
-            f"rope_low_freq_factor ({low:g}) must be less than rope_high_freq_factor ({high:g}); 1 and 4 would do",
-        )
-
-
-def _smaller(shape: ModelShape) -> str:
-    """Propose a change that brings the model's parameters below the limit."""
-    layers = (MAX_PARAMETERS - shape.other_parameters) // shape.layer_parameters
-    if layers >= 1:
-        return f"layers = {layers} would do"
-    dims = [shape.dim >> halvings for halvings in range(1, 12)]
-    for narrower in (replace(shape, dim=dim) for dim in dims if dim >= 8 and dim % (2 * shape.heads) == 0):
-        if narrower.parameters <= MAX_PARAMETERS:
-            return f"dim = {narrower.dim} would do"
-    return "make vocab, ffn and layers smaller"
 
 
 def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[ManifestProblem]:
@@ -234,16 +100,6 @@ def delay_problems(delay: int, inner_steps: int, fragments: int) -> Iterator[Man
         )
 
 
-def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[ManifestProblem]:
-    """Yield a problem if the numbers of the data do not fit."""
-    if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
-        yield ManifestProblem(
-            ("sequence_length", "sequences_per_step"),
-            f"sequence_length ({sequence_length}) times sequences_per_step ({sequences_per_step}) may be at most "
-            f"{MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // sequence_length} would do",
-        )
-
-
 def total_problems(tokens: int | None, rounds: int | None) -> Iterator[ManifestProblem]:
     """Yield a problem if the run has not exactly one total."""
     if tokens is None and rounds is None:
@@ -287,7 +143,3 @@ def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) ->
             ("founders", "allowlist", "admission"),
             f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
         )
-
-
-def _giga(count: int) -> str:
-    return f"{count / 1e9:.2f} G"

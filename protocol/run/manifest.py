@@ -21,19 +21,20 @@ from kernels.codecs.ladder import LADDER, Codec, CodecName
 from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
+from protocol.formats.model import MAX_CHUNK_PARAMETERS, ModelConfig
+from protocol.formats.rl import RlConfig
+from protocol.formats.section import PRINTABLE, ManifestProblem, Section, refuse
+from protocol.formats.training import DataConfig, Fraction, InnerConfig, Positive, SamplesConfig, TokenizerConfig
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     CHUNK_STEP,
     MAX_CHECKPOINT_CHUNK_BYTES,
-    MAX_CHUNK_PARAMETERS,
-    ManifestProblem,
     block_problems,
     chunk_problems,
     delay_problems,
     founder_problems,
     fragment_problems,
     member_problems,
-    refuse,
     total_problems,
     used_problems,
 )
@@ -44,16 +45,13 @@ from protocol.run.sections import (
     DataSection,
     FileSection,
     Goal,
-    ModelSection,
     RequiresSection,
     RlSection,
-    SamplesSection,
-    Section,
     TokenizerSection,
     Unit,
 )
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, PRINTABLE, PeerField, decode_body, open_envelope
+from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body, open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Total, pack
@@ -70,44 +68,6 @@ STATE_BYTES_PER_PARAMETER = 8
 RESIDUAL_BYTES_PER_PARAMETER = 4
 """The part of a difference that error feedback remembers, fp32."""
 BF16_BYTES = 2
-
-Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Steps = Annotated[int, Field(ge=0, le=2**40)]
-
-
-class InnerSection(Section):
-    """The optimizer and its schedule: the rate warms up, and comes down towards the run's total.
-
-    It follows the swarm's steps: round times `inner_steps` plus the local step.
-    """
-
-    LATER: ClassVar[frozenset[str]] = frozenset({"optimizer"})
-
-    lr: Positive = 3e-3
-    """Peak learning rate."""
-    beta1: Fraction = 0.9
-    """Decay of the first moment."""
-    beta2: Fraction = 0.95
-    """Decay of the second moment."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
-    """Decoupled weight decay, of matrices only."""
-    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
-    """Limit of the gradient's global norm."""
-    z_loss: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 2e-4
-    """Weight of the max-z loss."""
-    schedule: Literal["wsd", "cosine"] = "wsd"
-    """Shape of the learning rate after the warm-up: constant, then 1 - sqrt to zero; or a cosine down to a tenth."""
-    warmup_steps: Steps = 100
-    """Steps over which the rate rises from zero."""
-    cooldown: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.2
-    """Share of the run's total, at its end, in which the rate of wsd comes down to zero."""
-    joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
-    """Steps over which the rate rises for a joiner, whose moments are empty."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """Rule of the updates; Muon's, of the layers' matrices only, takes AdamW's rates and half of its memory for moments."""
 
 
 class OuterSection(Section):
@@ -188,7 +148,7 @@ class Admission(StrEnum):
     ALLOWLIST = "allowlist"
 
 
-class RunManifest(Section):
+class RunManifest(Section, Body):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
@@ -210,9 +170,9 @@ class RunManifest(Section):
     """Oldest protocol version that may take part."""
     protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Newest protocol version that may take part."""
-    model: ModelSection = ModelSection()
+    model: ModelConfig = ModelConfig()
     data: DataSection = DataSection()
-    inner: InnerSection = InnerSection()
+    inner: InnerConfig = InnerConfig()
     outer: Outer = "auto"
     """The outer step: "auto" (rate and momentum follow from each round's members), or a section with lr and momentum."""
     rounds: RoundSection = RoundSection()
@@ -242,7 +202,7 @@ class RunManifest(Section):
     """The tokenizer of all texts; left out if the model reads bytes."""
     about: AboutSection | None = None
     """The organiser's description of the run, its home page and its licence; left out if there is none."""
-    samples: SamplesSection | None = None
+    samples: SamplesConfig | None = None
     """Prompts that a member completes at each evaluation; left out if there are none."""
     requires: RequiresSection | None = None
     """The least computer that may train; left out if only the model's needs count."""
@@ -462,20 +422,15 @@ class RunManifest(Section):
         weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
         return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
 
-    def _data_section(self) -> dict[str, Any]:
-        """Return the data section for a trainer, with the places of the sources and of the mixtures."""
-        data = self.data
-        fields = data.model_dump(exclude={"corpora", "mirrors", "epochs", "sources", "phases", "local"})
-        if not data.sources:
-            return fields
-        sources = [{"name": each.name, "corpus": f"{CORPORA}{each.corpus}", "source": each.name} for each in data.sources]
-        phases = [{"start": each.start, "weights": list(each.weights)} for each in self._phases]
-        return fields | {"sources": sources, "phases": phases, "documents": data.documents}
-
     def trainer_sections(self) -> dict[str, Any]:
-        """Return all that a trainer needs to know, as plain values."""
-        learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
-        tokenizer = {"tokenizer": self.tokenizer.trainer_section()} if self.tokenizer is not None else {}
+        """Return all that a trainer needs to know, as plain values: the input of `trainer.config`."""
+        data = _fields(self.data, DataConfig)
+        if self.data.sources:  # with the places of the sources and of the mixtures
+            corpora = [(each.name, f"{CORPORA}{each.corpus}") for each in self.data.sources]
+            data["sources"] = [{"name": name, "corpus": corpus, "source": name} for name, corpus in corpora]
+            data["phases"] = [{"start": each.start, "weights": list(each.weights)} for each in self._phases]
+        learning = {"rl": _fields(self.rl, RlConfig), "environment": self.rl.environment} if self.rl is not None else {}
+        tokenizer = {"tokenizer": _fields(self.tokenizer, TokenizerConfig)} if self.tokenizer is not None else {}
         samples = {"samples": self.samples.model_dump()} if self.samples is not None else {}
         return {
             **learning,
@@ -483,7 +438,7 @@ class RunManifest(Section):
             **samples,
             "seed": self.seed,
             "model": self.model.model_dump(),
-            "data": self._data_section(),
+            "data": data,
             "inner": self.inner.model_dump(),
             "inner_steps": self.round_steps,
             "fragments": self.fragments,
@@ -491,6 +446,11 @@ class RunManifest(Section):
             "chunk_parameters": self.chunk_parameters,
             "codec": self.codec,
         }
+
+
+def _fields(section: Section, kind: type[Section]) -> dict[str, Any]:
+    """Return the fields of a section that its base `kind` defines."""
+    return section.model_dump(include=set(kind.model_fields))
 
 
 @lru_cache(maxsize=16)
@@ -550,9 +510,9 @@ def demo_manifest() -> SignedManifest:
         organiser=organiser.peer_id,
         founders="anyone",
         data=DataSection(sequence_length=256, sequences_per_step=4, corpora=[BUILTIN], sources=[builtin_source(256)]),
-        inner=InnerSection(lr=2e-3, warmup_steps=30),
+        inner=InnerConfig(lr=2e-3, warmup_steps=30),
         rounds=RoundSection(inner_steps=40),
-        samples=SamplesSection(prompts=["Every peer ", "def test_"]),
+        samples=SamplesConfig(prompts=["Every peer ", "def test_"]),
         total_tokens=200_000_000,
     )
     return sign(organiser, manifest)

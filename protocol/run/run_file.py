@@ -19,8 +19,10 @@ from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
+from protocol.formats.section import Misfit
 from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
-from protocol.run.fitting import Misfit, checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
+from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
     OUTER_FORMS,
@@ -29,7 +31,7 @@ from protocol.run.manifest import (
     RoundSection,
     RunManifest,
 )
-from protocol.run.sections import DataSection, LocalSection, ModelSection, RlSection
+from protocol.run.sections import DataSection, LocalSection, RlSection
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -104,7 +106,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         return filled
     filled["model"] = model = _with_widths(section)
     try:
-        parameters = ModelSection.model_validate(model).parameters
+        parameters = ModelConfig.model_validate(model).parameters
     except ValidationError:
         return filled
     fragments = filled.get("fragments", 1)
@@ -216,7 +218,7 @@ def _with_builtin(section: Any, has_tokenizer: bool) -> Any:
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model section with heads, kv_heads and ffn."""
     model = dict(section)
-    dim = model.get("dim", ModelSection.model_fields["dim"].default)
+    dim = model.get("dim", ModelConfig.model_fields["dim"].default)
     if _is_size(dim, 1 << 15):
         model.setdefault("ffn", ffn_width(dim))
         if (count := head_count(dim)) is not None:

@@ -1,4 +1,6 @@
-"""Sections of the manifest: description, requirements, model, data, tokenizer, length of the run, reinforcement learning.
+"""Sections of the manifest as peers read them: description, requirements, files, data, length, reinforcement learning.
+
+`protocol.formats` has the sections and fields that trainers read too.
 
 Tokenizers, tasks of environments and the manifests of corpora are files of the run: the manifest names them by the root over
 the hashes of their chunks, and every peer fetches them from others.
@@ -9,39 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from kernels.mixture import MAX_WEIGHTS
-from protocol.run.fitting import ManifestProblem, ModelShape, data_problems, model_problems, refuse, rope_problems
-from protocol.wire.envelope import PRINTABLE, Body
+from protocol.formats.rl import RlConfig
+from protocol.formats.section import PRINTABLE, ManifestProblem, Section, refuse
+from protocol.formats.training import DataConfig, TokenizerConfig
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import MAX_USED
-from protocol.wire.presence import MAX_PROMPTS
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The base of the manifest's sections, which can grow without changing existing runs.
-
-
-class Section(Body):
-    """A part of the manifest.  The docstring below a field is its description in messages and documentation.
-
-    LATER: fields added after the first runs.  A later field that has its default is not written, so a run that does not use
-    it keeps its encoding and its ID.  A later field that is written with its default is refused, because each manifest has
-    only one valid encoding.
-    """
-
-    LATER: ClassVar[frozenset[str]] = frozenset()
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields, known = handler(self), type(self).model_fields
-        return {name: value for name, value in fields.items() if name not in self.LATER or value != known[name].default}
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The organiser's words about the run, which people read before they take part.
@@ -60,31 +40,6 @@ class AboutSection(Section):
     """Home page of the run: an address that begins with https://."""
     licence: Annotated[str, Field(max_length=64, pattern=PRINTABLE)] = ""
     """Licence of the weights that the run makes, such as "Apache-2.0"."""
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The prompts by which people see what the model has learned.
-
-
-class SamplesSection(Section):
-    """Prompts that a member completes at each evaluation, for people: they see how the model's texts change."""
-
-    prompts: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]],
-        Field(min_length=1, max_length=MAX_PROMPTS),
-    ]
-    """The prompts, each without line breaks; in a run on chats, preferences or rollouts each is a message of the user."""
-    tokens: Annotated[int, Field(ge=1, le=64)] = 48
-    """Tokens of a completion at most."""
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        refuse(self._problems())
-        return self
-
-    def _problems(self) -> Iterator[ManifestProblem]:
-        if len(set(self.prompts)) < len(self.prompts):
-            yield ManifestProblem(("prompts",), "two prompts are the same; remove one of them")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -136,93 +91,6 @@ class Goal:
     unit: Unit
     total: int
     cooldown: float
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The manifest's model section: the shape of the decoder that a run trains.
-
-
-class ModelSection(Section):
-    """A decoder of the Llama family (Llama 3, Qwen2, Qwen3); the defaults are the demo's."""
-
-    LATER: ClassVar[frozenset[str]] = frozenset(
-        {
-            "head_dim",
-            "qkv_bias",
-            "qk_norm",
-            "rope_factor",
-            "rope_low_freq_factor",
-            "rope_high_freq_factor",
-            "rope_original_context",
-            "context",
-        }
-    )
-
-    vocab: Annotated[int, Field(ge=2, le=1 << 20)] = 256
-    """Size of the vocabulary in tokens (256: bytes)."""
-    dim: Annotated[int, Field(ge=8, le=1 << 15)] = 128
-    """Width of the residual stream."""
-    layers: Annotated[int, Field(ge=1, le=256)] = 4
-    """Number of decoder layers."""
-    heads: Annotated[int, Field(ge=1, le=512)] = 4
-    """Attention heads; dim / heads must be an even number."""
-    kv_heads: Annotated[int, Field(ge=1, le=512)] = 2
-    """Key and value heads; heads must be a multiple."""
-    ffn: Annotated[int, Field(ge=8, le=1 << 18)] = 384
-    """Width of the SwiGLU layer."""
-    rope_base: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = 10_000.0
-    """Base of the rotary position frequencies."""
-    norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
-    """Epsilon of RMSNorm."""
-    tied: bool = True
-    """True: the output weights are the embedding's."""
-    head_dim: Annotated[int, Field(ge=0, le=1024, multiple_of=2)] = 0
-    """Width of an attention head, an even number; 0: dim / heads."""
-    qkv_bias: bool = False
-    """True: queries, keys and values have biases (Qwen2)."""
-    qk_norm: bool = False
-    """True: queries and keys are normed, each head by itself (Qwen3)."""
-    rope_factor: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """The factor by which rotary positions are stretched, in the same way as in Llama 3.1 ("llama3"); 1: not at all."""
-    rope_low_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 1.0
-    """Frequencies that make fewer turns than this within rope_original_context are divided by rope_factor."""
-    rope_high_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 4.0
-    """Frequencies that make more turns than this within rope_original_context are kept."""
-    rope_original_context: Annotated[int, Field(ge=1, le=1 << 24)] = 8192
-    """Tokens that the model read before its positions were stretched."""
-    context: Annotated[int, Field(ge=0, le=1 << 24)] = 0
-    """Tokens that an exported model says it can read; 0: data.sequence_length."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        refuse(model_problems(self._shape))
-        refuse(rope_problems(self.rope_low_freq_factor, self.rope_high_freq_factor))
-        return self
-
-    @property
-    def _shape(self) -> ModelShape:
-        return ModelShape(
-            self.vocab,
-            self.dim,
-            self.layers,
-            self.heads,
-            self.kv_heads,
-            self.ffn,
-            self.tied,
-            self.head_dim,
-            self.qkv_bias,
-            self.qk_norm,
-        )
-
-    @property
-    def family(self) -> str:
-        """Name of the models that are shaped like this one."""
-        return "Qwen3" if self.qk_norm else "Qwen2" if self.qkv_bias else "Llama"
-
-    @property
-    def parameters(self) -> int:
-        """Parameters in the flat vector that peers exchange."""
-        return self._shape.parameters
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -337,33 +205,11 @@ class LocalSection(Section):
     """True: documents with the text of another are read as often as they are there; false: once."""
 
 
-class DataSection(Section):
+class DataSection(DataConfig):
     """Data that members read, and the amount of it in an inner step."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset(
-        {
-            "format",
-            "documents",
-            "corpora",
-            "sources",
-            "phases",
-            "epochs",
-            "mirrors",
-            "beta",
-            "label_smoothing",
-            "source",
-            "local",
-        }
-    )
+    LATER: ClassVar[frozenset[str]] = DataConfig.LATER | {"corpora", "sources", "phases", "epochs", "mirrors", "local"}
 
-    sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
-    """Tokens predicted in one window."""
-    sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
-    """Windows in one inner step of one member."""
-    format: Literal["text", "chat", "preference"] = "text"
-    """The rows: "text"; "chat", of which what the assistant says counts; or "preference", pairs of answers (DPO)."""
-    documents: Literal["masked", "joined"] = "joined"
-    """The documents of a row of text: "masked" (none sees another, and positions restart) or "joined"."""
     corpora: Annotated[list[FileSection], Field(max_length=MAX_CORPORA)] = []
     """The manifests of the run's corpora."""
     sources: Annotated[list[SourceSection], Field(max_length=MAX_SOURCES)] = []
@@ -374,18 +220,11 @@ class DataSection(Section):
     """Times that each source is read at most; the run ends before one would be read again.  0: no limit."""
     mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []
     """Web addresses at which the corpora's folders lie; blocks are fetched from there too."""
-    beta: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.1
-    """Strength with which preferences hold the model near the initial weights (DPO's beta)."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = 0.0
-    """Share of the preferences that are taken to be the wrong way round (conservative DPO)."""
-    source: Literal["corpora", "local"] = "corpora"
-    """Origin of the rows: "corpora", those of the run; or "local", each member's own data, which stays on its computer."""
     local: LocalSection | None = None
     """Reading of the members' own data, if source is "local"."""
 
     @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        refuse(data_problems(self.sequence_length, self.sequences_per_step))
+    def _named(self) -> Self:
         refuse(self._source_problems())
         refuse(self._local_problems())
         return self
@@ -462,41 +301,21 @@ class DataSection(Section):
         return [0, *(-(-phase.from_tokens // self.sequence_length) for phase in self.phases)]
 
 
-class TokenizerSection(Section):
+class TokenizerSection(TokenizerConfig):
     """Tokenizer and layout of conversations; left out of a run whose model reads bytes."""
 
     file: FileSection
-    template: Literal["raw", "plain", "chatml", "llama3"] = "plain"
-    """The layout of a conversation: "raw" (nothing around what is said), "plain", "chatml" (Qwen) or "llama3"."""
-    ends: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 20)]], Field(min_length=1, max_length=8)]
-    """Numbers of the tokens that end a turn; the first one ends those that are learnt from."""
-
-    def trainer_section(self) -> dict[str, Any]:
-        """Return the section that `trainer.config` reads."""
-        return {"template": self.template, "ends": self.ends}
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The manifest's section on reinforcement learning: the environment, its rollouts, and the learning from them.
-#
-# All fields but `OURS` are the trainer's (`trainer.rl.config`), with the same names and defaults.
 
-
-OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds", "files"})
-"""Fields that the trainer does not read in this section."""
 
 HEAD_BYTES, TOKEN_BYTES = 32, 3
 """Bytes of a rollout's head, and of a token in it, at most (`trainer.rl.rollout`)."""
 
-Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
-Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
-Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 
-
-class RlSection(Section):
+class RlSection(RlConfig):
     """Rollouts and their learning; left out of a run that only reads text."""
 
     LATER: ClassVar[frozenset[str]] = frozenset({"files"})
@@ -513,72 +332,6 @@ class RlSection(Section):
     """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
     judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds after which a batch that its validator has not judged is dealt to the next one."""
-    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
-    """Completions of each prompt (G); one alone could be compared with none."""
-    max_tokens: Tokens = 32_768
-    """Tokens of an output at most."""
-    temperature: Above = 1.0
-    """Logits are divided by it, in sampling and in the loss."""
-    max_async: Annotated[int, Field(ge=0, le=16)] = 2
-    """Versions by which a rollout may be older than the one that is trained."""
-    length_weight: Weight = 0.0003
-    """Reward taken away for each token between an output's length and the one that its prompt names."""
-    length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
-    """Lengths in tokens of which each prompt names one; none is no length reward."""
-    min_solve_rate: Share = 0.1
-    """Tasks in files whose record has a `solve_rate` below it, from 0 to 1, are left out: too hard to learn from."""
-    max_solve_rate: Share = 0.8
-    """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
-    divide_by_std: bool = True
-    """True: advantages are divided by the standard deviation of their group's rewards."""
-    drop_zero_advantage: bool = True
-    """True: groups in which all rewards are equal are left out of the batch."""
-    eps: Decay = 0.2
-    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
-    delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
-    """Ratios of tokens with a negative advantage count up to this."""
-    entropy_weight: Weight = 1e-4
-    """Weight of the entropy bonus: a nat is worth so much loss."""
-    kl_weight: Weight = 0.0
-    """Weight of the divergence from the weights that rollouts began with: a nat costs so much loss."""
-    optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """Steps in which a version's rollouts are trained on once."""
-    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
-    """AdamW's learning rate after the warm-up, constant."""
-    warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
-    """Optimiser steps of the run over which the rate rises from 0."""
-    clip_norm: Above = 0.1
-    """Gradients are scaled down to this global norm."""
-    beta1: Decay = 0.9
-    """AdamW's decay of the mean of gradients."""
-    beta2: Decay = 0.95
-    """AdamW's decay of the mean of their squares."""
-    adam_eps: Above = 1e-8
-    """Added by AdamW to the root of the mean square."""
-    weight_decay: Weight = 0.0
-    """AdamW's, of matrices: by so much times the rate a step."""
-    row_tokens: Tokens = 40_960
-    """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
-    micro_batch_tokens: Tokens = 40_960
-    """Tokens that are computed at once: as many rows as have no more, and at least one row."""
-    top_k: Annotated[int, Field(ge=1, le=65_497)] = 128
-    """Values of a chunk's hidden states that its proof commits to."""
-    chunk_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = 32
-    """Tokens that share a proof."""
-    min_end_probability: Share = 0.1
-    """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
-    max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
-    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
-    max_mantissa_mean: Mantissa = 10.0
-    """Mean by which the 7 bits of mantissa of the others may differ."""
-    max_mantissa_median: Mantissa = 8.0
-    """Median by which they may differ."""
-    max_shortfall: Above = 0.5
-    """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
-    shortfall_ceiling: Above = 1.0
-    """Units by which any token may fall short at most; max_shortfall at least."""
-    shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
-    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
     files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
     """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
 
@@ -604,26 +357,6 @@ class RlSection(Section):
                 f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
                 f"prompts_per_batch = {self.problems} would do",
             )
-        if self.min_solve_rate > self.max_solve_rate:
-            yield ManifestProblem(
-                ("min_solve_rate", "max_solve_rate"),
-                f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
-                "exchange them",
-            )
-        if self.row_tokens < self.max_tokens:
-            yield ManifestProblem(
-                ("row_tokens", "max_tokens"),
-                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
-                f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
-            )
-        if self.shortfall_ceiling < self.max_shortfall:
-            yield ManifestProblem(
-                ("shortfall_ceiling", "max_shortfall"),
-                f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
-                f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
-            )
-        if self.delta < 1 + self.eps:
-            yield ManifestProblem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
 
     @property
     def rollouts_per_batch(self) -> int:
@@ -646,8 +379,3 @@ class RlSection(Section):
     def tokens_per_round(self) -> int:
         """Tokens that a member learns from in a round at most: prompts do not count."""
         return self.batches_per_round * self.tokens_per_batch
-
-    def trainer_section(self) -> dict[str, Any]:
-        """Return the section that `trainer.rl.config` reads."""
-        fields = {name: value for name, value in self.model_dump().items() if name not in OURS}
-        return {**fields, "prompts": self.prompts_per_batch * self.batches_per_round}

@@ -20,10 +20,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema
 
+from protocol.formats.section import Ordered
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
@@ -170,38 +170,6 @@ def _either(shapes: list[Shape]) -> Shape:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Models whose fields are kept in the order of their names, so that canonical encoding needs no sorting.
-
-
-class Ordered(BaseModel):
-    """Frozen and strict model: each field has exactly its declared type, and no other fields are allowed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Keep the fields in the order of their names, so that they are dumped in this order.
-
-        Validation of a list stops at the first wrong item: errors about up to 4095 further items would be useless.
-        """
-        schema = handler(source)
-        inner: Any = schema
-        while inner["type"] != "model-fields":
-            inner = inner["schema"]
-        inner["fields"] = dict(sorted(inner["fields"].items()))
-        for part in inner["fields"].values():
-            while part is not None:
-                if part.get("type") == "list":
-                    part["fail_fast"] = True
-                part = part.get("schema")
-        return schema
-
-    def encode(self) -> bytes:
-        """Return the canonical msgpack of the fields."""
-        return canonical.encode_sorted(self.model_dump(mode="python"))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Less work for Python's garbage collector, which stops all threads while it runs.
 # #
 # # The collector scans the young objects after each 700 new objects.  A large message makes tens of thousands of objects,
@@ -257,17 +225,12 @@ MAX_ELECTORS = 64
 """Most voters of a ballot; if the members vote, a plan may have no more members than this."""
 MAX_VIEW_CHANGE_BYTES = 8192
 """Most bytes of a signed view change in its envelope."""
-MAX_CHUNKS = 4096
-"""Most chunks of a contribution: 4 G parameters a fragment with chunks of 1 MiB.  A record proposal has a signature for
-each chunk."""
 MAX_FRAGMENTS = 64
 """Most fragments of a state; a round exchanges one of them."""
 MAX_NUMBER = 1e9
 MAX_LOSS = 1e6
 """Largest held-out loss; a larger one would only mean that training has failed."""
 
-PRINTABLE = r"^[^\p{Cc}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*$"
-"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -287,6 +250,10 @@ class Body(Ordered):
 
     KIND: ClassVar[str] = ""
     BY_GOSSIP: ClassVar[bool] = False
+
+    def encode(self) -> bytes:
+        """Return the canonical msgpack of the fields."""
+        return canonical.encode_sorted(self.model_dump(mode="python"))
 
 
 B = TypeVar("B", bound=Body)

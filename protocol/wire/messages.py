@@ -15,10 +15,10 @@ from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
+from protocol.formats.model import MAX_CHUNKS
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import (
     MAX_ADMISSION_BYTES,
-    MAX_CHUNKS,
     MAX_ELECTORS,
     MAX_ENVELOPE_BYTES,
     MAX_MEMBERS,

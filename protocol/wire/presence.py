@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protocol.events.status import WhyIdle
+from protocol.formats.section import PRINTABLE
+from protocol.formats.training import MAX_PROMPTS
 from protocol.team import MAX_TEAM
-from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, PRINTABLE, Body, Count, HashField, Number, Rate
+from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, Rate
 
 
 class Role(str, Enum):
@@ -41,8 +43,6 @@ class Phase(str, Enum):
 LossField = Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
 MAX_LOSSES = 16
 """Most sources for which losses are stated."""
-MAX_PROMPTS = 4
-"""Most prompts of a run."""
 MAX_SAMPLE = 300
 """Most characters of a sample: a heartbeat repeats it."""
 LINE_BREAK = "↵"

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.wire.envelope import MAX_CHUNKS, Body, Count, HashField
+from protocol.formats.model import MAX_CHUNKS
+from protocol.wire.envelope import Body, Count, HashField
 
 MAX_TIPS = 1024
 MAX_COMMITS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from protocol.wire.envelope import MAX_CHUNKS
+from protocol.formats.model import MAX_CHUNKS
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, Member, Provenance, Record, RecordProposal, pack

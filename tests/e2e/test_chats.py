@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from protocol.events import events as ev
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN3, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

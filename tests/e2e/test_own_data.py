@@ -11,10 +11,10 @@ import pytest
 
 from protocol.chain.outer_state import bf16
 from protocol.events import events as ev
+from protocol.formats.model import ModelConfig
 from tests.e2e.own_texts import VOCABULARY, write_inputs, write_tokenizer
 from tests.e2e.swarm import Peer, Swarm
 from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

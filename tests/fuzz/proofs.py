@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import PRIME, MalformedProof, Mismatch, Thresholds, check_form, compare_all, prove
+from protocol.formats.rl import RlConfig
 from tests.fuzz.mutations import mutated
 from tests.fuzz.tally import Tally
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, Verifier
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch

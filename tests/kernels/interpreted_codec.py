@@ -15,11 +15,11 @@ from kernels import codec_triton
 from kernels.codecs.format import HEADER_BYTES, norm
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.layout import chunk_layouts
+from protocol.formats.model import ModelConfig
 from tests.kernels.test_codecs import encoded
 from tests.kernels.test_reduce import mean_of
 from tests.kernels.vectors import Floats, normal, vectors
 from tests.trainer import small
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.parameters import LocalParameters, NotFinite, WholeParameters
 from trainer.sharding import join_group, leave_group, sharded_parameters

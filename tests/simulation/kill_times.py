@@ -17,8 +17,9 @@ from functools import lru_cache
 import trio
 
 from protocol.events.events import Event, MemberLost, RoundCommitted, RoundProposed
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
 from tests.simulation.runs import Finished, simulate
@@ -47,7 +48,7 @@ def narrow_run() -> SignedManifest:
             organiser=organiser.peer_id,
             founders="anyone",
             seed=1,
-            model=ModelSection(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
+            model=ModelConfig(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
             data=DataSection(sequence_length=8, sequences_per_step=1),
             aggregation="mean",
             rounds=RoundSection(inner_steps=10, min_members=1, max_members=64, grace_s=10, eviction_s=60, stall_s=10),

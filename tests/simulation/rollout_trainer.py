@@ -17,6 +17,7 @@ import trio
 
 from protocol.chain.leases import Ranges
 from protocol.chain.progress import OWN_PROBLEMS
+from protocol.formats.results import RatedAnswer
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,
@@ -24,7 +25,6 @@ from protocol.trainer_link import (
     Generated,
     GenerateTask,
     Progress,
-    RatedAnswer,
     RolloutVerdict,
     SharedTaskFile,
     Tried,

@@ -22,9 +22,10 @@ from protocol.events.events import (
     RoundCommitted,
     ValidatorSetAside,
 )
+from protocol.formats.model import ModelConfig
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection, RlSection
+from protocol.run.sections import DataSection, RlSection
 from protocol.trainer_link import GenerateTask
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import Identity
@@ -61,7 +62,7 @@ def rl_run(batches_per_round: int = 2, kl_weight: float = 0.0, warm_rounds: int 
         organiser=organiser.peer_id,
         founders="anyone",
         seed=1,
-        model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+        model=ModelConfig(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
         data=DataSection(sequence_length=8, sequences_per_step=1),
         outer=OuterSection(lr=0.7, momentum=0.9),
         rounds=RoundSection(inner_steps=8, max_members=64, grace_s=4, eviction_s=20, stall_s=5),

@@ -11,9 +11,10 @@ import trio
 
 from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted, SamplesWritten
 from protocol.events.status import WhyIdle
+from protocol.formats.training import SamplesConfig
 from protocol.node.evaluator import drawn_order
 from protocol.run.manifest import SignedManifest, sign
-from protocol.run.sections import DataSection, SamplesSection
+from protocol.run.sections import DataSection
 from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -70,7 +71,7 @@ def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]], sign
 
 
 def run_with_prompts(**changes: object) -> SignedManifest:
-    samples = SamplesSection(prompts=["Once upon a time", "def "])
+    samples = SamplesConfig(prompts=["Once upon a time", "def "])
     changed = simulated_run().manifest.model_copy(update={"samples": samples, **changes})
     return sign(Identity.from_seed(b"\x2a" * 32), changed)
 

@@ -22,9 +22,10 @@ from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.disk import ScratchFolder, StoreFailed
 from protocol.events.events import PROGRESS, Event, PhaseChanged
+from protocol.formats.model import ModelConfig
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Session
 from protocol.wire.identity import Identity, PeerId
@@ -58,7 +59,7 @@ def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int =
             organiser=organiser.peer_id,
             founders="anyone",
             seed=1,
-            model=ModelSection(vocab=256 * fragments, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+            model=ModelConfig(vocab=256 * fragments, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
             data=DataSection(sequence_length=8, sequences_per_step=1),
             outer=OuterSection(lr=0.7, momentum=0.9),
             rounds=RoundSection(

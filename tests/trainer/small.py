@@ -14,9 +14,9 @@ import torch
 
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
+from protocol.formats.model import ModelConfig
 from tests.trainer.data.corpora import Shape, texts, write_corpus
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.worker import Worker

@@ -15,12 +15,12 @@ from peer.corpora.build import build
 from peer.corpora.inputs import BuildInput
 from peer.corpora.options import BuildOptions, TokenFormat
 from protocol.corpora.manifest import CorpusKind
+from protocol.formats.model import ModelConfig
 from tests.trainer import small
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.evaluation import Evaluation
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.objective import LanguageModelObjective

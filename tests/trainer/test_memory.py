@@ -12,16 +12,16 @@ import torch
 
 from kernels.losses import CHUNK_LOGITS, CHUNK_TOKENS
 from kernels.schedule import Place
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from trainer import memory
-from trainer.config import TrainingConfig
+from trainer.config import SPARE_VERSIONS, TrainingConfig
 from trainer.data.rows import Rows
 from trainer.memory import StepPlan, TrainerSetup, cpu_plan, trainer_memory
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, InnerLoop, Muon, PendingLoss
 from trainer.parameters import WholeParameters
-from trainer.rl.config import SPARE_VERSIONS, RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
 CPU, GPU = TrainerSetup(), TrainerSetup("cuda")
@@ -29,7 +29,7 @@ CPU, GPU = TrainerSetup(), TrainerSetup("cuda")
 
 def config(model: ModelConfig = SHAPE, length: int = 64, rows: int = 4) -> TrainingConfig:
     base = small.config()
-    return replace(base, model=model, data=replace(base.data, sequence_length=length, sequences_per_step=rows))
+    return replace(base, model=model, data=base.data.changed(sequence_length=length, sequences_per_step=rows))
 
 
 def values_kept(model: Decoder) -> float:
@@ -102,7 +102,7 @@ def test_more_sequences_than_are_computed_at_once_take_no_more_memory() -> None:
 
 
 def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters() -> None:
-    large = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20)
+    large = SHAPE.changed(dim=1024, heads=16, ffn=2816, layers=20)
     need, other = trainer_memory(config(large), GPU), trainer_memory(config(large, rows=64), GPU)
     assert need == other
     assert need.device > 16 * large.parameters
@@ -111,7 +111,7 @@ def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters(
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_streamed_run_keeps_a_copy_of_a_fragment(optimizer: str) -> None:
-    plain = replace(config(), inner=replace(config().inner, optimizer=optimizer))
+    plain = replace(config(), inner=config().inner.changed(optimizer=optimizer))
     copies = [
         trainer_memory(replace(plain, fragments=fragments, delay=2), CPU).host - trainer_memory(plain, CPU).host
         for fragments in (1, 4)
@@ -127,20 +127,20 @@ def test_the_estimate_needs_no_torch() -> None:
 @pytest.mark.parametrize(("device", "bytes_each"), [("cpu", 2), ("cuda", 0)])
 def test_reference_weights_take_the_place_of_the_gradient(device: str, bytes_each: int) -> None:
     """On a CPU the pages of their file count."""
-    model = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
+    model = SHAPE.changed(dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
     rl = RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32)
     without = trainer_memory(replace(config(model), rl=rl), TrainerSetup(device))
-    having = trainer_memory(replace(config(model), rl=replace(rl, kl_weight=0.1)), TrainerSetup(device))
+    having = trainer_memory(replace(config(model), rl=rl.changed(kl_weight=0.1)), TrainerSetup(device))
     assert 0 <= having.host - without.host + having.device - without.device <= bytes_each * model.parameters
-    weights = memory._comparing_bytes(model, 32, device) - memory._comparing_bytes(replace(model, layers=10), 32, device)
-    assert weights == bytes_each * (model.parameters - replace(model, layers=10).parameters)
+    weights = memory._comparing_bytes(model, 32, device) - memory._comparing_bytes(model.changed(layers=10), 32, device)
+    assert weights == bytes_each * (model.parameters - model.changed(layers=10).parameters)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_preferences_need_room_for_pairs(device: str) -> None:
     def needed(model: ModelConfig, kind: str) -> int:
         text = config(model)
-        estimate = trainer_memory(replace(text, data=replace(text.data, format=kind)), TrainerSetup(device))
+        estimate = trainer_memory(replace(text, data=text.data.changed(format=kind)), TrainerSetup(device))
         return estimate.host + estimate.device
 
     assert needed(SHAPE, "preference") >= needed(SHAPE, "text")
@@ -148,7 +148,7 @@ def test_preferences_need_room_for_pairs(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_ranks_that_learn_from_rollouts_divide_the_state_and_not_the_versions(device: str) -> None:
-    model = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20)
+    model = SHAPE.changed(dim=1024, heads=16, ffn=2816, layers=20)
     run = replace(config(model), rl=RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32, max_async=2))
     needs = [trainer_memory(run, TrainerSetup(device, ranks)) for ranks in (1, 4)]
     alone, shared = (need.device or need.host for need in needs)
@@ -159,7 +159,7 @@ def test_ranks_that_learn_from_rollouts_divide_the_state_and_not_the_versions(de
 
 def test_muon_keeps_one_moment_of_the_matrices_of_layers() -> None:
     text = config(SHAPE)
-    muon = replace(text, inner=replace(text.inner, optimizer="muon"))
+    muon = replace(text, inner=text.inner.changed(optimizer="muon"))
     parameters = WholeParameters(Decoder(SHAPE, small.CPU))
     adamw_state, muon_state = AdamW(parameters, text.inner), Muon(parameters, muon.inner)
     saved = 4 * (len(adamw_state.square) - len(muon_state.square))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from protocol.corpora.manifest import CorpusKind
+from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
@@ -18,7 +19,6 @@ from trainer.objective import ComparedObjective
 from trainer.parameters import RESIDUAL
 from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
-from trainer.rl.config import RlConfig
 from trainer.worker import Done, Task, Worker
 
 ROW, PAIRS = 17, 48

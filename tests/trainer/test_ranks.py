@@ -16,17 +16,18 @@ import pytest
 
 from kernels.codecs.format import from_bf16
 from protocol.corpora.manifest import CorpusKind
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
+from protocol.formats.training import SamplesConfig
 from tests.tiers import first_fast
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.rl.test_learner import groups
 from tests.trainer.team import FAMILIES, Team, team
-from trainer.config import SamplesConfig, TrainingConfig
-from trainer.models.llama.config import ModelConfig
+from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
 from trainer.rank_work import layouts_of
-from trainer.rl.config import RlConfig
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.worker import Task
 
@@ -68,7 +69,7 @@ CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("llama", "adamw", 2), ("q
 
 
 def test_ranks_write_the_samples_of_one_process() -> None:
-    run = replace(config(), samples=SamplesConfig(("Once upon a time", "ab"), 4))
+    run = replace(config(), samples=SamplesConfig(prompts=["Once upon a time", "ab"], tokens=4))
     texts = []
     for count in (1, 2):
         with team(run, count) as by:
@@ -138,7 +139,7 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
 def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) -> None:
     """Between two rounds of text, whose optimiser they drop, and with an evaluation on text afterwards."""
     rl = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, kl_weight=0.1)
-    run = replace(config(), rl=replace(rl, micro_batch_tokens=80))
+    run = replace(config(), rl=rl.changed(micro_batch_tokens=80))
     begin = theta(run.model)
     reference = reference_of(begin * np.float32(0.9), tmp_path / "reference")
 

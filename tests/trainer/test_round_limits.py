@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.formats.model import ModelConfig
 from protocol.node.round_limits import LOOKED_BACK, RoundLimits, limits_from
 from tests.protocol.peers import ANN
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, Stream, write_corpus
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT, AdamW
 from trainer.parameters import NotFinite

@@ -12,11 +12,11 @@ import torch
 import kernels
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.layout import chunk_layouts, fragment_length
+from protocol.formats.model import ModelConfig
 from tests.trainer import small
 from tests.trainer.team import FAMILIES
 from trainer.data.rows import Rows
 from trainer.extras import install_command
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective
 from trainer.optim import AdamW, Muon

@@ -1,8 +1,9 @@
 """Check of a `tokenizer.json`, made before Hugging Face's `tokenizers` reads it.
 
 Such a file is a program: normalizers rewrite the text, expressions search it, and decoders rewrite it again. Every peer of a
-run runs this program on texts of strangers. So only known parts are allowed, by name and with bounds: no part makes a text
-longer than a small multiple, and only known models' expressions are allowed. The file also keeps settings of the tool that
+run runs this program on texts of strangers. So only known parts are allowed, by name, with bounds on the settings by which
+they lengthen or lose a text or search in it: no part makes a text longer than a small multiple, and only known models'
+expressions are allowed. The library itself refuses all other faults of a file. The file also keeps settings of the tool that
 last used it (truncation, padding, dropout, tokens around a text). These settings do not belong to the model and are removed.
 
 `read_in_child` makes the check in a process with little memory and time, because the author of a file can make parsing
@@ -148,9 +149,6 @@ MARKS = (TEXT_BEGIN, TURN_BEGIN, TURN_END, HEADING_BEGIN, HEADING_END, MESSAGE_E
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Expressions with which known models split texts into words.
 #
 # A stranger's expression can take unlimited time on a short text, so a `Split` may only use one of these.
@@ -199,8 +197,6 @@ MAX_PARTS = 16
 """Maximum number of normalizers, pre-tokenizers or decoders in a row."""
 MAX_TOKEN_BYTES = 256  # the longest token of GPT-2 and Llama 3
 """Maximum length of a token's text, which bounds the text of a sequence of tokens."""
-MAX_TOKENS = 1 << 20
-MAX_MERGES = 1 << 21
 REFUSED = 3
 """Exit code of the child process for a file that may not be used; its output is a sentence with the reason."""
 SAMPLES = ("", "a", " a  b\n\n", "It's 3 \u00e9\u4e2d\U0001f600 <|im_start|>\t\x00")
@@ -216,10 +212,6 @@ class TokenizerRefused(ValueError):
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
-
-
-def _is_switch(value: Any) -> bool:
-    return type(value) is bool
 
 
 def _one_of(*values: Any) -> Check:
@@ -244,48 +236,29 @@ def _is_known_pattern(value: Any) -> bool:
     return False
 
 
-_SWITCH_OR_NULL: Check = lambda value: value is None or _is_switch(value)  # noqa: E731 - a check beside the others
+_SLOTS: Mapping[str, Sequence[str]] = {
+    "normalizer": [
+        "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "ByteLevel", "Strip", "Prepend", "Replace",
+        "BertNormalizer",
+    ],
+    "pre_tokenizer": [
+        "ByteLevel", "Metaspace", "Split", "Digits", "Punctuation", "BertPreTokenizer", "Whitespace", "WhitespaceSplit",
+    ],
+    "decoder": ["ByteLevel", "Metaspace", "Replace", "Strip", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse"],
+}  # fmt: skip
+"""Parts that a run allows, by their names."""
 _KEEPS = _one_of("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-_BYTE_LEVEL: Mapping[str, Check] = {"add_prefix_space": _is_switch, "trim_offsets": _is_switch, "use_regex": _is_switch}
-_METASPACE: Mapping[str, Check] = {
-    "replacement": _text(1, 1), "prepend_scheme": _one_of("always", "never", "first"), "split": _is_switch,
-    "add_prefix_space": _is_switch, "str_rep": _text(1, 1),
+_BOUNDS: Mapping[str, Check] = {
+    "Metaspace.replacement": _text(1, 1), "Metaspace.str_rep": _text(1, 1), "Prepend.prepend": _text(1, 1),
+    "Replace.pattern": _is_known_pattern, "Split.pattern": _is_known_pattern, "Punctuation.behavior": _KEEPS,
+    "Strip.content": _text(1, 1), "Strip.start": _up_to(1), "Strip.stop": _up_to(0), "WordPiece.prefix": _text(8),
+    "BPEDecoder.suffix": _text(8, 1),
 }  # fmt: skip
-_REPLACE: Mapping[str, Check] = {"pattern": _is_known_pattern, "content": _text(16)}
-
-NORMALIZERS: Mapping[str, Mapping[str, Check]] = {
-    "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {}, "StripAccents": {}, "ByteLevel": {},
-    "Strip": {"strip_left": _is_switch, "strip_right": _is_switch},
-    "Prepend": {"prepend": _text(1, 1)},
-    "Replace": _REPLACE,
-    "BertNormalizer": {
-        "clean_text": _is_switch, "handle_chinese_chars": _is_switch, "strip_accents": _SWITCH_OR_NULL,
-        "lowercase": _is_switch,
-    },
-}  # fmt: skip
-PRE_TOKENIZERS: Mapping[str, Mapping[str, Check]] = {
-    "ByteLevel": {**_BYTE_LEVEL, "add_prefix_space": _one_of(False)},
-    "Metaspace": _METASPACE,
-    "Split": {"pattern": _is_known_pattern, "behavior": lambda value: isinstance(value, str), "invert": _is_switch},
-    "Digits": {"individual_digits": _is_switch},
-    "Punctuation": {"behavior": _KEEPS},
-    "BertPreTokenizer": {}, "Whitespace": {}, "WhitespaceSplit": {},
-}  # fmt: skip
-DECODERS: Mapping[str, Mapping[str, Check]] = {
-    "ByteLevel": _BYTE_LEVEL,
-    "Metaspace": _METASPACE,
-    "Replace": _REPLACE,
-    "Strip": {"content": _text(1, 1), "start": _up_to(1), "stop": _up_to(0)},
-    "WordPiece": {"prefix": _text(8), "cleanup": _is_switch},
-    "BPEDecoder": {"suffix": _text(8, 1)},
-    "ByteFallback": {}, "Fuse": {},
-}  # fmt: skip
-"""Parts by their names, with a check for each of their settings."""
+"""Settings by which a part could search for long, or lengthen or lose texts.  The library checks the other settings."""
 LENGTHENING = ("ByteLevel", "Metaspace", "Prepend", "BertNormalizer", "BPEDecoder")
 """Parts that lengthen texts. Their factors multiply, so a slot may have each of them only once."""
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 """Slots of a file, with the field that lists the parts of a `Sequence`."""
-_SLOTS = {"normalizer": NORMALIZERS, "pre_tokenizer": PRE_TOKENIZERS, "decoder": DECODERS}
 _PREFIX = (
     "puts a space before every text (add_prefix_space is true); set it to false there, or train the tokenizer without it"
 )
@@ -317,17 +290,14 @@ def _parts(slot: str, part: Any, depth: int = 0) -> Iterator[Any]:
 
 def _check_part(slot: str, part: Any) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
-    fields = _SLOTS[slot].get(kind) if isinstance(kind, str) else None
-    if fields is None:
+    if kind not in _SLOTS[slot]:
         raise TokenizerRefused(
             f"its {slot} is {kind!r:.40}, and a run allows {', '.join(_SLOTS[slot])}; take another tokenizer"
         )
+    if slot == "pre_tokenizer" and kind == "ByteLevel" and part.get("add_prefix_space") is not False:
+        raise TokenizerRefused(f"its {slot} {_PREFIX}")
     for name, value in part.items():
-        if name == "type":
-            continue
-        if slot == "pre_tokenizer" and kind == "ByteLevel" and name == "add_prefix_space" and value is True:
-            raise TokenizerRefused(f"its {slot} {_PREFIX}")
-        if name not in fields or not fields[name](value):
+        if (is_allowed := _BOUNDS.get(f"{kind}.{name}")) is not None and not is_allowed(value):
             raise TokenizerRefused(
                 f"its {slot} {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
             )
@@ -355,82 +325,41 @@ def _shown(value: Any) -> str:
 
 # -- the model ---------------------------------------------------------------------------------------------------------
 
-_UNKNOWN: Check = lambda value: value is None or _text(MAX_TOKEN_BYTES)(value)  # noqa: E731
-_AFFIX: Check = lambda value: value is None or _text(8)(value)  # noqa: E731
-_MODELS: Mapping[str, Mapping[str, Check]] = {
-    "BPE": {
-        "dropout": lambda value: True, "unk_token": _UNKNOWN, "continuing_subword_prefix": _AFFIX,
-        "end_of_word_suffix": _AFFIX, "fuse_unk": _is_switch, "byte_fallback": _is_switch, "ignore_merges": _is_switch,
-        "vocab": lambda value: isinstance(value, dict), "merges": lambda value: isinstance(value, list),
-    },
-    "WordPiece": {
-        "unk_token": _text(MAX_TOKEN_BYTES), "continuing_subword_prefix": _text(8),
-        "max_input_chars_per_word": _up_to(200), "vocab": lambda value: isinstance(value, dict),
-    },
-    "Unigram": {
-        "unk_id": lambda value: value is None or _up_to(MAX_TOKENS)(value), "byte_fallback": _is_switch,
-        "vocab": lambda value: isinstance(value, list),
-    },
-}  # fmt: skip
+_MODELS = ("BPE", "WordPiece", "Unigram")
+_MODEL_BOUNDS: Mapping[str, Check] = {
+    "unk_token": lambda value: value is None or _text(MAX_TOKEN_BYTES)(value),
+    "continuing_subword_prefix": lambda value: value is None or _text(8)(value),
+    "end_of_word_suffix": lambda value: value is None or _text(8)(value),
+    "max_input_chars_per_word": _up_to(200),
+}
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def _check_model(model: Any) -> None:
-    """Raise `TokenizerRefused` unless the model is of a known kind, and its settings, tokens and merges are allowed."""
+    """Raise `TokenizerRefused` unless the model is of a known kind, and its settings and tokens keep texts short."""
     if not isinstance(model, dict):
         raise TokenizerRefused("it has no model; copy the file again")
     kind = model.get("type", "BPE" if "merges" in model else None)
-    fields = _MODELS.get(kind) if isinstance(kind, str) else None
-    if fields is None:
+    if kind not in _MODELS:
         raise TokenizerRefused(f"its model is {kind!r:.40}, and a run allows {', '.join(_MODELS)}; take another tokenizer")
-    for name, value in model.items():
-        if name != "type" and (name not in fields or not fields[name](value)):
+    for name, is_allowed in _MODEL_BOUNDS.items():
+        if name in model and not is_allowed(model[name]):
             raise TokenizerRefused(
-                f"its model {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
+                f"its model {kind} has {name} {_shown(model[name])}, which a run does not allow; take another tokenizer"
             )
-    tokens = _vocabulary(model)
-    if "byte_fallback" in fields and not model.get("byte_fallback") and tokens.issuperset(_BYTE_TOKENS):
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        tokens = list(vocabulary)
+        if len({*map(str, vocabulary.values())}) < len(tokens):
+            raise TokenizerRefused("its model has two tokens of one number; copy the file again")
+    else:  # the library refuses what is no list of pairs
+        pairs = vocabulary if isinstance(vocabulary, list) else []
+        tokens = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    _check_lengths(tokens)
+    if kind != "WordPiece" and not model.get("byte_fallback") and _BYTE_TOKENS.issubset(tokens):
         raise TokenizerRefused(
             "its model has tokens for bytes and byte_fallback is off, so that most texts would be lost; set it to true there"
         )
-    merges = model.get("merges", [])
-    if len(merges) > MAX_MERGES:
-        raise TokenizerRefused(f"its model has {len(merges)} merges, more than {MAX_MERGES}; take another tokenizer")
-    for merge in merges:
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, str) and each for each in pair):
-            raise TokenizerRefused(f"its model has a merge {_shown(merge)}, which is no pair of tokens; copy the file again")
-
-
-def _vocabulary(model: Mapping[str, Any]) -> set[str]:
-    """Return the tokens of a model.  Raises `TokenizerRefused` for a vocabulary that is malformed or too large."""
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        numbers, tokens = list(vocabulary.values()), list(vocabulary)
-        if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
-            raise TokenizerRefused(
-                f"its model has a token whose number is none from 0 to {MAX_TOKENS - 1}; copy the file again"
-            )
-        if len(set(numbers)) != len(numbers):
-            raise TokenizerRefused("its model has two tokens of one number; copy the file again")
-    else:
-        pairs = vocabulary if isinstance(vocabulary, list) else []
-        if not all(
-            isinstance(pair, list)
-            and len(pair) == 2
-            and isinstance(pair[0], str)
-            and isinstance(pair[1], int | float)
-            and -1e9 < pair[1] < 1e9
-            for pair in pairs
-        ):
-            raise TokenizerRefused("its model has a token that is no pair of a text and a score; copy the file again")
-        tokens = [pair[0] for pair in pairs]
-    if not 1 <= len(tokens) <= MAX_TOKENS:
-        raise TokenizerRefused(
-            f"its model has {len(tokens)} tokens, and a run allows 1 to {MAX_TOKENS}; take another tokenizer"
-        )
-    _check_lengths(tokens)
-    return set(tokens)
 
 
 def _check_lengths(tokens: Sequence[str]) -> None:
@@ -449,7 +378,7 @@ def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
 
     A special token is never searched for in a text.  Raises `TokenizerRefused`.
     """
-    if not isinstance(tokens, list) or len(tokens) > MAX_TOKENS:
+    if not isinstance(tokens, list):
         raise TokenizerRefused("its added_tokens are no list of tokens; copy the file again")
     numbers: set[int] = set()
     contents: set[str] = set()
@@ -457,7 +386,7 @@ def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
     for token in tokens:
         match token:
             case {"id": int(number), "content": str(content)} if (
-                set(token) == {"id", "content", *_FLAGS} and all(_is_switch(token[flag]) for flag in _FLAGS) and content
+                set(token) == {"id", "content", *_FLAGS} and all(type(token[flag]) is bool for flag in _FLAGS) and content
             ):
                 pass
             case _:

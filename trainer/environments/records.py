@@ -248,9 +248,9 @@ def number_in(text: str) -> Fraction | None:
         return None
 
 
-def _read_exact(info: Mapping[str, Any]) -> Verification:
+def _ground_truth(info: Mapping[str, Any]) -> str:
     _check_fields("verification_info", info, {"ground_truth"}, set())
-    return ExactAnswer(_text(info, "ground_truth", MAX_PROMPT_BYTES))
+    return _text(info, "ground_truth", MAX_PROMPT_BYTES)
 
 
 def _read_numeric(info: Mapping[str, Any]) -> Verification:
@@ -259,11 +259,6 @@ def _read_numeric(info: Mapping[str, Any]) -> Verification:
     if tolerance < 0:
         raise ValueError("tolerance is negative")
     return NumericAnswer(_number(info, "ground_truth"), tolerance)
-
-
-def _read_maths(info: Mapping[str, Any]) -> Verification:
-    _check_fields("verification_info", info, {"ground_truth"}, set())
-    return MathsAnswer(_text(info, "ground_truth", MAX_PROMPT_BYTES))
 
 
 def _read_code(info: Mapping[str, Any]) -> Verification:
@@ -300,9 +295,9 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
 
 
 _READERS = {
-    "exact_answer": _read_exact,
+    "exact_answer": lambda info: ExactAnswer(_ground_truth(info)),
     "numeric_answer": _read_numeric,
-    "verifiable_math": _read_maths,
+    "verifiable_math": lambda info: MathsAnswer(_ground_truth(info)),
     "verifiable_code": _read_code,
 }
 

@@ -171,10 +171,6 @@ class Mixture(Environment):
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def _mixture(of: list[dict[str, Any]]) -> Environment:
-    return Mixture([open_environment(**part) for part in _parts(of)])
-
-
 def _parts(of: Any) -> list[dict[str, Any]]:
     if not isinstance(of, list) or not all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in of):
         raise ValueError("a mixture is of a list of environments, each with its name and options")
@@ -191,7 +187,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "guess": builtin.Guess,
     "lookup": builtin.Lookup,
     "calculate": builtin.Calculate,
-    "mixture": _mixture,
+    "mixture": lambda of: Mixture([open_environment(**part) for part in _parts(of)]),
     "jsonl": task_file.open_file,
     "reasoning-gym": ReasoningGym,
     "verifiers": VerifiersTasks,

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protocol.formats.model import ModelConfig
 from trainer.device import is_gpu
 from trainer.generate.generator import (
     MOST_END_TOKENS,
@@ -34,7 +35,6 @@ from trainer.generate.generator import (
     continuation,
 )
 from trainer.generate.sampling import choose
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, rotations
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.extras import install_command
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
 from trainer.generate.generator import Completion, ProofQueue, ProveAll, Reply, Request, RequestQueue, Slots, continuation
 from trainer.generate.sampling import gumbel
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
 
 SHARE = 0.92

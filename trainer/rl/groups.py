@@ -167,16 +167,6 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
     ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ShownAnswer:
-    """Answer for people to read.  text: what the model has said in all turns.  expected: a right answer, with its form."""
-
-    reward: float
-    prompt: str
-    text: str
-    expected: str = ""
-
-
 def best_and_typical(groups: Iterable[Group]) -> tuple[Scored, Scored] | None:
     """Return the completion with the highest reward, and one with the median reward; None if there are no groups.
 

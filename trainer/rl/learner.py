@@ -19,12 +19,12 @@ import numpy as np
 
 from kernels.layout import Layouts
 from kernels.schedule import Place
+from protocol.formats.rl import RlConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import UnitLosses
 from trainer.optim import Optimiser
 from trainer.parameters import NotFinite, WholeParameters
 from trainer.rank_work import Course, CourseName, RankWork
-from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.policy import F32, STATISTICS, Packed, PolicyObjective, adamw_config, check_lengths, pack
 from trainer.rl.rollout import Rollout

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from kernels.losses import PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
-from trainer.config import InnerConfig
+from protocol.formats.rl import RlConfig
+from protocol.formats.training import InnerConfig
 from trainer.device import on_device
 from trainer.models.llama.model import Decoder, Documents, through_head
 from trainer.objective import F64, ComparedObjective, ObjectiveLoss, UnitLosses, on_host
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
 I64 = npt.NDArray[np.int64]

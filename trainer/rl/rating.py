@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protocol.formats.model import ModelConfig
+from trainer.config import SLOTS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype
 from trainer.environments.environment import Environment, read_turns
 from trainer.generate.engine import Engine, Reply, Request, complete
 from trainer.generate.generator import Slots
 from trainer.generate.sampling import stream_key
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import SLOTS
 from trainer.weights.folder import WeightsFolder
 
 RATER = "peer tasks rate"

@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, proof_sizes
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -263,7 +263,11 @@ class BatchBounds:
         """
         far = [number for number, each in enumerate(measured.mismatches) if not self._accepts(each, values[number])]
         if far:
-            return RejectionReason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]])
+            first = measured.mismatches[far[0]]
+            return RejectionReason.WRONG_COMPUTATION, (
+                f"chunk {far[0]} is not what the weights give: {first.exponent_mismatches} exponents differ, "
+                f"mantissas by {first.mantissa_mean:.3g} on average (median {first.mantissa_median:.3g})"
+            )
         if stop:
             return RejectionReason.BAD_TERMINATION, stop
         if not measured.end_probability >= self.tolerances.end_probability:
@@ -300,13 +304,6 @@ class BatchBounds:
         lowest_n = sums_n.cummin(0).values.clamp(max=-level)
         above_n = sums_n - lowest_n
         return float(above_n.max()), float(above_n[-1])
-
-
-def _told(number: int, mismatch: Mismatch) -> str:
-    return (
-        f"chunk {number} is not what the weights give: {mismatch.exponent_mismatches} exponents differ, "
-        f"mantissas by {mismatch.mantissa_mean:.3g} on average (median {mismatch.mantissa_median:.3g})"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import prove_all
+from protocol.formats.model import ModelConfig
+from protocol.formats.results import RatedAnswer
+from protocol.formats.rl import RlConfig
+from trainer.config import SLOTS, SPARE_VERSIONS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
@@ -26,11 +30,9 @@ from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Engine, Request, complete
 from trainer.generate.generator import Generator, Slots
 from trainer.generate.sampling import stream_key
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
-from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
-from trainer.rl.groups import Group, Scored, ShownAnswer, TargetedEnvironment, best_and_typical, grouped, scored
+from trainer.rl.groups import Group, Scored, TargetedEnvironment, best_and_typical, grouped, scored
 from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
@@ -173,7 +175,7 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        model = self._decoder(self._weights(assignment.version))
+        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype))
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -200,14 +202,14 @@ class RolloutWorker:
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
-    def answers(self, groups: Sequence[Group]) -> list[ShownAnswer]:
+    def answers(self, groups: Sequence[Group]) -> list[RatedAnswer]:
         """Return the best answer in these groups and a typical one, as texts; none if there are no groups."""
         found = best_and_typical(groups)
         if found is None:
             return []
         read = [(member, *self._forms.read(member.rollout)) for member in found]
         return [
-            ShownAnswer(
+            RatedAnswer(
                 member.reward,
                 problem.prompt[:MOST_CHARACTERS],
                 "\n".join(turns)[:MOST_CHARACTERS],
@@ -242,9 +244,6 @@ class RolloutWorker:
                 f"the weights of version {version} are not here any more; the newest is {max(self.versions, default=0)}"
             )
         return self.versions[version]
-
-    def _decoder(self, weights: Tensor) -> Decoder:
-        return Decoder(self._model, self._device, weights.to(self._dtype))
 
     def _loaded_engine(self, length: int, version: int, weights: Tensor) -> Generator:
         """Return a generator with the weights of this version.

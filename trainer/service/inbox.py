@@ -117,10 +117,9 @@ class CommandInbox:
         running: the job that waits; None between jobs.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_due(running), seconds)
-
-    def _is_due(self, running: Job | None) -> bool:
-        return bool(self._jobs) if running is None else running.finish or running.abandon
+            if running is None:
+                return self._changed.wait_for(lambda: bool(self._jobs), seconds)
+            return self._changed.wait_for(lambda: running.finish or running.abandon, seconds)
 
     def _read(self, connection: socket.socket) -> None:
         buffer = bytearray()
@@ -149,16 +148,13 @@ class CommandInbox:
                 case "finish" | "applied":
                     pass  # no job has arrived yet
                 case "abandon":
-                    self._abandon(message["id"])
+                    if self._latest is not None and self._latest.id == message["id"]:
+                        self._latest.abandon = True
+                    if self._evaluation is not None and self._evaluation.id == message["id"]:
+                        self._evaluation = None
                 case "evaluate":
                     self._evaluation = Job(message)
                 case _:
                     self._latest = Job(message)
                     self._jobs.append(self._latest)
             self._changed.notify_all()
-
-    def _abandon(self, id: int) -> None:
-        if self._latest is not None and self._latest.id == id:
-            self._latest.abandon = True
-        if self._evaluation is not None and self._evaluation.id == id:
-            self._evaluation = None

@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,9 +25,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from trainer.config import TrainingConfig
+from trainer.config import SLOTS, TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
+from trainer.environments.records import SolveRates
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -36,7 +37,6 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.parameters import NotFinite
 from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.config import SLOTS
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -184,7 +184,8 @@ class RolloutJobs:
     ) -> None:
         assert config.rl is not None
         self._rl, self._worker = config.rl, worker
-        self._environment = ExtendedEnvironment(environment_of(config), self._rl.solve_rates)
+        rates = SolveRates(self._rl.min_solve_rate, self._rl.max_solve_rate)
+        self._environment = ExtendedEnvironment(environment_of(config), rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(
@@ -222,8 +223,8 @@ class RolloutJobs:
     ) -> dict[str, Any]:
         """Judge a batch; pass the verdicts to `tell` in order, in groups."""
         judged = self._rollouts.verify(_assignment(task), Path(path), between)
-        for some in _parts(judged):
-            tell([_fields(each) for each in some])
+        for start in range(0, len(judged), VERDICTS_AT_ONCE):
+            tell([_fields(each) for each in judged[start : start + VERDICTS_AT_ONCE]])
         return {}
 
     def learn(
@@ -261,10 +262,6 @@ class RolloutJobs:
 
 def _assignment(task: dict[str, Any]) -> Assignment:
     return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
-
-
-def _parts(judged: Sequence[Judged]) -> Iterator[Sequence[Judged]]:
-    return (judged[start : start + VERDICTS_AT_ONCE] for start in range(0, len(judged), VERDICTS_AT_ONCE))
 
 
 def _fields(judged: Judged) -> dict[str, Any]:
@@ -345,7 +342,9 @@ class Service:
             case "configure":
                 return self._configure(job.message)
             case "initialise":
-                return self._initialise()
+                config = self._configured()
+                initial_parameters(config.model, config.seed, self._map_theta(writable=True))
+                return {}
             case "compute":
                 return self._compute(job)
             case "keep_version":
@@ -403,11 +402,6 @@ class Service:
         if not is_gpu(torch.device(order.devices[0])):
             torch.set_num_threads(max(1, torch.get_num_threads() // len(order.devices)))
         return LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
-
-    def _initialise(self) -> dict[str, Any]:
-        config = self._configured()
-        initial_parameters(config.model, config.seed, self._map_theta(writable=True))
-        return {}
 
     def _compute(self, job: Job) -> dict[str, Any]:
         worker = self._ready()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kernels.outside_files import read_outside
+from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 from trainer.git_lfs import POINTER_FLAW, is_pointer
-from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
 from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, ends_in, facts_of, generation_json
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, StoredTensor, header_of, tensors_in, written
 
@@ -46,7 +46,8 @@ def write_folder(
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
     _write_json(folder / "generation_config.json", generation_json(eos, generation))
     shards = _shards(parameter_layout(config), form, SHARD_BYTES)
-    names = [_shard_name(number, len(shards)) for number in range(len(shards))]
+    count = len(shards)
+    names = [SINGLE] if count == 1 else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     source = _Source(values)
     for name, places in zip(names, shards, strict=True):
         with (folder / name).open("wb") as file:
@@ -75,10 +76,6 @@ def _shards(layout: Sequence[ParameterPlace], form: ExportFormat, most: int) -> 
         shards[-1].append(place)
         size += added
     return shards
-
-
-def _shard_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
@@ -138,7 +135,8 @@ class WeightsFolder:
         except UnknownModel as error:
             raise FolderError(f"{folder / 'config.json'}: {error}") from error
         except ValueError as error:
-            raise FolderError(f"{folder / 'config.json'}: {error}; copy it again") from error
+            flaw = str(error).removeprefix(f"{ModelConfig.__name__}: ")
+            raise FolderError(f"{folder / 'config.json'}: {flaw}; use another model, or copy it again") from error
         generation = folder / "generation_config.json"
         self.generation = json_in(generation, "copy it again, or remove it") if os.path.lexists(generation) else {}
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
@@ -163,10 +161,6 @@ class WeightsFolder:
     def _tensors(self) -> Mapping[str, StoredTensor]:
         """Return the model's tensors, each checked against the shape in config.json."""
         found = self._found()
-        if self.config.layers > len(found):  # checked before we list the tensors of all layers
-            raise FolderError(
-                f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
-            )
         layout = parameter_layout(self.config)
         if self.config.tied and (head := found.pop("lm_head.weight", None)) is not None:
             check_repeated(self.folder, found.get("model.embed_tokens.weight"), head)
@@ -223,7 +217,9 @@ class WeightsFolder:
         if not os.path.lexists(self.folder / INDEX) and (flaw := self._other_weights()):
             raise FolderError(f"{self.folder} {flaw}")
         names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
-        if not isinstance(names, dict) or not all(_is_file_name(name) for name in names.values()):
+        if not isinstance(names, dict) or not all(
+            isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name for name in names.values()
+        ):
             raise FolderError(f"{self.folder / INDEX} does not say which file holds which tensor; copy it again")
         return names
 
@@ -257,11 +253,6 @@ _OTHER_WEIGHTS = (
     ("*.pth", "has its weights in {0}; save the model as safetensors (save_pretrained does)"),
     ("*.gguf", "has its weights in {0}; take the model as safetensors, before it was made GGUF"),
 )
-
-
-def _is_file_name(name: Any) -> bool:
-    """Return True for the name of a safetensors file in the folder itself, without a path."""
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
 def json_in(path: Path, remedy: str) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from protocol.formats.model import ModelConfig
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import F32, FolderError
 
@@ -154,11 +155,11 @@ def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
 
 def _check_shape(first: WeightsFolder, other: WeightsFolder) -> None:
     """Raise `FolderError` if two folders hold models of different shapes; the models' contexts may differ."""
-    ours, theirs = (asdict(replace(folder.config, context=0)) for folder in (first, other))
-    for name, value in ours.items():
-        if theirs[name] != value:
+    for name in ModelConfig.model_fields:
+        ours, theirs = (getattr(folder.config, name) for folder in (first, other))
+        if ours != theirs and name != "context":
             raise FolderError(
-                f"{other.folder} has {name} {theirs[name]}, and {first.folder} has {value}; merge models of one shape"
+                f"{other.folder} has {name} {theirs}, and {first.folder} has {ours}; merge models of one shape"
             )
 
 

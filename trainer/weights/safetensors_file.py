@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.outside_files import open_outside
+from protocol.formats.model import ParameterPlace
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
-from trainer.models.llama.config import ParameterPlace
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Number formats of safetensors files, and their conversion from and to the fp32 of the flat vector.

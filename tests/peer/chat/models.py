@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from protocol.formats.model import ModelConfig
 from tests.trainer.made_tokenizer import ENDS, TEXT_END, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN2, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 

@@ -324,7 +324,10 @@ def without_ends(folder: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "more layers than tensors": (lambda folder: changed(folder, "config.json", num_hidden_layers=1 << 60), "fewer tensors"),
+    "more layers than tensors": (
+        lambda folder: changed(folder, "config.json", num_hidden_layers=1 << 60),
+        "layers: Input should be",
+    ),
     "another width": (lambda folder: changed(folder, "config.json", intermediate_size=80), "the shape"),
     "a model of another kind": (lambda folder: changed(folder, "config.json", model_type="gpt2"), "model_type"),
     "weights cut off": (cut, "model.safetensors"),

@@ -26,10 +26,10 @@ from peer.commands import data as commands
 from peer.corpora import compressed, readers
 from peer.corpora.build import build
 from peer.corpora.compressed import BrokenFile, elements_of
+from peer.corpora.documents import text_of_page
 from peer.corpora.forms import READ_AS, Form, Skipped, form_of
 from peer.corpora.inputs import BuildInput
 from peer.corpora.options import BuildOptions, FieldSelection, LeftOut, TokenFormat
-from peer.corpora.pages import text_of_page
 from peer.errors import PeerError
 from protocol.corpora.manifest import CorpusKind
 from tests.peer.corpora.makers import jsonl, texts_of

@@ -17,8 +17,8 @@ from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
 from peer.weights import folders
 from protocol.chain.results import CheckpointName
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import SignedManifest, demo_manifest, sign
-from protocol.run.sections import ModelSection
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
@@ -142,7 +142,7 @@ def test_a_model_of_another_vocabulary_says_that_its_tokenizer_is_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     organiser = Identity.from_seed(bytes(32))
-    model = ModelSection(vocab=300, dim=16, layers=1, heads=2, kv_heads=1, ffn=16)
+    model = ModelConfig(vocab=300, dim=16, layers=1, heads=2, kv_heads=1, ffn=16)
     fields = {"organiser": organiser.peer_id, "model": model}
     keep(sign(organiser, demo_manifest().manifest.model_copy(update=fields)), tmp_path)
     assert export(tmp_path, str(tmp_path / "model")) == ExitCode.OK

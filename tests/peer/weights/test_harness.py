@@ -7,7 +7,6 @@ results that version 0.4.13 wrote.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ folder.mkdir(parents=True)
 
 def model_of(folder: Path, vocab: int = 256, ends: tuple[int, ...] = (0,)) -> Path:
     folder.mkdir()
-    config = replace(CONFIGS["llama3"], vocab=vocab)
+    config = CONFIGS["llama3"].changed(vocab=vocab)
     values = np.zeros(config.parameters, np.float32)
     write_folder(folder, config, in_blocks(values), ExportFormat.BF16, context=64, eos=ends)
     return folder

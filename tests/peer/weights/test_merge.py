@@ -13,10 +13,10 @@ import torch
 from peer.cli import main
 from peer.errors import ExitCode
 from peer.weights import folders
+from protocol.formats.model import ModelConfig
 from tests.test_imports import loaded_after
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
 from trainer.weights.safetensors_file import ExportFormat

@@ -15,10 +15,10 @@ from peer.errors import ExitCode, PeerError
 from peer.weights import folders
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import NAMES, take_tokenizer
+from protocol.formats.model import ModelConfig
 from tests.trainer.data.corpora import Shape, texts, write_corpus
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import SHAPE, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 

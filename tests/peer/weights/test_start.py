@@ -15,11 +15,11 @@ from peer.paths import run_dir
 from peer.weights.brought import FolderStart
 from protocol.chain.outer_state import OuterState
 from protocol.chain.stored_run import StoredRun
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import SignedManifest
 from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer.data.tokens import checked_file
-from trainer.models.llama.config import ModelConfig
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -157,7 +157,7 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
     described = json.loads(config.read_text()) | {"max_position_embeddings": 300_000_000_000}
     config.write_text(json.dumps(described))
     assert main(["run", "show", str(a_run_file(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
-    assert "model.context is 300000000000; it must be less than or equal to" in capsys.readouterr().err
+    assert "config.json: context: Input should be less than or equal to 16777216; use another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

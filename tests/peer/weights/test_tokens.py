@@ -16,8 +16,9 @@ from peer.joining.run_source import create_run
 from peer.paths import run_dir
 from peer.weights.harness import _tokenizer_for
 from peer.weights.tokenizer_files import LOADING, folder_tokenizer, loading_remark, write_tokenizer
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.sections import ModelSection, TokenizerSection
+from protocol.run.sections import TokenizerSection
 from protocol.sync.supplies import file_section
 from tests.trainer import tokenizer_shapes as shapes
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
@@ -26,7 +27,6 @@ from tests.trainer.weights.models import SHAPE, in_blocks, random_parameters
 from trainer.data.templates import Message, TemplatedTokenizer
 from trainer.data.tokenizer_json import QWEN2
 from trainer.data.tokens import TokenizerFile
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.huggingface import config_json
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -140,7 +140,7 @@ KEPT_BY_QWEN2 = {
 
 
 def a_manifest(source: Path, end: int, family: str = "Llama", **section: Any) -> RunManifest:
-    model = ModelSection(vocab=600, dim=16, layers=1, heads=2, kv_heads=1, ffn=16, **FAMILIES[family])
+    model = ModelConfig(vocab=600, dim=16, layers=1, heads=2, kv_heads=1, ffn=16, **FAMILIES[family])
     tokenizer = TokenizerSection(file=file_section(source.read_bytes()), ends=[end], **section)
     return demo_manifest().manifest.model_copy(update={"model": model, "tokenizer": tokenizer})
 

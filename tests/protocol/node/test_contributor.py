@@ -21,6 +21,7 @@ from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
 from protocol.chain.records import check_claims
 from protocol.events.events import ComputeProgress, Event, Notice, PhaseChanged
 from protocol.events.status import WhyIdle
+from protocol.formats.results import SourceLoss
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
@@ -29,15 +30,7 @@ from protocol.node.round_limits import RoundLimits, limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
-from protocol.trainer_link import (
-    ComputeTask,
-    Contribution,
-    LimitsExceeded,
-    Progress,
-    SourceFigures,
-    TrainerDied,
-    TrainerGaveUp,
-)
+from protocol.trainer_link import ComputeTask, Contribution, LimitsExceeded, Progress, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -269,8 +262,8 @@ def test_only_our_own_entries_limit_a_round(tmp_path: Path) -> None:
 def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         made = Contribution(7, 80, 10, 2.0, 1.0, memoryview(table.trainer.data))
-        read = [SourceFigures("web", 60, 2.5), SourceFigures("code", 20, 1.0), SourceFigures("else", 9, 1.0)]
-        stated = replace(made, losses=(*read, SourceFigures("books", 5, nan)))
+        read = [SourceLoss("web", 60, 2.5), SourceLoss("code", 20, 1.0), SourceLoss("else", 9, 1.0)]
+        stated = replace(made, losses=(*read, SourceLoss("books", 5, nan)))
         for names, losses in ((["code", "web", "books"], [SourceMean(0, 20, 1.0), SourceMean(1, 60, 2.5)]), (["web"], [])):
             sources = [SourceSection(name=name, rows=9) for name in names]
             data = table.manifest.data.model_copy(update={"sources": sources})

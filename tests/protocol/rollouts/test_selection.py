@@ -17,11 +17,12 @@ from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
 from protocol.events.events import Event, NothingLearned, RolloutsUsed
 from protocol.events.status import WhyIdle
+from protocol.formats.results import RatedAnswer
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import SelectedBatches, Selection
 from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
-from protocol.trainer_link import Contribution, RatedAnswer
+from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.rollouts import AdmittedSet, RolloutBatch

@@ -15,18 +15,18 @@ from kernels.codecs.format import Squares, write_squares
 from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -83,7 +83,7 @@ def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None
     assert without_prompts.hex() == "73bbda25c0790795867eb4d1ca20416f00a956c57bf6779b71071ae1f5e3b1fb"
     assert DEMO.run.hex() == "7e81e262d9be6639642d51aed475d284246565d1616f8495654d59a6b6da1d77"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
-    assert not ModelSection.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
+    assert not ModelConfig.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,6 @@ def test_the_initial_state_is_a_digest() -> None:
     for text in ("0", "zz" * 32, digest.hex().upper(), digest.hex() + "\n"):
         with pytest.raises(ValidationError):
             a_manifest(initial_state=text)
-
-
-def test_parameters_are_the_trainers_count() -> None:
-    for section in (
-        ModelSection(),
-        ModelSection(tied=False, kv_heads=4, layers=7, vocab=1000, ffn=500),
-        ModelSection(qkv_bias=True, kv_heads=1),
-        ModelSection(qk_norm=True, head_dim=80, tied=False),
-        ModelSection(dim=132, head_dim=12),
-    ):
-        assert section.parameters == ModelConfig.from_mapping(section.model_dump()).parameters
 
 
 def test_the_trainer_understands_its_sections() -> None:
@@ -341,8 +330,8 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
 def test_a_trainer_reads_the_defaults_and_what_a_run_says_instead() -> None:
     plain, told = a_manifest(rl=RL), a_manifest(rl=RL | {"max_exponent_mismatches": 4, "max_shortfall": 0.1})
     ours, theirs = (TrainingConfig.from_sections(each.trainer_sections()).rl for each in (plain, told))
-    assert ours == RlConfig(prompts=256, optimizer_steps=2)
-    assert theirs == RlConfig(prompts=256, optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
+    assert ours == RlConfig(optimizer_steps=2)
+    assert theirs == RlConfig(optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
 
 
 def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refused() -> None:

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.layout import chunk_count
+from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig, ffn_width, head_count, kv_head_count
+from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
 from protocol.run.builtin import BUILTIN, builtin_source
-from protocol.run.fitting import (
-    LEAST_CHECKPOINT_CHUNK_BYTES,
-    MAX_PARAMETERS,
-    ModelShape,
-    ffn_width,
-    head_count,
-    kv_head_count,
-)
+from protocol.run.fitting import LEAST_CHECKPOINT_CHUNK_BYTES
 from protocol.run.manifest import Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
     TOKENS_A_PARAMETER,
@@ -34,9 +29,8 @@ from protocol.run.run_file import (
     sections_of,
     sketch_run_file,
 )
-from protocol.run.sections import AboutSection, DataSection, Goal, ModelSection, SamplesSection, Unit
+from protocol.run.sections import AboutSection, DataSection, Goal, Unit
 from protocol.wire import canonical
-from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -231,7 +225,9 @@ def test_no_model_is_refused_for_its_number_of_chunks(half: int, layers: int) ->
     dim = 2 * half
     heads = head_count(dim)
     assert heads is not None
-    shape = ModelShape(256, dim, layers, heads, kv_head_count(heads), ffn_width(dim), True)
+    shape = ModelConfig.model_construct(
+        vocab=256, dim=dim, layers=layers, heads=heads, kv_heads=kv_head_count(heads), ffn=ffn_width(dim), tied=True
+    )
     text = f"[model]\ndim = {dim}\nlayers = {layers}\n"
     if shape.parameters <= MAX_PARAMETERS:
         assert parsed(text).parameters == shape.parameters
@@ -428,7 +424,7 @@ def test_ranges_say_what_is_usual_or_what_follows() -> None:
 
 def test_a_manifest_is_never_completed() -> None:
     """Derivation is the run file's; the manifest's own defaults stay what they are, whatever the width."""
-    assert (ModelSection(dim=2048, heads=16).ffn, ModelSection(dim=2048, heads=16).kv_heads) == (384, 2)
+    assert (ModelConfig(dim=2048, heads=16).ffn, ModelConfig(dim=2048, heads=16).kv_heads) == (384, 2)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +534,7 @@ def test_hostile_prompts_are_refused_in_a_file_and_in_a_manifest(text: str) -> N
     assert "samples.prompts.0" in told and "change it" in told
     assert told.isprintable() and len(told) < 400
     with pytest.raises(ValidationError):
-        SamplesSection.model_validate({"prompts": [text]})
+        SamplesConfig.model_validate({"prompts": [text]})
 
 
 @pytest.mark.parametrize(
@@ -562,7 +558,7 @@ def test_prompts_of_a_run_are_few_short_and_distinct(section: str, told: str) ->
 
 def test_prompts_of_a_run_come_back_and_are_not_in_other_manifests() -> None:
     run = parsed('[samples]\nprompts = ["Once upon a time", "Bienen sind “🐝”: "]\n')
-    assert run.samples == SamplesSection(prompts=["Once upon a time", "Bienen sind “🐝”: "], tokens=48)
+    assert run.samples == SamplesConfig(prompts=["Once upon a time", "Bienen sind “🐝”: "], tokens=48)
     assert parse_run_file(dump(run), ME) == run
     assert run.trainer_sections()["samples"] == {"prompts": run.samples.prompts, "tokens": 48}
     assert "samples" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.events.status import WhyIdle
+from protocol.formats.training import MAX_PROMPTS
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_FRAGMENTS, MAX_VIEW_CHANGE_BYTES, Body, decode_body, seal
@@ -32,7 +33,7 @@ from protocol.wire.messages import (
     ready_of,
     unpack,
 )
-from protocol.wire.presence import MAX_PROMPTS, MAX_SAMPLE, Goodbye, Heartbeat, Measurement, Phase, Role, sample_line
+from protocol.wire.presence import MAX_SAMPLE, Goodbye, Heartbeat, Measurement, Phase, Role, sample_line
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")

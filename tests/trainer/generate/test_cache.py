@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from protocol.formats.model import ModelConfig
 from tests.trainer.generate.naive import CPU, FAMILIES, parameters
 from trainer.generate.engine import Cache
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 
 LENGTH = 100

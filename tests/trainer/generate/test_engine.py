@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 
+from protocol.formats.model import ModelConfig
 from tests.tiers import first_fast
 from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
 from trainer.generate.engine import Batch, Completion, Ended, Engine, Request, batch_bytes, complete
 from trainer.generate.generator import AT_ONCE, PATIENCE, Slots
 from trainer.generate.sampling import shortfall
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 
 LENGTH = 141

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_weights_are_swapped_when_the_earlier_requests_have_ended() -> None:
 
 
 def test_a_model_made_for_less_is_run_for_as_long_as_it_is_wanted() -> None:
-    config = replace(CONFIG, context=64)
+    config = CONFIG.changed(context=64)
     generator = VllmEngine(config, CPU, Slots(1, LENGTH))
     generator.load(rounded())
     wanted = Request(0, tuple(range(90)), 5, 40, ())

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
+from protocol.formats.rl import RlConfig
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
 from trainer.data.templates import TemplatedTokenizer
 from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
-from trainer.rl.config import RlConfig
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutTasks, RolloutWorker
 

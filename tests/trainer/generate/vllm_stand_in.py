@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protocol.formats.model import ModelConfig
 from tests.trainer.generate.naive import CPU
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.huggingface import facts_of
 from trainer.models.llama.model import Decoder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW, MomentsFile, Muon, orthogonal
 from trainer.parameters import WholeParameters
 
-INNER = replace(small.config().inner, clip_norm=1e9, weight_decay=0.5, optimizer="muon")
+INNER = small.config().inner.changed(clip_norm=1e6, weight_decay=0.5, optimizer="muon")
 
 
 def gradients(model: Decoder, step: int) -> None:

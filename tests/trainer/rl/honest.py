@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from kernels.toploc import prove
+from protocol.formats.model import ModelConfig, parameter_layout
+from protocol.formats.rl import RlConfig
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem
 from trainer.generate.sampling import choose, stream_key
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.calibration import LEAST, LEAST_CEILING, LEAST_RATE, LEAST_SHORTFALL, MARGIN, proposed, widest
 from kernels.toploc import Mismatch, Thresholds
-from trainer.rl.config import RlConfig
+from protocol.formats.rl import RlConfig
 from trainer.rl.verification import Measured, Tolerances
 
 

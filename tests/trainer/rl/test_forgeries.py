@@ -12,8 +12,8 @@ from benchmarks.calibration import proposed
 from benchmarks.detection import judge
 from benchmarks.detection_forgeries import Steered, Written, at_temperature, forged, top_p
 from benchmarks.detection_peers import SHAPE, TOKENIZER, Choice, Peer, Run, parameters, quantised
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import RejectionReason
 

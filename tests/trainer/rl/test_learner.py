@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kernels.codecs.ladder import INT4
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from tests.trainer import small
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.parameters import NotFinite
-from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, grouped, scored
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.rl.rollout import Rollout
@@ -42,7 +42,7 @@ def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
 
 
 def learner(**changes: Any) -> Learner:
-    made = Learner.alone(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.LAYOUTS)
+    made = Learner.alone(CONFIG.changed(**changes), Decoder(MODEL, small.CPU), small.LAYOUTS)
     made.model.flat.copy_(torch.from_numpy(small.theta()))
     return made
 
@@ -143,7 +143,7 @@ def test_a_large_kl_weight_keeps_the_policy_near_the_reference(tmp_path: Path) -
         made = learner(optimizer_steps=1, lr=3e-3, kl_weight=weight)
         for round in range(12):
             made.learn(LearnTask(order=round, first_step=round, reference=path), groups())
-        made.config = replace(made.config, kl_weight=1.0)  # so that it is measured
+        made.config = made.config.changed(kl_weight=1.0)  # so that it is measured
         return made.learn(LearnTask(order=0, first_step=12, reference=path), groups()).kl
 
     free, held = drift(0.0), drift(300.0)

@@ -10,10 +10,10 @@ import torch
 
 from benchmarks import rl_ablation
 from benchmarks.rl_bench import END, Question, Settings, Trial, Variant, decoder, sample, text_of
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from tests.tiers import first_fast
 from tests.trainer import small
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
 from trainer.rl.learner import LearnTask
 
 MODEL = ModelConfig.from_mapping(small.MODEL)
@@ -46,10 +46,10 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("staleness", first_fast([2, 0]))
 def test_the_rewarded_letter_becomes_most_of_what_is_written(staleness: int) -> None:
     rl = RlConfig(
-        prompts=8, group_size=16, max_tokens=12, row_tokens=64, micro_batch_tokens=1 << 12, optimizer_steps=2, lr=2e-2,
+        group_size=16, max_tokens=12, row_tokens=64, micro_batch_tokens=1 << 12, optimizer_steps=2, lr=2e-2,
         warmup_steps=0, min_solve_rate=0.0,
     )  # fmt: skip
-    settings = Settings(MODEL, rl, versions=25, warm_reward=0.0, pool=64, judged=32)
+    settings = Settings(MODEL, rl, versions=25, warm_reward=0.0, pool=64, judged=32, prompts=8)
     trial = Trial(Letters(), settings, Variant(staleness=staleness), seed=1)
     trial.run(decoder(MODEL, 1).flat)
     assert trial.rewards[0] < 0.05 and trial.rewards[-1] > 0.9

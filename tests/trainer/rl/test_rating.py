@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from protocol.formats.model import ModelConfig
 from tests.trainer.weights.models import random_parameters
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem
-from trainer.models.llama.config import ModelConfig
 from trainer.rl.rating import Rater, Sampling, digest_of
 
 CONFIG = ModelConfig.from_mapping(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from protocol.formats.rl import RlConfig
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
-from trainer.rl.config import RlConfig
 from trainer.rl.groups import TargetedEnvironment, most_prompt_bytes, prompt_flaw, target_length, with_target
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch
@@ -22,7 +21,7 @@ RL = RlConfig(
     micro_batch_tokens=256,
     top_k=32,
     chunk_tokens=8,
-    length_targets=(2, 30),
+    length_targets=[2, 30],
     length_weight=0.01,
 )
 
@@ -51,7 +50,7 @@ def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tm
     rollouts = decode_batch(path.read_bytes())
     assert [TOKENIZER.decode(each.prompt) for each in rollouts[::3]] == [targeted.problem(each).prompt for each in (7, 4)]
     assert [each.reason for each in worker(RL).verify(ASSIGNED, path)] == [None] * 6
-    plain = worker(replace(RL, length_targets=())).verify(ASSIGNED, path)
+    plain = worker(RL.changed(length_targets=[])).verify(ASSIGNED, path)
     assert {each.reason for each in plain} == {RejectionReason.WRONG_PROMPT}
     for group in worker(RL).groups([path]):
         for member in group.members:

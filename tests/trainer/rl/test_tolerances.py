@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kernels.toploc import Mismatch
+from protocol.formats.rl import RlConfig
 from trainer.generate.sampling import choose, near_ties, shortfall
-from trainer.rl.config import RlConfig
 from trainer.rl.verification import (
     DEVICES_APART,
     MOST_BEYOND,

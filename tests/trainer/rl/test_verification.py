@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kernels.toploc import prove
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from tests.trainer.rl.honest import FAMILIES, TOKENIZER, Letters, decoder, fond_of_ending, generate, parameters
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, RejectionReason, Verifier
 
@@ -61,16 +61,16 @@ def test_a_run_says_how_far_a_proof_may_be_off() -> None:
     theta = parameters(QWEN3)
     theta *= 1 + 0.01 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
     near = decoder(QWEN3, theta)
-    wide = replace(RL, **ANY_TOKEN)
+    wide = RL.model_copy(update=ANY_TOKEN)
     assert reasons(Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())) == {None}
     for tight in ({"max_exponent_mismatches": 0}, {"max_mantissa_mean": 0.0}, {"max_mantissa_median": 0.0}):
-        judged = Verifier(near, Letters(), TOKENIZER, replace(wide, **tight)).verify(ASSIGNED, honest())
+        judged = Verifier(near, Letters(), TOKENIZER, wide.model_copy(update=tight)).verify(ASSIGNED, honest())
         assert RejectionReason.WRONG_COMPUTATION in reasons(judged), tight
 
 
 def test_a_run_says_how_far_a_token_may_be_off() -> None:
     key = replace(ASSIGNED, run=b"another run")
-    tolerant = replace(RL, min_end_probability=0.0, **ANY_TOKEN)
+    tolerant = RL.model_copy(update={"min_end_probability": 0.0, **ANY_TOKEN})
     assert reasons(verifier().verify(key, honest())) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
     model = decoder(QWEN3, parameters(QWEN3))
     assert reasons(Verifier(model, Letters(), TOKENIZER, tolerant).verify(key, honest())) == {None}
@@ -81,7 +81,9 @@ def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
     theta = parameters(QWEN3)
     theta *= 1 + 0.03 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
     near = decoder(QWEN3, theta)
-    wide = replace(RL, max_exponent_mismatches=99, max_mantissa_mean=999.0, max_mantissa_median=999.0, **ANY_TOKEN)
+    wide = RL.changed(max_exponent_mismatches=99, max_mantissa_mean=127.0, max_mantissa_median=127.0).model_copy(
+        update=ANY_TOKEN
+    )
     found = Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())
     pairs = [(each.measured, rollout) for each, rollout in zip(found, honest(), strict=True) if each.measured is not None]
     measured, rollout = max(pairs, key=lambda pair: pair[0].shortfall)
@@ -98,7 +100,7 @@ def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
     for name, value in worst.items():
         names = (name, "max_shortfall") if name == "shortfall_ceiling" else (name,)
         judgements = [
-            judged(replace(wide, **dict.fromkeys(names, share * value)))  # type: ignore[arg-type]
+            judged(wide.model_copy(update=dict.fromkeys(names, share * value)))  # type: ignore[arg-type]
             for share in (0.5, 0.9, 1.1, 4.0)
         ]
         assert judgements == [(False, True), (False, False), (True, False), (True, True)], (name, value)

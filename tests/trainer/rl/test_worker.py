@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.formats.model import ModelConfig
+from protocol.formats.rl import RlConfig
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
+from trainer.config import SPARE_VERSIONS
 from trainer.environments.environment import Problem
 from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
-from trainer.models.llama.config import ModelConfig
-from trainer.rl.config import SPARE_VERSIONS, RlConfig
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from trainer.environments.environment import Problem
 from trainer.environments.task_file import ExtendedEnvironment
-from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.worker import decode_batch
 from trainer.service import frames
@@ -124,7 +124,7 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
 
 def test_a_kl_term_compares_with_the_file_that_the_task_names(tmp_path: Path) -> None:
     """Weights far from the policy's make another contribution than the policy's own."""
-    worker = worker_of(replace(RL, kl_weight=10.0, drop_zero_advantage=False))
+    worker = worker_of(RL.changed(kl_weight=10.0, drop_zero_advantage=False))
     jobs = RolloutJobs(worker.config, worker, small.CPU)
     jobs.keep_version(2, small.theta())
     jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)

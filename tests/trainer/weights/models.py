@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.run.manifest import demo_manifest
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.model import Decoder
 
 F32 = npt.NDArray[np.float32]

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import CONFIGS, F32, QWEN2, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.weights.folder import SHARD_BYTES, WeightsFolder, write_folder
 from trainer.weights.safetensors_file import MAX_HEADER_BYTES, ExportFormat, FolderError, tensors_in
 

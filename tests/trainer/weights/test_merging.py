@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import F32, QWEN3, SHAPE, in_blocks, random_parameters
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged, trimmed
 from trainer.weights.safetensors_file import ExportFormat, FolderError

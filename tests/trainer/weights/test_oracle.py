@@ -5,7 +5,6 @@ Needs the extra `oracle`: the only tests that are skipped, where transformers is
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import CONFIGS, in_blocks, our_logits, random_parameters, tokens_for
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.model import Decoder, hidden_states
 from trainer.weights.folder import SHARD_BYTES, WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -64,7 +63,7 @@ def assert_same_logits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 )
 def test_the_tolerance_shows_a_model_that_is_a_little_different(name: str, change: dict[str, Any]) -> None:
     values = random_parameters(CONFIGS[name])
-    ours, others = (our_logits(config, values) for config in (CONFIGS[name], replace(CONFIGS[name], **change)))
+    ours, others = (our_logits(config, values) for config in (CONFIGS[name], CONFIGS[name].changed(**change)))
     assert (ours - others).abs().max() > 10 * TOLERANCE
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from trainer.models.llama.config import ModelConfig
+from protocol.formats.model import ModelConfig
 
 Ends = Sequence[int] | int | None
 """End tokens of a text: one, several, or none."""
@@ -99,7 +99,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
 
     Positions are described twice, once for transformers 5 and once for all other readers.
     """
-    family = _family_of(config)
+    family = next(each for each in FAMILIES.values() if (each.qkv_bias, each.qk_norm) == (config.qkv_bias, config.qk_norm))
     scaling = _scaling(config)
     described = {
         "architectures": [family.architecture],
@@ -155,10 +155,6 @@ def _as_said(eos: Ends) -> int | list[int] | None:
     if eos is None or isinstance(eos, int):
         return eos
     return list(eos) if len(eos) > 1 else next(iter(eos), None)
-
-
-def _family_of(config: ModelConfig) -> _Family:
-    return next(f for f in FAMILIES.values() if (f.qkv_bias, f.qk_norm) == (config.qkv_bias, config.qk_norm))
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any] | None:

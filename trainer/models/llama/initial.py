@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
+from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 
 F32 = npt.NDArray[np.float32]
 
@@ -45,7 +45,8 @@ def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
             part[:] = 0.0
         else:
             std, truncated = _distribution(config, place)
-            _fill(part, np.float32(std), _quantiles(truncated), _stream(seed, index))
+            key = np.array([seed & (2**64 - 1), index], dtype=np.uint64)  # so that tensors can be filled in any order
+            _fill(part, np.float32(std), _quantiles(truncated), np.random.Philox(key=key))
 
 
 def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bool]:
@@ -58,11 +59,6 @@ def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bo
         layer = int(place.name.split(".")[2])
         return STD / math.sqrt(2 * (layer + 1)), True
     return STD, True
-
-
-def _stream(seed: int, index: int) -> np.random.Philox:
-    """Return the random stream of a tensor. Each tensor has its own stream, so that tensors can be filled in any order."""
-    return np.random.Philox(key=np.array([seed & (2**64 - 1), index], dtype=np.uint64))
 
 
 def _fill(out: F32, std: np.float32, quantiles: F32, stream: np.random.Philox) -> None:

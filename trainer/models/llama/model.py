@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.device import default_dtype, on_device
-from trainer.models.llama.config import ModelConfig, parameter_layout
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rows of several documents: the position of each token in its document, and attention within the document.

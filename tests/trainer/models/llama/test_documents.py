@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.mixture import MixturePhase, RowMixture
+from protocol.formats.model import ModelConfig
 from tests.trainer.data.corpora import Shape, opened, texts, write_corpus
 from tests.trainer.weights.models import CONFIGS, random_parameters
 from trainer.data.corpus import CorpusReading, DocumentLayout, MixedSource
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, Documents, causal_attention
 
 ROWS = [[30, 1, 17], [48], [5, 43]]

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.run.sections import ModelSection
+from protocol.formats.model import ModelConfig
 from tests.trainer.weights.models import CONFIGS
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.huggingface import UnknownModel, config_json, facts_of, generation_json
 
 LLAMA_31 = {
@@ -42,9 +41,7 @@ QWEN3 = {
     ("described", "billions"), [(LLAMA_31, 8.03), (QWEN25, 0.494), (QWEN3, 0.596)], ids=["llama", "qwen2", "qwen3"]
 )
 def test_published_models_have_as_many_parameters_as_is_published(described: dict[str, Any], billions: float) -> None:
-    facts = facts_of(described)
-    section = ModelSection.model_validate(facts)
-    assert section.parameters == ModelConfig.from_mapping(facts).parameters
+    section = ModelConfig.from_mapping(facts_of(described))
     assert section.parameters / 1e9 == pytest.approx(billions, rel=2e-3)
     assert section.context == described["max_position_embeddings"]
 

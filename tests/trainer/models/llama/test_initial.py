@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
+from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer import small
-from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import STD, TRUNCATE_AT, initial_parameters
 
 UNTIED = small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "tied": False}

@@ -1,0 +1,140 @@
+"""Section on reinforcement learning, as far as trainers read it: rollouts, rewards, the loss, the optimiser and proofs.
+
+The defaults follow INTELLECT-2's run of a 32B model, except fields marked "ours". lr, eps, delta, the group's size and the
+KL weight are from section 4.1 of its report (arXiv 2505.07291), as quoted in TRL's documentation. The other defaults are
+from PRIME-RL at commit c512d4af (26 May 2025): `configs/{training,inference}/intellect2_qwq.toml` (8 steps per version of
+512 rollouts each, warm-up, clipping of gradients, lengths, solve rates), or PRIME-RL's own defaults (asynchrony, length
+reward, beta1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from protocol.formats.section import ManifestProblem, Section, refuse
+
+Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
+Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class RlConfig(Section):
+    """Rollouts and their learning."""
+
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
+    """Completions of each prompt (G); one alone could be compared with none."""
+    # The reference run trained on sequences of this length.
+    max_tokens: Tokens = 32_768
+    """Tokens of an output at most."""
+    # Ours: PRIME-RL's default is 0.6.
+    temperature: Above = 1.0
+    """Logits are divided by it, in sampling and in the loss."""
+    max_async: Annotated[int, Field(ge=0, le=16)] = 2
+    """Versions by which a rollout may be older than the one that is trained."""
+
+    # -- rewards and filters --
+    length_weight: Weight = 0.0003
+    """Reward taken away for each token between an output's length and the one that its prompt names."""
+    # Ours: the reference run had 2000, 4000, 6000, 8000 and 10000.
+    length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
+    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    min_solve_rate: Share = 0.1
+    """Tasks in files whose record has a `solve_rate` below it, from 0 to 1, are left out: too hard to learn from."""
+    max_solve_rate: Share = 0.8
+    """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
+    divide_by_std: bool = True
+    """True: advantages are divided by the standard deviation of their group's rewards."""
+    drop_zero_advantage: bool = True
+    """True: groups in which all rewards are equal are left out of the batch."""
+
+    # -- the loss --
+    eps: Decay = 0.2
+    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
+    delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
+    """Ratios of tokens with a negative advantage count up to this."""
+    # Ours: PRIME-RL's default, which the reference run's file does not change, is 0.001.
+    entropy_weight: Weight = 1e-4
+    """Weight of the entropy bonus: a nat is worth so much loss."""
+    # Ours: the report says 0.001, but the reference run's file does not set the weight, which means 0.
+    kl_weight: Weight = 0.0
+    """Weight of the divergence from the weights that rollouts began with: a nat costs so much loss."""
+
+    # -- the optimiser --
+    optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """Steps in which a version's rollouts are trained on once."""
+    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
+    """AdamW's learning rate after the warm-up, constant."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
+    """Optimiser steps of the run over which the rate rises from 0."""
+    clip_norm: Above = 0.1
+    """Gradients are scaled down to this global norm."""
+    beta1: Decay = 0.9
+    """AdamW's decay of the mean of gradients."""
+    # Ours: PRIME-RL's default is 0.99.
+    beta2: Decay = 0.95
+    """AdamW's decay of the mean of their squares."""
+    # Ours.
+    adam_eps: Above = 1e-8
+    """Added by AdamW to the root of the mean square."""
+    # Ours: PRIME-RL's default is 0.01.
+    weight_decay: Weight = 0.0
+    """AdamW's, of matrices: by so much times the rate a step."""
+    # Ours, as micro_batch_tokens.
+    row_tokens: Tokens = 40_960
+    """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
+    micro_batch_tokens: Tokens = 40_960
+    """Tokens that are computed at once: as many rows as have no more, and at least one row."""
+
+    # -- proofs and checks --
+    top_k: Annotated[int, Field(ge=1, le=65_497)] = 128
+    """Values of a chunk's hidden states that its proof commits to."""
+    chunk_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = 32
+    """Tokens that share a proof."""
+    min_end_probability: Share = 0.1
+    """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: Mantissa = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: Mantissa = 8.0
+    """Median by which they may differ."""
+    # Ours, as shortfall_ceiling and shortfall_rate.
+    max_shortfall: Above = 0.5
+    """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
+    shortfall_ceiling: Above = 1.0
+    """Units by which any token may fall short at most; max_shortfall at least."""
+    shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
+    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[ManifestProblem]:
+        if self.min_solve_rate > self.max_solve_rate:
+            yield ManifestProblem(
+                ("min_solve_rate", "max_solve_rate"),
+                f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
+                "exchange them",
+            )
+        if self.row_tokens < self.max_tokens:
+            yield ManifestProblem(
+                ("row_tokens", "max_tokens"),
+                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
+                f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.shortfall_ceiling < self.max_shortfall:
+            yield ManifestProblem(
+                ("shortfall_ceiling", "max_shortfall"),
+                f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
+                f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
+            )
+        if self.delta < 1 + self.eps:
+            yield ManifestProblem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
