@@ -27,7 +27,7 @@ from kernels.codecs.format import HEADER_BYTES
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.schedule import Place
 from kernels.toploc import prove_all
-from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
+from peer.measurements.speeds import GPU_ROWS, LENGTHS, SHAPES, sized
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import device_speed, wait_for

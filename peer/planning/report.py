@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.formatting import amount, duration, fit, many, roughly, size
-from peer.measurements.report import line_rate
+from peer.formatting import amount, duration, fit, line_rate, many, roughly, size
 from peer.planning.cost import RoundSetting
 from peer.planning.model import Doing, Forecast, RoundTrace, Stretch, TrainerCourse
 from peer.planning.proposal import LONG_ROUND, MANY_MEMBERS

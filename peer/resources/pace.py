@@ -53,15 +53,19 @@ class MeasuredPace:
 
 def keep_pace(
     folder: Path, tokens_per_s: float, parameters: int, source: str, clock: Callable[[], float] = time.time
-) -> None:
-    """Keep a measured speed of a model with `parameters` in the data directory `folder`, if it is one.  Blocking.
+) -> MeasuredPace | None:
+    """Keep a measured speed of a model with `parameters` in the data directory `folder`, and return it.  Blocking.
+
+    Returns None, and keeps nothing, if it is not a speed.
 
     tokens_per_s: of all tokens that are computed, whether the loss counts them or not.
     """
-    if math.isfinite(tokens_per_s) and tokens_per_s > 0:
-        pace = MeasuredPace(FLOPS_A_PARAMETER * parameters * tokens_per_s, clock(), source[:MAX_SOURCE_CHARS])
-        with suppress(OSError):  # without the file, the next run is only estimated
-            write_atomically(folder / FILE_NAME, json.dumps(asdict(pace)).encode())
+    if not (math.isfinite(tokens_per_s) and tokens_per_s > 0):
+        return None
+    pace = MeasuredPace(FLOPS_A_PARAMETER * parameters * tokens_per_s, clock(), source[:MAX_SOURCE_CHARS])
+    with suppress(OSError):  # without the file, the next run is only estimated
+        write_atomically(folder / FILE_NAME, json.dumps(asdict(pace)).encode())
+    return pace
 
 
 def kept_pace(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredPace | None:
