@@ -33,8 +33,7 @@ from peer.resources.computer import (
     shared_bytes,
     state_place,
 )
-from peer.resources.line import kept_line
-from peer.resources.pace import MeasuredPace, keep_pace, kept_pace
+from peer.resources.pace import MeasuredPace, keep_pace, kept_line, kept_pace
 from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences

@@ -24,7 +24,7 @@ from peer.formatting import size
 from peer.measurements.exchange import ExchangeSpeed, measure_exchange
 from peer.resources.computer import available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.core_share import chosen_threads
-from peer.resources.line import keep_line
+from peer.resources.pace import keep_line
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.run.builtin import BUILTIN, builtin_source
