@@ -27,7 +27,7 @@ from kernels.codecs.format import HEADER_BYTES
 from kernels.codecs.ladder import LADDER, Codec
 from kernels.schedule import Place
 from kernels.toploc import prove_all
-from peer.measurements.sizes import GPU_ROWS, LENGTHS, SHAPES, sized
+from peer.measurements.speeds import GPU_ROWS, LENGTHS, SHAPES, sized
 from protocol.formats.model import ModelConfig
 from protocol.formats.training import InnerConfig
 from trainer.data.rows import Rows

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.links import Access, Links, address, why_not
 from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
-from peer.planning.model import simulate
+from peer.planning.model import forecast_rounds
 from peer.planning.swarm import PlannedPeers
 from protocol.events import events as ev
 from protocol.run.manifest import RunManifest, open_manifest
@@ -134,7 +134,7 @@ def predict(setting: Emulated, manifest: RunManifest) -> RoundFigures:
         online_s=np.full(count, 1e9),
         offline_s=np.zeros(count),
     )
-    forecast = simulate(RoundLoad.of(manifest, RoundSetting.of(manifest)), RoundRules.of(manifest), peers)
+    forecast = forecast_rounds(RoundLoad.of(manifest, RoundSetting.of(manifest)), RoundRules.of(manifest), peers)
     tokens_per_s = forecast.tokens_a_day / 86_400
     return RoundFigures(forecast.round_s, forecast.exchange_s, forecast.utilisation, forecast.up_bytes, tokens_per_s)
 

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
-from peer.planning.model import simulate as predict
+from peer.planning.model import forecast_rounds
 from peer.planning.swarm import PlannedPeers
 from protocol.events.events import Event, RoundCommitted
 from protocol.formats.model import ModelConfig
@@ -119,9 +119,7 @@ def predicted(setting: VirtualSetting) -> VirtualFigures:
         online_s=np.full(count, setting.online_s),
         offline_s=np.full(count, setting.offline_s),
     )
-    load, rules = RoundLoad.of(manifest, RoundSetting.of(manifest)), RoundRules.of(manifest)
-    rounds = setting.rounds if not setting.offline_s else 1000
-    forecast = predict(load, rules, peers, rounds=rounds)
+    forecast = forecast_rounds(RoundLoad.of(manifest, RoundSetting.of(manifest)), RoundRules.of(manifest), peers)
     return VirtualFigures(forecast.round_s, forecast.members, forecast.tokens_a_day / 86_400)
 
 

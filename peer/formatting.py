@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,18 @@ def pad(text: str, width: int) -> str:
     """Return `text` in exactly `width` columns, the last of which is a space."""
     cut = fit(text, width - 1)
     return cut + " " * (width - columns(cut))
+
+
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Return the rows as lines whose columns are aligned.  numbers: places of the columns that are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def spread(left: str, right: str, width: int) -> str:
@@ -164,6 +176,11 @@ def amount(count: float) -> str:
             return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
         count /= 1000
     return f"{count:.1f} T"
+
+
+def line_rate(bytes_per_s: float) -> str:
+    """Format a rate in Mbit/s, the unit in which lines are sold."""
+    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
 
 
 def many(count: int, noun: str, plural: str = "") -> str:

@@ -17,7 +17,7 @@ import pytest
 from peer.cli import main
 from peer.commands import diagnosis
 from peer.joining.run_source import create_run
-from peer.measurements.sizes import SHAPES, sized
+from peer.measurements.speeds import SHAPES, sized
 from protocol.formats.model import ModelConfig
 from protocol.run.run_file import sketch_run_file
 from tests.protocol.peers import ME

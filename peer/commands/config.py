@@ -135,7 +135,7 @@ def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[s
     """Return a table of the settings: name, value, default, and source."""
     from pathlib import Path
 
-    from peer.formatting import clean, size
+    from peer.formatting import clean, size, table
 
     file = found["file"]
     there = "" if file is None or Path(file).exists() else " (not there yet)"
@@ -150,9 +150,7 @@ def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[s
             source = "peer.toml" if each["source"] == file else clean(each["source"], 200)
             value, default = clean(each.get("told", each["shown"]), 200), clean(each.get("default_told", ""), 200)
             rows.append((each["name"], value or "-", default or "-", source))
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(2)]
-    lines += [f"{name:<{widths[0]}}{value:<{widths[1]}}{default:<22}{source}" for name, value, default, source in rows]
-    return lines
+    return [*lines, *table(rows)]
 
 
 SHELLS = ("bash", "zsh", "tcsh")

@@ -42,9 +42,10 @@ def run_doctor(args: argparse.Namespace) -> int:
     """Run all checks, and print them."""
     import trio
 
-    from peer.console.streams import print_json
+    from peer.console.streams import ProgressLine, print_json
     from peer.doctor.checks import Check, CheckResult
-    from peer.doctor.examination import DoctorProgress, Examination, fields, lines, may_take_part
+    from peer.doctor.examination import Examination, fields, lines, may_take_part
+    from peer.measurements.speeds import unless_interrupted
     from peer.paths import data_dir, make_private
     from peer.settings.file import gather
     from peer.settings.preferences import Preferences
@@ -56,10 +57,10 @@ def run_doctor(args: argparse.Namespace) -> int:
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
         wrong = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
-    progress, word = DoctorProgress(), " ".join(args.what) or os.environ.get("PEER_RUN") or None
+    progress, word = ProgressLine("looking at"), " ".join(args.what) or os.environ.get("PEER_RUN") or None
     examination = Examination(folder, preferences, word, progress.say, anew=args.anew, local=args.local)
     try:
-        checks = wrong + trio.run(examination.run)
+        checks = wrong + trio.run(unless_interrupted, examination.run)
     finally:
         progress.end()
     if args.json:
@@ -71,7 +72,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 PARTS = ("lines", "codec", "exchange", "training", "disk")
 SIZES = ("demo", "150m", "1b", "8b", "10b")
-"""Names in `peer.measurements.sizes`, which this module does not load."""
+"""Names in `peer.measurements.speeds`, which this module does not load."""
 
 
 def _register_bench(subparsers: Subparsers) -> None:
@@ -103,24 +104,25 @@ def _register_bench(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Measure and print; return the exit code of the first required part that could not be measured."""
     import time
+    from functools import partial
 
     import trio
 
-    from peer.console.streams import print_json
-    from peer.measurements.report import BenchProgress, RunSize, chosen, fields, table
-    from peer.measurements.speeds import measure_unless_interrupted
+    from peer.console.streams import ProgressLine, print_json
+    from peer.formatting import table
+    from peer.measurements.report import RunSize, chosen, fields, rows
+    from peer.measurements.speeds import measure, unless_interrupted
     from peer.paths import data_dir, make_private
     from peer.resources.pace import keep_pace
 
     folder = make_private(data_dir(args.data_dir))
     signed, status = chosen(args.what, folder)
     size = RunSize.of(signed.manifest, len(status.members) if status is not None else 0)
-    progress, begun = BenchProgress(), time.monotonic()
+    progress, begun = ProgressLine("measuring"), time.monotonic()
     wanted_run = signed.run.hex() if args.what is not None else None
     try:
-        figures, problems = trio.run(
-            measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say, args.train
-        )
+        work = partial(measure, args.only or PARTS, folder, wanted_run, progress.say, args.train)
+        figures, problems = trio.run(unless_interrupted, work)
     finally:
         progress.end()
     if (training := figures.training) is not None:
@@ -129,7 +131,7 @@ def run_bench(args: argparse.Namespace) -> int:
         print_json(fields(figures, signed.run.hex(), size, time.monotonic() - begun))
     else:
         print(f"For {size.name}, {size.parameters / 1e6:.1f} M parameters, {size.members} members:\n")
-        print("\n".join(table(figures, size)))
+        print("\n".join(table(rows(figures, size))))
         if status is not None and status.trainer_pid is not None and status.phase == "computing":
             print("\nA peer is training here: this computer is faster while that peer is paused (`peer pause`).")
     if args.only is None and args.what is None:

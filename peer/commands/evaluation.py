@@ -74,6 +74,7 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and print a line for each source, or for each metric of a task."""
     from peer.console.streams import share_reporter
+    from peer.formatting import number, table
     from peer.weights.held_out import measure
 
     if args.harness is not None:
@@ -86,16 +87,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": name, "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
         return ExitCode.OK
-    width = max(len("SOURCE"), *(len(each.source) for each in losses))
-    print(f"{'SOURCE':<{width}}  {'TOKENS':>10}  {'LOSS':>8}  {'PERPLEXITY':>11}  BITS PER BYTE")
+    rows = [("SOURCE", "TOKENS", "LOSS", "PERPLEXITY", "BITS PER BYTE")]
     for each in losses:
-        bits = "-" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}"
-        print(f"{each.source:<{width}}  {each.tokens:>10}  {each.loss:>8.4f}  {each.perplexity:>11.2f}  {bits:>13}")
+        bits = number(each.bits_per_byte, 4)
+        rows.append((each.source, str(each.tokens), f"{each.loss:.4f}", f"{each.perplexity:.2f}", bits))
+    print("\n".join(table(rows, numbers=range(1, 5))))
     return ExitCode.OK
 
 
 def _run_harness(args: argparse.Namespace) -> int:
     from peer.console.streams import print_json
+    from peer.formatting import number, table
     from peer.weights.harness import HarnessOptions, evaluate
 
     with _model(args) as (name, folder, _):
@@ -103,12 +105,11 @@ def _run_harness(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"model": name, "harness": results.version, "scores": [asdict(each) for each in results.scores]})
         return ExitCode.OK
-    width = max(len("TASK"), *(len(each.task) for each in results.scores))
-    print(f"{'TASK':<{width}}  {'METRIC':<24}  {'VALUE':>8}  {'ERROR':>7}  {'SHOTS':>5}  QUESTIONS")
+    rows = [("TASK", "METRIC", "VALUE", "ERROR", "SHOTS", "QUESTIONS")]
     for each in results.scores:
-        error = "-" if each.error is None else f"{each.error:.4f}"
-        count = "-" if each.samples is None else str(each.samples)
-        print(f"{each.task:<{width}}  {each.metric:<24}  {each.value:>8.4f}  {error:>7}  {each.shots:>5}  {count:>9}")
+        figures = (f"{each.value:.4f}", number(each.error, 4), str(each.shots), number(each.samples, 0))
+        rows.append((each.task, each.metric, *figures))
+    print("\n".join(table(rows, numbers=range(2, 6))))
     return ExitCode.OK
 
 

@@ -123,7 +123,7 @@ def run_create(args: argparse.Namespace) -> int:
     from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
-    from peer.resources.needs import need_lines
+    from peer.resources.requirements import need_lines
     from protocol.run.manifest import Admission
     from protocol.wire.identity import Identity, PeerId
 
@@ -436,7 +436,7 @@ def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[t
 def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
     from peer.formatting import amount
     from peer.joining.purpose import about_lines
-    from peer.resources.needs import need_lines
+    from peer.resources.requirements import need_lines
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"

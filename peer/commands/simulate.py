@@ -62,7 +62,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     from peer.joining.purpose import assumed_by, assumed_rate
     from peer.paths import data_dir
     from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
-    from peer.planning.model import NeverTogether, simulate
+    from peer.planning.model import NeverTogether, forecast_rounds
     from peer.planning.proposal import propose
     from peer.planning.report import NamedForecast, RunNeeds, drawing, end_line, fields, peers_line, remarks, table
     from peer.planning.swarm import LEAST_SPEED, PlannedPeers, read_groups
@@ -84,7 +84,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         if settings["run file"] == settings["proposed"]:
             settings = {"run file, as proposed": proposal.setting}
         forecasts = [
-            NamedForecast.of(manifest, name, setting, simulate(RoundLoad.of(manifest, setting), rules, peers))
+            NamedForecast.of(manifest, name, setting, forecast_rounds(RoundLoad.of(manifest, setting), rules, peers))
             for name, setting in settings.items()
         ]
     except NeverTogether as error:
@@ -100,7 +100,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(remark)
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
     for each in forecasts:
-        print("\n".join(["", f"{each.name}:", *drawing(each.forecast.trace, peers, width, unicode=unicode)]))
+        print("\n".join(["", f"{each.name}:", *drawing(each.forecast.trace, width, unicode=unicode)]))
     return ExitCode.OK
 
 

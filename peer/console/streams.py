@@ -39,6 +39,34 @@ def share_reporter(verb: str) -> Callable[[float], None]:
     return show if sys.stderr.isatty() else lambda share: None
 
 
+class ProgressLine:
+    """Report of the running step on standard error: lines, or on a terminal one line that is erased at the end.
+
+    verb: first word of the line.
+    """
+
+    def __init__(self, verb: str, stream: TextIO | None = None) -> None:
+        self._verb, self._stream = verb, stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+
+    def say(self, what: str) -> None:
+        """Announce the next step."""
+        line = f"{self._verb} {what} …"
+        self._write(f"\r\x1b[K{line}" if self._is_terminal else f"{line}\n")
+
+    def end(self) -> None:
+        """Erase the line."""
+        if self._is_terminal:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._is_terminal = False  # standard error has no reader
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import os
 import platform
 import shutil
 import sys
@@ -195,8 +194,6 @@ def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
 LEAST_PYTHON = (3, 11)
 LEAST_DISK_RATE = 20e6
 """Bytes a second; on a slower disk, a round waits until its state is written."""
-LEAST_COPY_RATE = 1e9
-COPIED_BYTES = 64 << 20
 EARLIEST = 1_767_225_600.0
 """Start of 2026 in unix seconds; this software is newer."""
 TIMEX_BYTES = 512
@@ -388,18 +385,6 @@ def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
     except ImportError as error:
         return Check("generator", CheckResult.FAIL, "vLLM is chosen, but not installed", "", str(error))
     return ok("generator", f"{chosen.value}: {why}")
-
-
-def memory_speed() -> Check:
-    """Measure how fast one core copies, which bounds averaging and hashing."""
-    source, target = bytearray(os.urandom(1 << 20)) * (COPIED_BYTES >> 20), bytearray(COPIED_BYTES)
-    rates = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        memoryview(target)[:] = source
-        rates.append(COPIED_BYTES / max(time.perf_counter() - begun, 1e-9))
-    remedy = "stop other programs that keep this computer busy"
-    return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, CheckResult.WARN)
 
 
 def cores() -> Check:

@@ -5,31 +5,25 @@ Checks that need the swarm ask the peer that runs here.  If no peer runs, this p
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError
 from peer.daemon.settings import RunChoice, choose
 from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
-from peer.files import read_json, write_atomically
-from peer.formatting import amount, clean, many, size
+from peer.formatting import amount, clean, line_rate, many, size
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
-from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
+from peer.measurements.speeds import measure_lines, measure_training
 from peer.paths import run_dir
 from peer.resources.check import TrainerDivision, check_division, choose_role
 from peer.resources.computer import (
@@ -38,10 +32,8 @@ from peer.resources.computer import (
     free_gpu_memory,
     shared_bytes,
     state_place,
-    usable_cores,
 )
-from peer.resources.line import kept_line
-from peer.resources.pace import keep_pace
+from peer.resources.pace import MeasuredPace, keep_pace, kept_line, kept_pace
 from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
@@ -50,7 +42,6 @@ from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
-from protocol.version import version
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
@@ -106,18 +97,14 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
             "lines",
             CheckResult.WARN,
             shown,
-            f"at least {_line(LEAST_LINE)}",
+            f"at least {line_rate(LEAST_LINE)}",
             "stop other programs that use the line, or raise the caps",
         )
-    return ok("lines", shown, f"at least {_line(LEAST_LINE)}")
+    return ok("lines", shown, f"at least {line_rate(LEAST_LINE)}")
 
 
 def _rates(up: float, down: float) -> str:
-    return f"down {_line(down) if down else 'not known yet'}, up {_line(up) if up else 'not known yet'}"
-
-
-def _line(bytes_per_s: float) -> str:
-    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
+    return f"down {line_rate(down) if down else 'not known yet'}, up {line_rate(up) if up else 'not known yet'}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -151,70 +138,30 @@ def lines(checks: Sequence[Check]) -> list[str]:
     return [*found, "", result]
 
 
-class DoctorProgress:
-    """Report of the running check on the terminal; prints nothing if standard error is not a terminal."""
-
-    def __init__(self) -> None:
-        self._draws = draws(sys.stderr)
-
-    def say(self, what: str) -> None:
-        """Show the check that runs now."""
-        if self._draws:
-            print(f"\r\x1b[Klooking at {what} …", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Erase the line."""
-        if self._draws:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 # ------------------------------------------------------------------------------------------------------------------------
-# Training speed of this computer, measured once and kept, because a measurement starts a trainer and takes a few steps.
+# Training speed of this computer, measured seldom, because a measurement starts a trainer and takes a few steps.
 
 
-KEPT_IN = "doctor.json"
 KEPT_S = 7 * 86_400.0
-MAX_BYTES = 4096
+"""Age from which the doctor measures again."""
 
 
-async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | None]:
-    """Measure the demo's model in a real trainer.  anew: measure again, even if a figure is kept."""
-    kept = None if anew else _kept(folder)
+async def training(folder: Path, *, anew: bool) -> tuple[Check, MeasuredPace | None]:
+    """Return the training speed, measured with the demo's model in a real trainer.  anew: measure, even if one is kept."""
+    pace = None if anew else kept_pace(folder)
+    demo = demo_manifest().manifest
+    if pace is not None and time.time() - pace.at < KEPT_S:
+        figure = f"{amount(pace.computed_per_s(demo))} tokens/s of the demo's model"
+        return ok("training", f"{figure}, {pace.of} (--anew measures again)"), pace
     try:
-        speed = kept or await measure_training()
+        speed = await measure_training()
     except PeerError as error:
         remedy = "look into trainer.log, or run `peer bench --only training --debug`"
         return Check("training", CheckResult.FAIL, error.text, "", remedy), None
-    if kept is None:
-        _keep(folder, speed)
-        keep_pace(folder, speed.tokens_per_s, speed.parameters, "`peer doctor`")
+    pace = keep_pace(folder, speed.tokens_per_s, speed.parameters, "`peer doctor`")
     where = speed.device if speed.device != "cpu" else many(speed.threads, "thread")
-    since = " (measured before; --anew measures again)" if kept else ""
     precision = f" in {speed.precision}" if speed.precision else ""
-    return ok("training", f"{amount(speed.tokens_per_s)} tokens/s of the demo's model, {where}{precision}{since}"), speed
-
-
-def _what() -> dict[str, object]:
-    """Return the facts on which the figure depends."""
-    return {"version": version(), "torch": version_of("torch"), "cores": usable_cores()}
-
-
-def _keep(folder: Path, speed: TrainingSpeed) -> None:
-    told = {"what": _what(), "at": time.time(), "speed": asdict(speed)}
-    try:
-        write_atomically(folder / KEPT_IN, json.dumps(told).encode())
-    except OSError:
-        return  # another check reports the fault of the disk
-
-
-def _kept(folder: Path) -> TrainingSpeed | None:
-    try:
-        told = read_json(folder / KEPT_IN, MAX_BYTES)
-        speed = TrainingSpeed(**told["speed"])
-        known = told["what"] == _what() and 0 <= time.time() - float(told["at"]) < KEPT_S
-        return speed if known and float(speed.tokens_per_s) > 0 and int(speed.parameters) > 0 else None
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None
+    return ok("training", f"{amount(speed.tokens_per_s)} tokens/s of the demo's model, {where}{precision}"), pace
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -231,7 +178,7 @@ def known_lines(folder: Path) -> Check:
     line = kept_line(folder)
     if line is None:
         return Check("lines", CheckResult.UNKNOWN, "not measured while no peer runs here", "", MEASURE_LINES)
-    return ok("lines", f"{_rates(line.up, line.down)} (measured on {line.day})", f"at least {_line(LEAST_LINE)}")
+    return ok("lines", f"{_rates(line.up, line.down)} (measured on {line.day})", f"at least {line_rate(LEAST_LINE)}")
 
 
 class Examination:
@@ -263,7 +210,6 @@ class Examination:
         gpu_free = free_gpu_memory()
         await self._thread("gpu", partial(checks.gpu, gpu_free))
         await self._thread("cores", checks.cores)
-        await self._thread("memory speed", checks.memory_speed)
         found = await self._swarm()
         manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
         role = self._role(found, gpu_free)
@@ -374,16 +320,16 @@ class Examination:
         return Findings([Check("peers", CheckResult.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
 
     async def _estimate(self, manifest: RunManifest, rates: Mapping[PeerId, float]) -> None:
-        speed: TrainingSpeed | None = None
+        pace: MeasuredPace | None = None
         self.on_begin("training")
         with trio.move_on_after(TRAINING_S) as scope:
-            check, speed = await training(self.folder, anew=self.anew)
+            check, pace = await training(self.folder, anew=self.anew)
             self.checks.append(check)
         if scope.cancelled_caught:
             remedy = "stop other programs that keep this computer busy, and try again"
             self.checks.append(Check("training", CheckResult.WARN, f"no result within {TRAINING_S:.0f} s", "", remedy))
-        if speed is not None:
-            self.checks.append(estimate(speed, manifest, rates))
+        if pace is not None:
+            self.checks.append(estimate(pace, manifest, rates))
 
     def _status(self) -> PeerStatus | None:
         with suppress(ControlError):
@@ -436,9 +382,9 @@ def _run(found: Findings) -> list[Check]:
     return [ok("run", f"{manifest.name} ({found.signed.run.hex()[:12]}), {manifest.parameters / 1e6:.1f} M parameters")]
 
 
-def estimate(speed: TrainingSpeed, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:
+def estimate(pace: MeasuredPace, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:
     """Estimate this computer's part of the swarm's tokens, from the rates that the swarm's peers claim."""
-    mine, others = speed.tokens_per_s * speed.parameters / manifest.parameters, sum(rates.values())
+    mine, others = pace.computed_per_s(manifest), sum(rates.values())
     about = f"about {mine:.0f} tokens/s" if mine >= 10 else f"about {mine:.2g} tokens/s"
     if not others:
         return ok("estimate", f"this computer would contribute {about}; no other trainer was heard")

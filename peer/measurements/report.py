@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount, clean, duration, many, short, size
+from peer.formatting import amount, clean, duration, line_rate, many, short, size
 from peer.joining.run_source import find_run, read_manifest, stored_manifest
 from peer.measurements.speeds import Figures, LineSpeed, TrainingSpeed
 from protocol.events.status import PeerStatus
@@ -126,11 +124,6 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
     return found
 
 
-def line_rate(bytes_per_s: float) -> str:
-    """Return a rate in Mbit/s, the unit in which lines are sold."""
-    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
-
-
 def _for(count: float, bytes_per_s: float, what: str) -> str:
     return f"{_time(count / max(bytes_per_s, 1e-9))} for {what}"
 
@@ -192,39 +185,3 @@ def fields(figures: Figures, run_id: str, run: RunSize, seconds: float) -> dict[
     size = {**asdict(run), "exchange_bytes": run.exchange_bytes, "state_bytes": run.state_bytes}
     about = {"version": version(), "seconds": seconds, "cores": os.cpu_count(), "run": {"id": run_id, **size}}
     return about | figures.to_fields()
-
-
-def table(figures: Figures, run: RunSize) -> list[str]:
-    """Return the lines of the table: subject, figure, meaning."""
-    found = rows(figures, run)
-    widths = [max((len(row[column]) for row in found), default=0) for column in range(2)]
-    return [_line(row, widths) for row in found]
-
-
-def _line(row: Row, widths: Sequence[int]) -> str:
-    what, figure, meaning = row
-    return f"{what:<{widths[0]}}  {figure:<{widths[1]}}  {meaning}".rstrip()
-
-
-class BenchProgress:
-    """Report of the running measurement on standard error; on a terminal, one line that is erased at the end."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._is_terminal = self._stream.isatty()
-
-    def say(self, what: str) -> None:
-        """Announce the next measurement."""
-        self._write(f"\r\x1b[Kmeasuring {what} …" if self._is_terminal else f"measuring {what} …\n")
-
-    def end(self) -> None:
-        """Erase the line."""
-        if self._is_terminal:
-            self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            self._is_terminal = False  # standard error has no reader

@@ -7,11 +7,11 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
@@ -22,14 +22,44 @@ from peer.corpora.builtin import builtin_corpus
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.measurements.exchange import ExchangeSpeed, measure_exchange
-from peer.measurements.sizes import DEMO, sized
 from peer.resources.computer import available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.core_share import chosen_threads
-from peer.resources.line import keep_line
+from peer.resources.pace import keep_line
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
-from protocol.run.manifest import RunManifest
+from protocol.formats.model import ModelConfig
+from protocol.run.builtin import BUILTIN, builtin_source
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.sections import DataSection
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Named sizes of models, with which `peer bench --train` measures; the example run files have the same.
+
+
+DEMO = "demo"
+_LLAMA3 = {"vocab": 128_256, "rope_base": 500_000.0, "tied": False}
+SHAPES: Mapping[str, Mapping[str, object]] = {
+    "150m": {"vocab": 32_000, "dim": 1024, "layers": 12, "heads": 16, "kv_heads": 16, "ffn": 2816, "tied": False},
+    "1b": {**_LLAMA3, "dim": 2048, "layers": 18, "heads": 16, "kv_heads": 8, "ffn": 7168},
+    "8b": {**_LLAMA3, "dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14_336},
+    "10b": {**_LLAMA3, "dim": 4096, "layers": 42, "heads": 32, "kv_heads": 8, "ffn": 14_336},
+}
+LENGTHS = {"150m": 1024, "1b": 2048, "8b": 8192, "10b": 8192}
+"""Tokens of a row."""
+GPU_ROWS = 8
+"""Rows of a step on a GPU; on a CPU, which needs a minute for a row of the smallest, a step has one."""
+
+
+def sized(name: str, *, on_gpu: bool = False) -> RunManifest:
+    """Return a run with a model of this size, on the text that comes with the program; `DEMO` is the demo run."""
+    demo = demo_manifest().manifest
+    if name == DEMO:
+        return demo
+    length, rows = LENGTHS[name], GPU_ROWS if on_gpu else 1
+    data = DataSection(sequence_length=length, sequences_per_step=rows, corpora=[BUILTIN], sources=[builtin_source(length)])
+    return demo.model_copy(update={"model": ModelConfig.model_validate(SHAPES[name]), "data": data})
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Measured figures as plain numbers, from which the JSON object and the table are made.
@@ -49,7 +79,7 @@ class CodecSpeed:
 class TrainingSpeed:
     """Training speed of a model in a real trainer.
 
-    model: its name in `peer.measurements.sizes`.  device: the trainer's device.  precision: of its products.  mfu: share of
+    model: a named size.  device: the trainer's device.  precision: of its products.  mfu: share of
     the device's measured speed that training reaches.
     """
 
@@ -347,23 +377,20 @@ SAID = {
     "disk": "the disk",
 }
 """Names of the parts for people, in the order of the measurements."""
-Found = tuple[Figures, dict[str, PeerError]]
-"""The figures, and the errors by part."""
+T = TypeVar("T")
 
 
-async def measure_unless_interrupted(
-    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None], model: str = DEMO
-) -> Found:
-    """Run `measure`; if this process is told to end, raises KeyboardInterrupt after the running part."""
-    found: Found | None = None
+async def unless_interrupted(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `work`; if this process is told to end, cancel it and raise KeyboardInterrupt."""
+    found: list[T] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, signals, scope)
-            found = await measure(parts, folder, run, on_part, model)
+            found.append(await work())
             nursery.cancel_scope.cancel()
-    if found is None or scope.cancel_called:
+    if not found or scope.cancel_called:
         raise KeyboardInterrupt
-    return found
+    return found[0]
 
 
 async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -373,8 +400,8 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
 
 async def measure(
     parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None], model: str = DEMO
-) -> Found:
-    """Return the figures of these parts, and the errors.
+) -> tuple[Figures, dict[str, PeerError]]:
+    """Return the figures of these parts, and the errors by part.
 
     folder: the data directory, whose disk is measured, and in which a peer may run.  run: the ID that the running peer's run
     must have.  model: named size that trains.

@@ -1,30 +1,29 @@
-"""Discrete simulation of the rounds of a run: who trains, who waits, and for what.
+"""Forecast of the rounds of a run: who trains, who waits, and for what.
 
-Pure and seeded.  All times are seconds.  A round goes like this; `docs/internals/agreement.md` and `exchange.md` have the
-rules, and the numbers in them come from the protocol's own modules.
+Pure.  All times are seconds.  The peers that are online repeat one round, which `settle` computes.
+`docs/internals/agreement.md` and `exchange.md` have the rules, and the numbers in them come from the protocol's modules.
 
-* Every peer that is online trains its steps at its own speed.  It may train `delay` steps before it has the result of the
-  round before; then it waits.  A peer that begins late does fewer steps (`protocol.node.contributor`).
+* Every peer trains its steps at its own speed.  It may train `delay` steps before it has the result of the round before;
+  then it waits.
 * When a quorum of the electors is ready, the others get half of the fair time, then finish their step and contribute the
-  steps that they have done.  A peer that needs much longer for its step is no member.
+  steps that they have done.  A peer whose step takes longer than the fair time is no member, and not waited for; one whose
+  line brings it the last result late gets the grace time.
 * The members exchange.  Owners get chunks by their lines, and the slowest line decides, unless it is so slow that the others
   go on without it; then its peer has the result later.
 * The result is agreed on, and applied.
 
-A peer that returns after its absence fetches the results that it missed, or the state if that is smaller.  A peer that
-leaves loses the steps of the running round; it says goodbye, so nobody waits for it.  Deaths, lies, audits and lost packets
-are not simulated.
+If peers come and go, the forecast is the mean over drawn sets of peers that are online.  A peer that returns fetches the
+results that it missed, or the state if that is smaller, and a peer that leaves loses the steps of the running round.
+Deaths, lies, lost packets, and rounds that wait in vain for a peer are not in the forecast.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from peer.planning.cost import (
     EXCHANGE_RTTS,
@@ -38,29 +37,21 @@ from peer.planning.cost import (
     exchange_end,
     gossip_cost,
 )
-from peer.planning.swarm import Numbers, PlannedPeers
+from peer.planning.swarm import Indices, Numbers, PlannedPeers
 from protocol.agreement.policy import ANSWER_S, FINISH_S, round_fair_time
-from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
-from protocol.chain.electorate import FEWEST_SEATED, MISSES, quorum_size
+from protocol.chain.electorate import quorum_size
 from protocol.node.contributor import SPARE_STEPS
 from protocol.run.manifest import MAX_ELECTORS
-from protocol.wire.identity import PeerId
 
-Indices = npt.NDArray[np.intp]
-
+DAY_S = 86_400.0
 ENCODE_PER_S, APPLY_PER_S = 200e6, 300e6
 """Parameters per second that one core encodes with int4, and to which it applies a result (docs/results/exchange.md)."""
-ROUNDS, WARM_UP = 200, 4
-"""Rounds that count at least, and rounds before them."""
-MOST_ROUNDS, TRACED_ROUNDS = 3000, 3
-PERIODS = 100
-"""Periods online and offline, of all peers together, that the rounds cover if they are not more than `MOST_ROUNDS`."""
-MOST_CHANGES = 10_000
-"""Changes of presence while no round can close, after which the description is refused."""
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Time of a peer, by what it does, and the outcome of a simulation.
+SETTLING = 8
+"""Rounds after which peers that begin together repeat the same round, or nearly."""
+MOST_ROUND = 100.0
+"""Length of a round over the time online from which no round of a peer counts."""
+DRAWS = 200
+"""Sets of peers over which a forecast with peers that come and go takes the mean."""
 
 
 class Doing(Enum):
@@ -70,39 +61,39 @@ class Doing(Enum):
     ENCODE = "encode"
     WAIT_PEERS = "wait for peers"
     WAIT_EXCHANGE = "wait for the exchange"
-    FETCH = "fetch"
-    AWAY = "away"
 
 
-class Stretch(NamedTuple):
-    """Stretch of time in which a trainer does one thing."""
-
-    doing: Doing
-    begin: float
-    end: float
-
-
-@dataclass
+@dataclass(frozen=True)
 class TrainerCourse:
-    """Course of one peer: its trainer's stretches, and the times in which its line carries an exchange (begin, end)."""
+    """Course of one peer through a round of `seconds` that it repeats, from the close of a round on.
 
-    peer: int
-    stretches: list[Stretch] = field(default_factory=list)
-    exchanges: list[tuple[float, float]] = field(default_factory=list)
+    speed: tokens per second.  begun: time at which its trainer begins.  changes: what the trainer does until which time, in
+    order.  exchange_s: seconds in which its line carries the exchange.
+    """
+
+    speed: float
+    seconds: float
+    begun: float
+    changes: tuple[tuple[Doing, float], ...]
+    exchange_s: float
+
+    def doing(self, at: float) -> Doing:
+        """Return what the trainer does at a time."""
+        at = self.begun + (at - self.begun) % self.seconds
+        return next((doing for doing, until in self.changes if at < until), Doing.ENCODE)
 
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """Courses of a fast, a median and a slow member through some rounds, between the times `begin` and `end`."""
+    """Courses of a fast, a median and a slow member through a round of so many seconds."""
 
-    begin: float
-    end: float
+    seconds: float
     courses: tuple[TrainerCourse, ...]
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Outcome of a simulation: means over rounds, and over the time for which peers are online.
+    """Means over rounds, and over the time for which peers are online.
 
     exchange_share: share of the time that the exchange adds to rounds, because the trainer that completes the quorum waits
     for it or encodes.  utilisation: share of the time in which trainers train.  lost: share in which they train steps that
@@ -136,377 +127,256 @@ class NeverTogether(ValueError):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# The exchange of a round, and the agreement on it.
 
 
-def simulate(load: RoundLoad, rules: RoundRules, peers: PlannedPeers, *, rounds: int = ROUNDS, seed: int = 1) -> Forecast:
-    """Simulate rounds, and return the forecast.  Raises NeverTogether.
+class RoundTraffic(NamedTuple):
+    """Times and bytes of a round's exchange and agreement; a value of each array belongs to one peer.
 
-    rounds: least number of rounds that count; peers that come and go need more.
+    lines_s: seconds in which a member's line carries the exchange.  result_s: seconds until a peer has the applied result.
+    sent, received: bytes without gossip.
     """
-    if len(peers) < rules.min_members:
-        raise NeverTogether(f"a round needs {rules.min_members} members, and {len(peers)} are described")
-    simulation = RoundSimulation(load, rules, peers, seed)
-    for _ in range(WARM_UP):
-        simulation.advance()
-    simulation.count_from_here()
-    done = 0
-    while done < rounds or (simulation.periods < PERIODS and done < MOST_ROUNDS):
-        simulation.advance()
-        done += 1
-    return simulation.forecast()
-
-
-class CountedRound(NamedTuple):
-    """Figures of a round.  sent, received: bytes of a member, median."""
 
     exchange_s: float
     agreement_s: float
-    members: float
-    sent: float
-    received: float
+    lines_s: Numbers
+    result_s: Numbers
+    sent: Numbers
+    received: Numbers
 
 
-class RoundSimulation:
-    """Simulation of a run, round by round; a value of each array belongs to one peer."""
+def round_traffic(load: RoundLoad, peers: PlannedPeers, members: Indices) -> RoundTraffic:
+    """Return the traffic of a round of these members among the peers that are online."""
+    up, down = (beside_gossip(line[members], gossip_cost(len(peers)).bytes_per_s) for line in (peers.up, peers.down))
+    votes = np.arange(len(members)) < MAX_ELECTORS
+    cost = exchange_cost(up, down, load, int(np.count_nonzero(votes)))
+    rtt = float(np.median(peers.rtt[members])) if len(members) > 1 else 0.0
+    carried_s = exchange_end(cost.seconds)
+    agreed = agreement_cost(up, down, rtt, load, votes)
+    exchange_s = carried_s + EXCHANGE_RTTS * rtt
+    result_s = exchange_s + agreed.seconds + WIRE * load.result_bytes / peers.down
+    result_s[members] = exchange_s + agreed.seconds + np.maximum(0.0, cost.seconds - carried_s)
+    lines_s, sent, received = np.zeros((3, len(peers)))
+    received[:] = WIRE * load.result_bytes
+    lines_s[members] = cost.seconds
+    sent[members], received[members] = WIRE * (cost.sent + agreed.sent), WIRE * (cost.received + agreed.received)
+    return RoundTraffic(exchange_s, agreed.seconds, lines_s, result_s + load.parameters / APPLY_PER_S, sent, received)
 
-    def __init__(self, load: RoundLoad, rules: RoundRules, peers: PlannedPeers, seed: int) -> None:
-        self._load, self._rules, self._peers = load, rules, peers
-        self._rng = np.random.default_rng(seed)
-        self._step_s: Numbers = load.step_tokens / peers.speed
-        count = len(peers)
-        self._order: Indices = self._rng.permutation(count)
-        self._is_elector: Flags = np.zeros(count, np.bool_)
-        self._is_elector[self._order[:MAX_ELECTORS]] = True
-        share = peers.online_s / (peers.online_s + peers.offline_s)
-        self._is_on: Flags = self._rng.random(count) < share
-        self._switch_at = self._period(np.arange(count))
-        self._begun: Numbers = np.zeros(count)
-        """Time at which each trainer began the running round's steps."""
-        self._result_at: Numbers = np.zeros(count)
-        """Time at which each peer has the last result."""
-        self._missed: Numbers = np.zeros(count)
-        """Rounds committed since a peer went away."""
-        self._committed_at, self._closed_at = 0.0, 0.0
-        self._spent = {doing: np.zeros(count) for doing in Doing}
-        self._lost, self._surplus = np.zeros(count), np.zeros(count)
-        self._sent, self._received = np.zeros(count), np.zeros(count)
-        self._tokens = 0.0
-        self._members: Indices = np.arange(0)
-        """Members of the last round."""
-        self._round = 0
-        self._names = [PeerId(str(number)) for number in range(count)]
-        self._stalls = ExclusionBackoff()
-        self._in_a_row: Numbers = np.zeros(count)
-        """Records in a row that name a peer, or if negative, that do not."""
-        self._added_s = 0.0
-        self._rounds: list[CountedRound] = []
-        self._counted_from = 0.0
-        self._courses: tuple[TrainerCourse, ...] = ()
 
-    def _period(self, which: Indices) -> Numbers:
-        """Return the length of a period online or offline, whichever each peer is in; infinity if it is always online."""
-        peers = self._peers
-        mean = np.where(self._is_on[which], peers.online_s[which], peers.offline_s[which])
-        drawn = self._rng.exponential(1.0, len(which)) * mean
-        return np.where(peers.offline_s[which] > 0, drawn, np.inf)
+# ------------------------------------------------------------------------------------------------------------------------
+# The round that peers repeat.  Times are seconds after the round before was closed.
 
-    def count_from_here(self) -> None:
-        """Forget what was spent so far, so that only the following rounds count."""
-        for spent in (*self._spent.values(), self._lost, self._surplus, self._sent, self._received):
-            spent[:] = 0
-        self._tokens, self._added_s, self._counted_from = 0.0, 0.0, self._committed_at
-        self._rounds.clear()
 
-    # -- one round ------------------------------------------------------------------------------------------------------
+class Trainers(NamedTuple):
+    """Trainers that begin a round's steps and get the last round's result at these times; an array has a value for each."""
 
-    def advance(self) -> None:
-        """Simulate one round."""
-        wanted, ends, quorum_s = self._settle_presence()
-        fair_s = self._fair(quorum_s)
-        grace_s = max(self._rules.grace_s, fair_s)
-        last = int(np.flatnonzero(self._is_on & (ends == quorum_s))[0])
-        self._added_s += self._waits(last, quorum_s) + self._load.parameters / ENCODE_PER_S
-        share = self._shares()
-        awaited = self._is_on & (share > 0)
-        asked_at = np.where(awaited, quorum_s + np.minimum(share * grace_s, fair_s / 2), np.inf)
-        steps, ends = self._finish(wanted, ends, asked_at)
-        given_up_at = quorum_s + share * (grace_s + FINISH_S)
-        closed_at = max(quorum_s, float(np.minimum(ends, given_up_at)[awaited].max(initial=quorum_s)))
-        ready = self._is_on & (ends <= closed_at)
-        self._judge(awaited & (ends > min(closed_at, quorum_s + fair_s + ANSWER_S)), ready)
-        members = self._choose(np.flatnonzero(ready))
-        self._account(closed_at, ready, steps, ends, members)
-        self._exchange(members, closed_at)
-        self._seat(members)
-        self._round += 1
+    delay: int
+    step_s: Numbers
+    begun: Numbers
+    result_s: Numbers
 
-    def _settle_presence(self) -> tuple[Numbers, Numbers, float]:
-        """Let peers come and go until a quorum is ready; return each peer's steps, their ends, and the quorum's time."""
-        for _ in range(MOST_CHANGES):
-            wanted = self._wanted()
-            ends = self._end(wanted)
-            stays = self._is_on & (self._switch_at >= ends)
-            quorum_s = self._quorum(ends, stays)
-            last = quorum_s + (self._fair(quorum_s) / 2 if math.isfinite(quorum_s) else 0.0)
-            leaves = self._is_on & (self._switch_at < np.minimum(ends, last))
-            comes = ~self._is_on & (self._switch_at < quorum_s)
-            if not math.isfinite(quorum_s) and not leaves.any():
-                comes &= self._switch_at == self._switch_at[~self._is_on].min(initial=np.inf)
-            elif not math.isfinite(quorum_s):
-                comes[:] = False
-            if not leaves.any() and not comes.any():
-                if math.isfinite(quorum_s):
-                    return wanted, ends, quorum_s
-                break
-            self._leave(np.flatnonzero(leaves))
-            self._come(np.flatnonzero(comes))
-        raise NeverTogether(f"a round needs {self._rules.min_members} members, and so many are hardly ever online together")
+    def times(self, steps: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return when each trainer stops for lack of the result, goes on, and has done so many steps."""
+        lead = np.minimum(self.delay, steps)
+        stops = self.begun + lead * self.step_s
+        goes_on = np.maximum(stops, self.result_s)
+        return stops, goes_on, goes_on + (steps - lead) * self.step_s
 
-    def _wanted(self) -> Numbers:
-        """Return the steps that each peer means to do: fewer if it begins late."""
-        start = np.maximum(self._begun, self._result_at - self._load.delay * self._step_s)
-        voters = self._is_on & self._is_elector
-        usual = np.median(start[voters]) if voters.any() else 0.0
-        usual_step_s = np.median(self._step_s[voters]) if voters.any() else 1.0
-        done = np.floor(np.maximum(0.0, start - usual) / usual_step_s)
-        left = np.maximum(1.0, self._load.steps - done - SPARE_STEPS)
-        return np.where(done > 0, left, float(self._load.steps))
+    def wanted(self, steps: int, voters: Indices) -> Numbers:
+        """Return how many of a round's steps each trainer means to do: fewer if it begins later than most voters."""
+        start = np.maximum(self.begun, self.result_s - self.delay * self.step_s)
+        done = np.floor(np.maximum(0.0, start - np.median(start[voters])) / np.median(self.step_s[voters]))
+        return np.where(done > 0, np.maximum(1.0, steps - done - SPARE_STEPS), float(steps))
 
-    def _end(self, steps: Numbers) -> Numbers:
-        """Return the time at which each peer has done so many steps of this round, and has the last round's result."""
-        lead = np.minimum(self._load.delay, steps)
-        return np.maximum(self._begun + lead * self._step_s, self._result_at) + (steps - lead) * self._step_s
+    def steps_at(self, at: float, steps: Numbers) -> Numbers:
+        """Return how many of its `steps`, but at least one, each trainer has done or begun at a time."""
+        _, goes_on, ends = self.times(steps)
+        lead = np.clip((at - self.begun) / self.step_s, 0, np.minimum(self.delay, steps))
+        begun = np.ceil(lead + np.maximum(0.0, at - goes_on) / self.step_s)
+        return np.where(ends > at, np.clip(begun, 1, steps), steps)
 
-    def _quorum(self, ends: Numbers, stays: Flags) -> float:
-        """Return the time at which a quorum of the electors is ready; infinity if too few peers are there."""
-        if np.count_nonzero(stays) < self._rules.min_members:
-            return math.inf
-        voters = ends[stays & self._is_elector]
-        voters = voters if voters.size else ends[stays]
-        needed = np.sort(voters)[quorum_size(len(voters)) - 1]
-        return float(max(needed, np.sort(ends[stays])[self._rules.min_members - 1]))
 
-    def _fair(self, quorum_s: float) -> float:
-        """Return the fair time of this round: the time for which it waits for one more trainer."""
-        voters = self._is_on & self._is_elector if (self._is_on & self._is_elector).any() else self._is_on
-        lead_s = np.minimum(self._committed_at - self._begun, self._load.delay * self._step_s)[voters]
-        took_s = quorum_s - self._committed_at + max(0.0, float(np.median(lead_s)) if lead_s.size else 0.0)
-        return round_fair_time(self._rules.grace_s, took_s, quorum_size(max(1, int(np.count_nonzero(voters)))))
+@dataclass(frozen=True)
+class SettledRound:
+    """Round that peers repeat; a value of each array belongs to one of them.
 
-    # -- memory of rounds -----------------------------------------------------------------------------------------------
+    seconds: from one close to the next.  is_ready: True for a peer that is ready at the close.  begun: time at which a
+    peer begins its steps, which may be before the close.  stops: when it has done all that it may do without the last
+    result.  goes_on: when it has that result.  ends: when it has done its steps, or the round is closed.  adds_s: time that
+    the exchange adds.
+    """
 
-    def _shares(self) -> Numbers:
-        """Return the fraction of the time that each peer gets to become ready."""
-        if self._stalls.is_blank:
-            return np.ones(len(self._peers))
-        shares = np.array([self._stalls.share(name, self._round) for name in self._names])
-        strangers = self._stalls.share(STRANGERS, self._round)
-        return np.where(self._is_elector, shares, np.minimum(shares, strangers))
-
-    def _judge(self, late: Flags, ready: Flags) -> None:
-        """Remember the peers that kept the round waiting, and credit those that did not (`protocol.allreduce.lateness`)."""
-        tenured = self._is_elector.copy()
-        tenured[self._members] = True
-        good = ready & ~late
-        if not late.any() and self._stalls.is_blank:
-            return
-        for peer in np.flatnonzero(late & tenured):
-            self._stalls.lost_with(self._names[peer], self._round)
-        for peer in np.flatnonzero(good & tenured):
-            self._stalls.delivered(self._names[peer], self._round)
-        if (late & ~self._is_elector).any():
-            self._stalls.lost_with(STRANGERS, self._round)
-        elif (good & ~self._is_elector).any():
-            self._stalls.delivered(STRANGERS, self._round)
-
-    def _seat(self, members: Indices) -> None:
-        """Let peers earn and lose votes by the record of these members (`protocol.chain.electorate`)."""
-        named = np.zeros(len(self._peers), np.bool_)
-        named[members] = True
-        self._in_a_row = np.where(named, np.maximum(self._in_a_row, 0) + 1, np.minimum(self._in_a_row, 0) - 1)
-        seated = (self._is_elector & (self._in_a_row > -MISSES)) | (self._in_a_row >= self._rules.seasoning_rounds)
-        if np.count_nonzero(seated) < FEWEST_SEATED:
-            seated = named
-        self._is_elector[:] = False
-        first = self._order[seated[self._order]][:MAX_ELECTORS]
-        self._is_elector[first] = True
-
-    # -- the steps of a round -------------------------------------------------------------------------------------------
-
-    def _finish(self, wanted: Numbers, ends: Numbers, asked_at: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the steps and ends of all peers if late ones finish the step in which they are at `asked_at`."""
-        lead = np.minimum(self._load.delay, wanted)
-        waited = np.maximum(self._begun + lead * self._step_s, self._result_at)
-        before = np.clip((asked_at - self._begun) / self._step_s, 0, lead)
-        done = np.minimum(wanted, np.ceil(before + np.maximum(0.0, asked_at - waited) / self._step_s))
-        steps = np.where(ends > asked_at, np.maximum(done, 1), wanted)
-        return steps, self._end(steps)
-
-    def _choose(self, ready: Indices) -> Indices:
-        """Return the members: all that are ready, or if they are too many, electors first, and always the same others."""
-        if len(ready) <= self._rules.max_members:
-            return ready
-        rank = np.empty(len(self._order), np.intp)
-        rank[self._order] = np.arange(len(self._order))
-        return np.sort(ready[np.argsort(rank[ready])][: self._rules.max_members])
-
-    def _exchange(self, members: Indices, closed_at: float) -> None:
-        """Exchange, agree and apply; then every peer knows when it has the result."""
-        load, peers = self._load, self._peers
-        gossip = gossip_cost(int(np.count_nonzero(self._is_on)))
-        up, down = (beside_gossip(line[members], gossip.bytes_per_s) for line in (peers.up, peers.down))
-        voters = self._is_elector[members] if self._is_elector[members].any() else np.ones(len(members), np.bool_)
-        cost = exchange_cost(up, down, load, int(np.count_nonzero(voters)))
-        rtt = float(np.median(peers.rtt[members])) if len(members) > 1 else 0.0
-        carried = exchange_end(cost.seconds)
-        exchange_s = carried + EXCHANGE_RTTS * rtt
-        agreed = agreement_cost(up, down, rtt, load, voters)
-        committed_at = closed_at + exchange_s + agreed.seconds
-        late: Numbers = np.zeros(len(peers))
-        late[members] = np.maximum(0.0, cost.seconds - carried)
-        others = self._is_on.copy()
-        others[members] = False
-        late[others] = WIRE * load.result_bytes / peers.down[others]
-        self._result_at = np.where(
-            self._is_on, np.maximum(self._result_at, committed_at + late + load.parameters / APPLY_PER_S), self._result_at
-        )
-        self._missed[~self._is_on] += 1
-        gossiped = gossip.bytes_per_s * (committed_at - self._committed_at) + gossip.round_bytes
-        medians = []
-        for total, exchanged, said in (
-            (self._sent, cost.sent, agreed.sent),
-            (self._received, cost.received, agreed.received),
-        ):
-            of_members = WIRE * (exchanged + said)
-            total[members] += of_members
-            total[self._is_on] += gossiped
-            medians.append(float(np.median(of_members)) + gossiped)
-        self._received[others] += WIRE * load.result_bytes
-        self._rounds.append(CountedRound(exchange_s, agreed.seconds, len(members), *medians))
-        for course in self._courses:
-            place = np.flatnonzero(members == course.peer)
-            if place.size:
-                course.exchanges.append((closed_at, closed_at + float(cost.seconds[place[0]])))
-        self._closed_at, self._committed_at = closed_at, committed_at
-
-    # -- accounts -------------------------------------------------------------------------------------------------------
-
-    def _account(self, closed_at: float, ready: Flags, steps: Numbers, ends: Numbers, members: Indices) -> None:
-        """Spend the time of all peers up to the end of their steps, and begin their next ones."""
-        training = np.flatnonzero(self._is_on & (self._begun < closed_at))
-        until = np.minimum(ends[training], closed_at)
-        trained = self._spend(training, until)
-        late, beyond = ~ready[training], ready.copy()
-        beyond[members] = False
-        self._members = members
-        self._lost[training[late]] += trained[late]
-        self._surplus[training] += trained * beyond[training]
-        self._tokens += float(steps[members].sum()) * self._load.step_tokens
-        self._begun[training] = until + self._load.parameters / ENCODE_PER_S
-        self._spent[Doing.ENCODE][training] += self._load.parameters / ENCODE_PER_S
-        self._draw(Doing.ENCODE, training, until, self._begun[training])
-
-    def _waits(self, peer: int, until: float) -> float:
-        """Return the seconds for which a peer waits for the last round's exchange before `until`."""
-        stops = float(self._begun[peer] + self._load.delay * self._step_s[peer])
-        return max(0.0, min(until, float(self._result_at[peer])) - max(stops, self._closed_at))
-
-    def _spend(self, which: Indices, until: Numbers) -> Numbers:
-        """Account for the time of these peers from the begin of their steps until `until`; return the trained seconds."""
-        begun, result_at = self._begun[which], self._result_at[which]
-        stops = np.minimum(until, begun + self._load.delay * self._step_s[which])
-        peers_until = np.clip(self._closed_at, stops, until)
-        goes_on = np.clip(result_at, stops, until)
-        peers_until = np.minimum(peers_until, goes_on)
-        parts = (
-            (Doing.TRAIN, begun, stops),
-            (Doing.WAIT_PEERS, stops, peers_until),
-            (Doing.WAIT_EXCHANGE, peers_until, goes_on),
-            (Doing.TRAIN, goes_on, until),
-        )
-        for doing, begin, end in parts:
-            self._spent[doing][which] += end - begin
-            self._draw(doing, which, begin, end)
-        return (stops - begun) + (until - goes_on)
-
-    def _draw(self, doing: Doing, which: Indices, begin: Numbers, end: Numbers) -> None:
-        for course in self._courses:
-            for place in np.flatnonzero(which == course.peer):
-                if end[place] > begin[place]:
-                    course.stretches.append(Stretch(doing, float(begin[place]), float(end[place])))
-
-    def _leave(self, which: Indices) -> None:
-        """Let peers go; the steps of this round are lost."""
-        if not which.size:
-            return
-        now = self._switch_at[which]
-        self._lost[which] += self._spend(which, np.maximum(now, self._begun[which]))
-        self._is_on[which] = False
-        self._missed[which] = 0
-        self._switch_at[which] = now + self._period(which)
-        self._draw(Doing.AWAY, which, now, self._switch_at[which])
-
-    def _come(self, which: Indices) -> None:
-        """Let peers return: each fetches what it lacks, and begins to train."""
-        if not which.size:
-            return
-        now, down = self._switch_at[which], self._peers.down[which]
-        fetched = WIRE * np.minimum((self._missed[which] + 1) * self._load.result_bytes, self._rules.state_bytes)
-        ready_at = now + fetched / down
-        self._received[which] += fetched
-        self._spent[Doing.FETCH][which] += ready_at - now
-        self._draw(Doing.FETCH, which, now, ready_at)
-        self._is_on[which] = True
-        self._begun[which], self._result_at[which] = ready_at, ready_at
-        self._switch_at[which] = now + self._period(which)
+    traffic: RoundTraffic
+    members: Indices
+    is_ready: Flags
+    seconds: float
+    steps: Numbers
+    begun: Numbers
+    stops: Numbers
+    goes_on: Numbers
+    ends: Numbers
+    adds_s: float
 
     @property
-    def periods(self) -> float:
-        """Mean number of periods online and offline in the counted time, of all peers; infinity if nobody goes away."""
-        peers = self._peers
-        goes = peers.offline_s > 0
-        periods = (self._committed_at - self._counted_from) / (peers.online_s[goes] + peers.offline_s[goes])
-        return float(periods.sum()) if goes.any() else math.inf
+    def others_s(self) -> Numbers:
+        """Times until which trainers that have stopped wait for other peers; from then on they wait for the exchange."""
+        others: Numbers = np.minimum(np.clip(0.0, self.stops, self.ends), self.goes_on)
+        return others
 
-    # -- outcome --------------------------------------------------------------------------------------------------------
+    def trace(self, speed: Numbers) -> RoundTrace:
+        """Return the courses of a fast, a median and a slow member.  speed: of all peers."""
+        order = self.members[np.argsort(-speed[self.members], kind="stable")]
+        places = dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))
+        return RoundTrace(self.seconds, tuple(self._course(int(order[place]), speed) for place in places))
 
-    def forecast(self) -> Forecast:
-        """Return the outcome of the counted rounds."""
-        elapsed = self._committed_at - self._counted_from
-        means = CountedRound(*(float(np.mean(column)) for column in zip(*self._rounds, strict=True)))
-        present = sum(float(spent.sum()) for doing, spent in self._spent.items() if doing is not Doing.AWAY)
-        shares = {doing: float(spent.sum()) / present for doing, spent in self._spent.items()}
-        days = elapsed / 86_400
-        up, down = self._sent / days, self._received / days
-        return Forecast(
-            step_s=float(np.median(self._step_s)),
-            round_s=elapsed / len(self._rounds),
-            exchange_s=means.exchange_s,
-            agreement_s=means.agreement_s,
-            members=means.members,
-            exchange_share=self._added_s / elapsed,
-            utilisation=shares[Doing.TRAIN],
-            lost=float(self._lost.sum()) / present,
-            surplus=float(self._surplus.sum()) / present,
-            waits_peers=shares[Doing.WAIT_PEERS],
-            waits_exchange=shares[Doing.WAIT_EXCHANGE],
-            fetches=shares[Doing.FETCH],
-            tokens_a_day=self._tokens / days,
-            up_bytes=means.sent,
-            down_bytes=means.received,
-            up_day=(float(up.mean()), float(up.max())),
-            down_day=(float(down.mean()), float(down.max())),
-            trace=self._trace(),
+    def _course(self, peer: int, speed: Numbers) -> TrainerCourse:
+        changes = (
+            (Doing.TRAIN, float(self.stops[peer])),
+            (Doing.WAIT_PEERS, float(self.others_s[peer])),
+            (Doing.WAIT_EXCHANGE, float(self.goes_on[peer])),
+            (Doing.TRAIN, float(self.ends[peer])),
+        )
+        exchange_s = float(self.traffic.lines_s[peer])
+        return TrainerCourse(float(speed[peer]), self.seconds, float(self.begun[peer]), changes, exchange_s)
+
+
+def settle(load: RoundLoad, rules: RoundRules, peers: PlannedPeers) -> SettledRound:
+    """Return the round that these peers repeat if all are online.  The first that are awaited vote, and get the places."""
+    step_s, encode_s = load.step_tokens / peers.speed, load.parameters / ENCODE_PER_S
+    begun: Numbers = np.full(len(peers), encode_s)
+    is_awaited: Flags = np.ones(len(peers), np.bool_)
+    repeated = 0
+    while True:
+        awaited = np.flatnonzero(is_awaited)
+        members, voters = awaited[: rules.max_members], awaited[:MAX_ELECTORS]
+        traffic = round_traffic(load, peers, members)
+        trainers = Trainers(load.delay, step_s, begun, traffic.result_s)
+        steps = trainers.wanted(load.steps, voters)
+        ends = trainers.times(steps)[-1]
+        quorum = quorum_size(len(voters))
+        quorum_s = float(max(np.sort(ends[voters])[quorum - 1], np.sort(ends[awaited])[rules.min_members - 1]))
+        fair_s = _fair_s(traffic, trainers, voters, quorum_s, rules.grace_s)
+        last = int(np.flatnonzero(is_awaited & (ends == quorum_s))[0])
+        steps = trainers.steps_at(quorum_s + fair_s / 2, steps)
+        stops, goes_on, ends = trainers.times(steps)
+        by_line_s = goes_on - np.maximum(stops, traffic.result_s[members].min())
+        in_time = ends - by_line_s <= quorum_s + fair_s + ANSWER_S
+        if not in_time[awaited].all():
+            is_awaited &= in_time
+            continue
+        seconds = min(float(ends[awaited].max()), quorum_s + max(rules.grace_s, fair_s) + FINISH_S)
+        is_ready = is_awaited & (ends <= seconds)
+        stops, goes_on, ends = (np.minimum(each, seconds) for each in (stops, goes_on, ends))
+        repeated += 1
+        next_begun = ends - seconds + encode_s
+        if repeated == SETTLING or np.allclose(next_begun, begun):
+            adds_s = encode_s + max(0.0, float(goes_on[last]) - max(float(stops[last]), 0.0))
+            members = np.flatnonzero(is_ready)[: rules.max_members]
+            return SettledRound(traffic, members, is_ready, seconds, steps, begun, stops, goes_on, ends, adds_s)
+        begun = next_begun
+
+
+def _fair_s(traffic: RoundTraffic, trainers: Trainers, voters: Indices, quorum_s: float, grace_s: float) -> float:
+    """Return the fair time of a round: the time for which it waits for one more trainer."""
+    committed_s = traffic.exchange_s + traffic.agreement_s
+    ahead_s = np.median(np.minimum(committed_s - trainers.begun, trainers.delay * trainers.step_s)[voters])
+    return round_fair_time(grace_s, quorum_s - committed_s + max(0.0, float(ahead_s)), quorum_size(len(voters)))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The forecast: means over rounds of the peers that are online.
+
+
+class _RoundFigures(NamedTuple):
+    """Figures of a round if nobody goes away, in the words of `Forecast`.  tokens: of all members, those that count."""
+
+    round_s: float
+    exchange_s: float
+    agreement_s: float
+    members: float
+    exchange_share: float
+    utilisation: float
+    late: float
+    surplus: float
+    waits_peers: float
+    waits_exchange: float
+    tokens: float
+    up_bytes: float
+    down_bytes: float
+
+    @classmethod
+    def of(cls, load: RoundLoad, found: SettledRound, gossiped: float) -> _RoundFigures:
+        """Return the figures.  gossiped: bytes that each peer sends, and receives, besides."""
+        traffic, members = found.traffic, found.members
+        trained = (found.stops - found.begun) + (found.ends - found.goes_on)
+        surplus = found.is_ready.copy()
+        surplus[members] = False
+        present_s = found.seconds * len(trained)
+        return cls(
+            round_s=found.seconds,
+            exchange_s=traffic.exchange_s,
+            agreement_s=traffic.agreement_s,
+            members=len(members),
+            exchange_share=found.adds_s / found.seconds,
+            utilisation=trained.sum() / present_s,
+            late=trained[~found.is_ready].sum() / present_s,
+            surplus=trained[surplus].sum() / present_s,
+            waits_peers=(found.others_s - found.stops).sum() / present_s,
+            waits_exchange=(found.goes_on - found.others_s).sum() / present_s,
+            tokens=found.steps[members].sum() * load.step_tokens,
+            up_bytes=float(np.median(traffic.sent[members])) + gossiped,
+            down_bytes=float(np.median(traffic.received[members])) + gossiped,
         )
 
-    def _trace(self) -> RoundTrace:
-        """Simulate a few further rounds, and return the courses of some of the last members."""
-        order = self._members[np.argsort(-self._peers.speed[self._members], kind="stable")]
-        places = dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))
-        self._courses = tuple(TrainerCourse(int(order[place])) for place in places)
-        begin = self._committed_at
-        for _ in range(TRACED_ROUNDS):
-            self.advance()
-        end = self._committed_at
-        self.advance()  # which accounts for what trainers did until then
-        return RoundTrace(begin, end, self._courses)
+
+def forecast_rounds(load: RoundLoad, rules: RoundRules, peers: PlannedPeers, *, seed: int = 1) -> Forecast:
+    """Return the forecast of a run's rounds.  Raises NeverTogether.  seed: draws who is online, votes and gets a place."""
+    if len(peers) < rules.min_members:
+        raise NeverTogether(f"a round needs {rules.min_members} members, and {len(peers)} are described")
+    rng, goes = np.random.default_rng(seed), peers.offline_s > 0
+    online = peers.online_s / (peers.online_s + peers.offline_s)
+    draws = DRAWS if goes.any() else 1
+    drawn = (rng.permutation(np.flatnonzero(rng.random(len(peers)) < online)) for _ in range(draws))
+    figures: list[_RoundFigures] = []
+    up, down = np.zeros((2, len(peers)))
+    trace = None
+    for which in (each for each in drawn if len(each) >= rules.min_members):
+        here = peers.take(which)
+        found, gossip = settle(load, rules, here), gossip_cost(len(here))
+        gossiped = gossip.bytes_per_s * found.seconds + gossip.round_bytes
+        figures.append(_RoundFigures.of(load, found, gossiped))
+        up[which] += DAY_S / draws * (found.traffic.sent + gossiped) / found.seconds
+        down[which] += DAY_S / draws * (found.traffic.received + gossiped) / found.seconds
+        trace = trace or found.trace(here.speed)
+    if trace is None:
+        raise NeverTogether(f"a round needs {rules.min_members} members, and so many are hardly ever online together")
+    shares = _RoundFigures(*np.mean(figures, axis=0).tolist())
+    rates = np.array([1 / each.round_s for each in figures])
+    mean = _RoundFigures(*np.average(figures, axis=0, weights=rates / rates.sum()).tolist())
+    round_s = mean.round_s * draws / len(figures)
+    # In each period online a peer first fetches what it missed, and its work in the round in which it leaves does not count.
+    fetched = goes * WIRE * np.minimum((peers.offline_s / round_s + 1) * load.result_bytes, rules.state_bytes)
+    down += DAY_S * fetched / (peers.online_s + peers.offline_s)
+    fetches = float(np.average(np.minimum(1.0, fetched / peers.down / peers.online_s), weights=online))
+    part = np.minimum(round_s / peers.online_s, MOST_ROUND)
+    leaves = float(np.average(goes * (1 - part / np.expm1(part)), weights=online))
+    return Forecast(
+        step_s=float(np.median(load.step_tokens / peers.speed)),
+        round_s=round_s,
+        exchange_s=mean.exchange_s,
+        agreement_s=mean.agreement_s,
+        members=mean.members,
+        exchange_share=shares.exchange_share,
+        utilisation=(1 - fetches) * shares.utilisation,
+        lost=(1 - fetches) * (shares.late + leaves * (shares.utilisation - shares.late)),
+        surplus=(1 - fetches) * shares.surplus,
+        waits_peers=(1 - fetches) * shares.waits_peers,
+        waits_exchange=(1 - fetches) * shares.waits_exchange,
+        fetches=fetches,
+        tokens_a_day=(1 - fetches) * (1 - leaves) * DAY_S / round_s * mean.tokens,
+        up_bytes=mean.up_bytes,
+        down_bytes=mean.down_bytes,
+        up_day=(float(up.mean()), float(up.max())),
+        down_day=(float(down.mean()), float(down.max())),
+        trace=trace,
+    )

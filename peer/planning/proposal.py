@@ -17,7 +17,7 @@ import numpy as np
 
 from peer.formatting import many
 from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
-from peer.planning.model import APPLY_PER_S, Forecast, simulate
+from peer.planning.model import APPLY_PER_S, Forecast, forecast_rounds
 from peer.planning.swarm import PlannedPeers
 from protocol.run.manifest import RunManifest
 
@@ -33,7 +33,6 @@ DELAY_SHARE = 4
 """Inner steps over the longest delay: the share up to which delays were compared."""
 MOST_WASTED = 0.01
 """Share of the time that may be wasted."""
-TRIED_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,13 @@ def _trials(
                 continue
             setting = RoundSetting(codec, inner_steps, fragments, 0)
             load = RoundLoad.of(manifest, setting)
-            waiting = simulate(load, rules, peers, rounds=TRIED_ROUNDS)
+            waiting = forecast_rounds(load, rules, peers)
             if fragments == 1:
                 yield _SettingTrial(setting, waiting)
             hidden_s = waiting.exchange_s + waiting.agreement_s + load.parameters / APPLY_PER_S
             delay = min(math.ceil(hidden_s / waiting.step_s), inner_steps // DELAY_SHARE, load.steps)
             delayed = replace(load, delay=delay)
-            yield _SettingTrial(setting._replace(delay=delay), simulate(delayed, rules, peers, rounds=TRIED_ROUNDS))
+            yield _SettingTrial(setting._replace(delay=delay), forecast_rounds(delayed, rules, peers))
 
 
 def _reason(chosen: _SettingTrial, tried: list[_SettingTrial]) -> str:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from peer.formatting import amount, duration, fit, many, roughly, size
-from peer.measurements.report import line_rate
+from peer.formatting import amount, duration, fit, line_rate, many, roughly, size
+from peer.formatting import table as aligned
 from peer.planning.cost import RoundSetting
-from peer.planning.model import Doing, Forecast, RoundTrace, Stretch, TrainerCourse
+from peer.planning.model import Doing, Forecast, RoundTrace
 from peer.planning.proposal import LONG_ROUND, MANY_MEMBERS
-from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
+from peer.planning.swarm import PeerGroup, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
 from protocol.run.manifest import RunManifest
@@ -95,9 +93,12 @@ def table(forecasts: Sequence[NamedForecast], needs: RunNeeds) -> list[str]:
     columns = [_figures(each) for each in forecasts]
     rows = [["", *(each.name for each in forecasts)]]
     rows += [[cells[0][0], *(figure for _, figure in cells)] for cells in zip(*columns, strict=True)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, f"{'memory':<{widths[0]}}  {_memory(needs)}", f"{'disk':<{widths[0]}}  {size(needs.disk)} of each peer"]
+    width = max(len(row[0]) for row in rows)
+    return [
+        *aligned(rows),
+        f"{'memory':<{width}}  {_memory(needs)}",
+        f"{'disk':<{width}}  {size(needs.disk)} of each peer",
+    ]
 
 
 def _memory(needs: RunNeeds) -> str:
@@ -216,59 +217,30 @@ def remarks(each: NamedForecast, max_members: int) -> list[str]:
 # Drawing of the trainers' time: two lines of blocks for each of three peers.
 
 
-SIGNS = {Doing.TRAIN: "█#", Doing.ENCODE: "▓+", Doing.WAIT_PEERS: "·.", Doing.WAIT_EXCHANGE: "░-", Doing.FETCH: "▽v"}
-"""Signs of what a trainer does, with Unicode and without; a peer that is away has none."""
+SIGNS = {Doing.TRAIN: "█#", Doing.ENCODE: "▓+", Doing.WAIT_PEERS: "·.", Doing.WAIT_EXCHANGE: "░-"}
+"""Signs of what a trainer does, with Unicode and without."""
 LINE_SIGNS = "▔="
 LABEL = 18
 LEAST_WIDTH = 40
+DRAWN_ROUNDS = 3
 NAMES = {1: ("alone",), 2: ("faster", "slower"), 3: ("fastest", "median", "slowest")}
 
 
-def drawing(trace: RoundTrace, peers: PlannedPeers, width: int, *, unicode: bool = True) -> list[str]:
+def drawing(trace: RoundTrace, width: int, *, unicode: bool = True) -> list[str]:
     """Draw some rounds of a few members in at most `width` columns: the trainer, and below it the line."""
+    form = 0 if unicode else 1
     room = max(LEAST_WIDTH, width) - LABEL
-    edges = np.linspace(trace.begin, trace.end, room + 1)
+    times = [(cell + 0.5) * DRAWN_ROUNDS * trace.seconds / room % trace.seconds for cell in range(room)]
     lines = []
     for name, course in zip(NAMES[len(trace.courses)], trace.courses, strict=True):
-        label = f"{name}, {amount(float(peers.speed[course.peer]))}/s"
-        lines.append(f"{fit(label, LABEL - 1):<{LABEL}}{_trainer_row(course, edges, unicode)}".rstrip())
-        lines.append(f"{'':<{LABEL}}{_line_row(course, edges, unicode)}".rstrip())
-    return [*lines, *_key(trace.end - trace.begin, unicode)]
-
-
-def _key(seconds: float, unicode: bool) -> list[str]:
-    """Return the lines that explain the drawing."""
-    train, _, others, exchange, fetch = (signs[0 if unicode else 1] for signs in SIGNS.values())
+        label = fit(f"{name}, {amount(course.speed)}/s", LABEL - 1)
+        trainer = "".join(SIGNS[course.doing(at)][form] for at in times)
+        line = "".join(LINE_SIGNS[form] if at < course.exchange_s else " " for at in times)
+        lines += [f"{label:<{LABEL}}{trainer}", f"{'':<{LABEL}}{line}".rstrip()]
+    train, _, others, exchange = (signs[form] for signs in SIGNS.values())
     return [
-        f"{duration(seconds)} from left to right.  A trainer: {train} trains, {others} waits for other peers, {exchange} "
-        f"waits for the exchange, {fetch} fetches.",
-        f"Below it the peer's line: {LINE_SIGNS[0 if unicode else 1]} carries an exchange.",
+        *lines,
+        f"{duration(DRAWN_ROUNDS * trace.seconds)} from left to right.  A trainer: {train} trains, {others} waits for other "
+        f"peers, {exchange} waits for the exchange.",
+        f"Below it the peer's line: {LINE_SIGNS[form]} carries an exchange.",
     ]
-
-
-def _trainer_row(course: TrainerCourse, edges: Numbers, unicode: bool) -> str:
-    """Return one sign for each cell: of what the trainer did for the longest time in it."""
-    longest, best = [" "] * (len(edges) - 1), np.zeros(len(edges) - 1)
-    spent: dict[Doing, Numbers] = {}
-    for stretch in course.stretches:
-        spent.setdefault(stretch.doing, np.zeros(len(edges) - 1))
-        spent[stretch.doing] += _overlap(stretch, edges)
-    for doing, cells in spent.items():
-        sign = SIGNS[doing][0 if unicode else 1] if doing in SIGNS else " "
-        for place in np.flatnonzero(cells > best):
-            longest[place], best[place] = sign, cells[place]
-    return "".join(longest)
-
-
-def _line_row(course: TrainerCourse, edges: Numbers, unicode: bool) -> str:
-    busy = np.zeros(len(edges) - 1)
-    for begin, end in course.exchanges:
-        busy += _overlap(Stretch(Doing.WAIT_EXCHANGE, begin, end), edges)
-    half = (edges[1] - edges[0]) / 2
-    return "".join(LINE_SIGNS[0 if unicode else 1] if cell >= half else " " for cell in busy)
-
-
-def _overlap(stretch: Stretch, edges: Numbers) -> Numbers:
-    """Return the seconds of a stretch in each cell."""
-    overlap: Numbers = np.minimum(edges[1:], stretch.end) - np.maximum(edges[:-1], stretch.begin)
-    return np.maximum(0.0, overlap)

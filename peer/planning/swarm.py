@@ -21,6 +21,7 @@ from peer.settings.values import read_rate
 from protocol.run.toml_text import check_dots, decode_toml, parse_toml
 
 Numbers = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 MOST_PEERS = 100_000
 MOST_GROUPS = 64
@@ -93,6 +94,10 @@ class PlannedPeers:
             online_s=constant(lambda group: group.online.online_s),
             offline_s=constant(lambda group: group.online.offline_s),
         )
+
+    def take(self, which: Indices) -> PlannedPeers:
+        """Return some of the peers, in this order."""
+        return PlannedPeers(*(column[which] for column in vars(self).values()))
 
     def __len__(self) -> int:
         return len(self.speed)

@@ -1,7 +1,8 @@
-"""Training speed of this computer, kept in the data directory, and estimates for computers that nobody measured.
+"""Measured speeds of this computer and of its line, kept in the data directory, and estimates for other computers.
 
-`peer bench` and `peer doctor` measure the speed, and a peer that trains keeps its own.  It is kept as arithmetic a second,
-because the next run may have a model of another size.
+`peer bench` and `peer doctor` measure both, and a peer that trains keeps its own speed.  That is kept as arithmetic a
+second, because the next run may have a model of another size.  The line is measured while a peer runs, with the peers of its
+run.  Their lines may have been the limit, so this computer's line carries at least the measured rate.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from protocol.run.manifest import RunManifest
 
 FLOPS_A_PARAMETER = 6
 """Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
-FILE_NAME = "pace.json"
+FILE_NAME, LINE_NAME = "pace.json", "line.json"
 MAX_BYTES = 1024
-KEPT_S = 90 * 86_400.0
-"""Age from which a measurement no longer counts."""
+KEPT_S, LINE_KEPT_S = 90 * 86_400.0, 30 * 86_400.0
+"""Ages from which a measurement of training, and of a line, no longer counts."""
+MBIT = 10**6 / 8
+"""Bytes a second in a Mbit/s, the unit of run files."""
 MAX_SOURCE_CHARS = 40
 
 
@@ -53,15 +56,18 @@ class MeasuredPace:
 
 def keep_pace(
     folder: Path, tokens_per_s: float, parameters: int, source: str, clock: Callable[[], float] = time.time
-) -> None:
-    """Keep a measured speed of a model with `parameters` in the data directory `folder`, if it is one.  Blocking.
+) -> MeasuredPace | None:
+    """Keep a measured speed of a model with `parameters` in the data directory `folder`, and return it.  Blocking.
+
+    Returns None, and keeps nothing, if it is not a speed.
 
     tokens_per_s: of all tokens that are computed, whether the loss counts them or not.
     """
-    if math.isfinite(tokens_per_s) and tokens_per_s > 0:
-        pace = MeasuredPace(FLOPS_A_PARAMETER * parameters * tokens_per_s, clock(), source[:MAX_SOURCE_CHARS])
-        with suppress(OSError):  # without the file, the next run is only estimated
-            write_atomically(folder / FILE_NAME, json.dumps(asdict(pace)).encode())
+    if not (math.isfinite(tokens_per_s) and tokens_per_s > 0):
+        return None
+    pace = MeasuredPace(FLOPS_A_PARAMETER * parameters * tokens_per_s, clock(), source[:MAX_SOURCE_CHARS])
+    _keep(folder / FILE_NAME, pace)
+    return pace
 
 
 def kept_pace(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredPace | None:
@@ -73,6 +79,42 @@ def kept_pace(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredP
         return None
     is_right = math.isfinite(pace.flops) and pace.flops > 0 and pace.source.isprintable()
     return pace if is_right and 0 <= clock() - pace.at < KEPT_S else None
+
+
+@dataclass(frozen=True)
+class MeasuredLine:
+    """Measured rates in bytes a second; 0 for a direction that was not measured.  at: unix seconds."""
+
+    up: float
+    down: float
+    at: float
+
+    @property
+    def day(self) -> str:
+        """Day of the measurement, in local time."""
+        return time.strftime("%Y-%m-%d", time.localtime(self.at))
+
+
+def keep_line(folder: Path, up: float, down: float, clock: Callable[[], float] = time.time) -> None:
+    """Keep measured rates in the data directory `folder`, unless neither was measured.  Blocking."""
+    if up > 0 or down > 0:
+        _keep(folder / LINE_NAME, MeasuredLine(up, down, clock()))
+
+
+def kept_line(folder: Path, clock: Callable[[], float] = time.time) -> MeasuredLine | None:
+    """Return the last measurement; None if there is none, or if it is old.  Blocking."""
+    try:
+        fields = read_json(folder / LINE_NAME, MAX_BYTES)
+        line = MeasuredLine(*(float(fields[name]) for name in ("up", "down", "at")))
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return None
+    is_whole = all(math.isfinite(rate) and rate >= 0 for rate in (line.up, line.down))
+    return line if is_whole and 0 <= clock() - line.at < LINE_KEPT_S else None
+
+
+def _keep(path: Path, measured: MeasuredPace | MeasuredLine) -> None:
+    with suppress(OSError):  # without the file, the next run is only estimated
+        write_atomically(path, json.dumps(asdict(measured)).encode())
 
 
 LOOK_S = 60.0

@@ -190,13 +190,6 @@ def _kept(folder: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Settings of a running peer: the values at its start, and the changes since then.
-#
-# A change holds until the process ends, and takes precedence over the flag, variable or file that gave the earlier value.
-# The contents of the file count at the next start.
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Settings for programs: in JSON, and over the control socket.
 
 
@@ -226,6 +219,10 @@ def _is_plain(value: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Settings of a running peer: the values at its start, and the changes since then.
+#
+# A change holds until the process ends, and takes precedence over the flag, variable or file that gave the earlier value.
+# The contents of the file count at the next start.
 
 
 CHANGED = "changed while running"

@@ -11,41 +11,33 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from peer.settings.values import (
+    COUNT,
+    LOAD,
+    POWER,
+    RATE,
+    RATE_OR_OFF,
+    SHARE_OR_AUTO,
+    SIZE,
+    SWITCH,
+    TEMPERATURE,
+    TIME,
     Notation,
     Schedule,
     one_of,
     read_addresses,
-    read_count,
     read_data,
     read_folder,
     read_folders,
     read_gpus,
-    read_load,
     read_metrics_port,
-    read_minutes,
     read_name,
     read_networks,
     read_owners,
     read_port,
-    read_power,
     read_processes,
-    read_rate,
-    read_rate_or_off,
     read_schedule,
-    read_share_or_auto,
-    read_size,
-    read_switch,
     read_team,
-    read_temperature,
     read_trackers,
-    show_minutes,
-    show_power,
-    show_rate,
-    show_rate_or_off,
-    show_share,
-    show_size,
-    show_switch,
-    show_temperature,
 )
 
 
@@ -101,12 +93,6 @@ def _setting(
     return field(default=default, metadata={"definition": (meaning, notation, live, unset)})
 
 
-_SIZE = Notation(read_size, show_size, "SIZE")
-_RATE = Notation(read_rate, show_rate, "RATE")
-_SWITCH = Notation(read_switch, show_switch, "yes|no")
-_COUNT = Notation(read_count, placeholder="N")
-
-
 @dataclass(frozen=True)
 class Preferences:
     """Values in force.  Rates are bytes a second, sizes are bytes."""
@@ -141,11 +127,11 @@ class Preferences:
         Notation(read_addresses, ",".join, "ADDRESS"),
         unset="as a provider says",
     )
-    port_mapping: bool = _setting(True, "open the port in the router, by UPnP or NAT-PMP", _SWITCH)
+    port_mapping: bool = _setting(True, "open the port in the router, by UPnP or NAT-PMP", SWITCH)
     relay: float = _setting(
         1.25e6,
         "limit of the traffic relayed for peers that cannot reach each other, in total; or off (default: 10Mbit)",
-        Notation(read_rate_or_off, show_rate_or_off, "RATE|off"),
+        RATE_OR_OFF,
     )
     generator: str = _setting(
         "auto",
@@ -167,7 +153,7 @@ class Preferences:
     threads: int | None = _setting(
         None,
         "CPU threads of the trainer (default: a fair share of the cores)",
-        _COUNT,
+        COUNT,
         live=True,
         unset="a fair share",
     )
@@ -192,26 +178,26 @@ class Preferences:
     max_up: float | None = _setting(
         None,
         "limit on the total upload rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
-        _RATE,
+        RATE,
         live=True,
         unset="no limit",
     )
     max_down: float | None = _setting(
         None,
         "limit on the total download rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
-        _RATE,
+        RATE,
         live=True,
         unset="no limit",
     )
     monthly_quota: int | None = _setting(
         None,
         "traffic in a month, up and down together, after which the peer rests until the month ends, e.g. 200GB",
-        _SIZE,
+        SIZE,
         live=True,
         unset="no limit",
     )
     max_disk: int | None = _setting(
-        None, "limit on the size of the whole data directory, e.g. 50GB", _SIZE, live=True, unset="no limit"
+        None, "limit on the size of the whole data directory, e.g. 50GB", SIZE, live=True, unset="no limit"
     )
     corpus: tuple[str, ...] | None = _setting(
         None,
@@ -229,14 +215,14 @@ class Preferences:
         None,
         "limit on the disk space of cached blocks of the run's corpora (default: a tenth of the free disk, and at least 4GB "
         "or half of it)",
-        _SIZE,
+        SIZE,
         unset="a tenth of the free disk",
     )
     keep_blocks: float | None = _setting(
         None,
         "share of the corpora's blocks to fetch and keep for others, within block_cache, e.g. 25 (percent), or auto: all if "
         "they fit in block_cache, otherwise as many as three copies need (default: auto)",
-        Notation(read_share_or_auto, show_share, "PERCENT|auto"),
+        SHARE_OR_AUTO,
         unset="auto",
     )
     mirror_networks: tuple[str, ...] | None = _setting(
@@ -255,34 +241,34 @@ class Preferences:
     max_temperature: float | None = _setting(
         None,
         "rest while a GPU is hotter than this, e.g. 83C",
-        Notation(read_temperature, show_temperature, "CELSIUS"),
+        TEMPERATURE,
         live=True,
         unset="no limit",
     )
     max_power: float | None = _setting(
         None,
         "limit on the average power that a GPU draws, e.g. 200W",
-        Notation(read_power, show_power, "WATTS"),
+        POWER,
         live=True,
         unset="no limit",
     )
     max_load: float | None = _setting(
         None,
         "limit on the share of the time in which the trainer computes, on a GPU or CPU, in percent, e.g. 60",
-        Notation(read_load, show_share, "PERCENT"),
+        LOAD,
         live=True,
         unset="no limit",
     )
-    yield_gpu: bool = _setting(False, "rest while other programs use the GPU", _SWITCH, live=True)
+    yield_gpu: bool = _setting(False, "rest while other programs use the GPU", SWITCH, live=True)
     unused_for: float | None = _setting(
         None,
         "compute only while nobody has used this computer for so long, e.g. 10min: keys, mice, terminals",
-        Notation(read_minutes, show_minutes, "TIME"),
+        TIME,
         live=True,
         unset="always",
     )
-    on_battery: bool = _setting(False, "also compute on battery", _SWITCH, live=True)
-    serve_while_paused: bool = _setting(True, "keep serving data to others while the peer rests", _SWITCH, live=True)
+    on_battery: bool = _setting(False, "also compute on battery", SWITCH, live=True)
+    serve_while_paused: bool = _setting(True, "keep serving data to others while the peer rests", SWITCH, live=True)
     metrics_port: int | None = _setting(
         None,
         "port on 127.0.0.1 that serves metrics for Prometheus (default: none)",

@@ -131,32 +131,21 @@ def read_team(text: str) -> str:
     return name
 
 
-def read_port(text: str) -> int:
-    """Read a TCP port; 0 stands for a free one."""
-    if not _is_number(text, 5) or int(text) > 65535:
-        raise ValueError(f"{text} is not a port; give a number from 1 to 65535, or 0 for a free one")
-    return int(text)
+def whole_number(least: int, most: int, what: str) -> Callable[[str], int]:
+    """Return the reader of a whole number.  what: completes the sentence "TEXT is not …"."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
+            raise ValueError(f"{text} is not {what}")
+        return int(text)
+
+    return read
 
 
-def read_metrics_port(text: str) -> int:
-    """Read a TCP port other than 0, because the collector has to know the port."""
-    if not _is_number(text, 5) or not 0 < int(text) < 65536:
-        raise ValueError(f"{text} is not a port; give a number from 1 to 65535")
-    return int(text)
-
-
-def read_count(text: str) -> int:
-    """Read a whole number from 1."""
-    if not _is_number(text, 10) or not 1 <= int(text) <= 1 << 30:
-        raise ValueError(f"{text} is not a count; give a whole number from 1")
-    return int(text)
-
-
-def read_processes(text: str) -> int:
-    """Read a number of processes."""
-    if not _is_number(text, 3) or not 1 <= int(text) <= MOST_PROCESSES:
-        raise ValueError(f"{text} is not a number of processes; give a number from 1 to {MOST_PROCESSES}")
-    return int(text)
+read_port = whole_number(0, 65535, "a port; give a number from 1 to 65535, or 0 for a free one")
+read_metrics_port = whole_number(1, 65535, "a port; give a number from 1 to 65535")  # the collector has to know it
+read_count = whole_number(1, 1 << 30, "a count; give a whole number from 1")
+read_processes = whole_number(1, MOST_PROCESSES, f"a number of processes; give a number from 1 to {MOST_PROCESSES}")
 
 
 def read_gpus(text: str) -> str:
@@ -164,7 +153,7 @@ def read_gpus(text: str) -> str:
     parts = [part.strip() for part in text.split(",")]
     if text == "all":
         return text
-    if not all(_is_number(part, 3) for part in parts) or len({int(part) for part in parts}) != len(parts):
+    if not all(re.fullmatch("[0-9]{1,3}", part) for part in parts) or len({int(part) for part in parts}) != len(parts):
         raise ValueError(f"{text} names no GPUs; write all, or different numbers with commas between them, as 0,2")
     if len(parts) > MOST_PROCESSES:
         raise ValueError(f"at most {MOST_PROCESSES} GPUs train together")
@@ -177,11 +166,6 @@ def read_rate(text: str) -> float:
     if not LEAST_RATE <= rate <= MOST_RATE:
         raise ValueError(f"{text} is not a rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
     return rate
-
-
-def read_rate_or_off(text: str) -> float:
-    """Read a rate, or 0 for "off"."""
-    return 0.0 if text == "off" else read_rate(text)
 
 
 def read_size(text: str) -> int:
@@ -197,16 +181,6 @@ def read_switch(text: str) -> bool:
     if text.lower() not in ("yes", "no", "true", "false", "on", "off", "1", "0"):
         raise ValueError(f"{text} is neither yes nor no")
     return text.lower() in ("yes", "true", "on", "1")
-
-
-def read_temperature(text: str) -> float:
-    """Read a temperature in Celsius."""
-    return _between(text, "C", 30, 120, "temperature", "85C, from 30C to 120C")
-
-
-def read_power(text: str) -> float:
-    """Read a power in watts."""
-    return _between(text, "W", 10, 2000, "power", "200W, from 10W to 2000W")
 
 
 def read_minutes(text: str) -> float:
@@ -296,11 +270,6 @@ def read_share(text: str) -> float:
     return share / 100
 
 
-def read_share_or_auto(text: str) -> float | None:
-    """Read a percentage as `read_share` does; None for "auto"."""
-    return None if text == "auto" else read_share(text)
-
-
 def read_load(text: str) -> float:
     """Read a share of the time from "60%" or "60"; return it as a number up to 1."""
     share = read_share(text)
@@ -328,6 +297,31 @@ class Notation:
     choices: tuple[str, ...] | None = None
 
 
+def in_unit(unit: str, least: int, most: int, what: str, placeholder: str) -> Notation:
+    """Return the notation of an amount from `least` to `most` in this unit.  what: the amount, with an example."""
+    noun, _, example = what.partition(" ")
+
+    def read(text: str) -> float:
+        try:
+            value = float(text.upper().removesuffix(unit))
+        except ValueError:
+            value = 0.0
+        if not least <= value <= most:
+            raise ValueError(f"{text} is not a {noun}; give one as {example}, from {least}{unit} to {most}{unit}")
+        return value
+
+    return Notation(read, lambda value: f"{value:g}{unit}", placeholder)
+
+
+def or_word(notation: Notation, word: str, meaning: Any) -> Notation:
+    """Return a notation that also has a word, which means this value."""
+    return Notation(
+        lambda text: meaning if text == word else notation.read(text),
+        lambda value: word if value == meaning else notation.show(value),
+        f"{notation.placeholder}|{word}",
+    )
+
+
 def one_of(*choices: str) -> Notation:
     """Return the notation of a setting that must be one of these words."""
 
@@ -344,11 +338,6 @@ def show_rate(rate: float) -> str:
     return f"{rate / 125e3:g}Mbit"
 
 
-def show_rate_or_off(rate: float) -> str:
-    """Format a rate so that `read_rate_or_off` accepts it."""
-    return show_rate(rate) if rate else "off"
-
-
 def show_size(size: int) -> str:
     """Format a size so that `read_size` accepts it."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9)):
@@ -357,33 +346,9 @@ def show_size(size: int) -> str:
     return f"{size / 10**6:g}MB"
 
 
-def show_temperature(celsius: float) -> str:
-    """Format a temperature so that `read_temperature` accepts it."""
-    return f"{celsius:g}C"
-
-
-def show_power(watts: float) -> str:
-    """Format a power so that `read_power` accepts it."""
-    return f"{watts:g}W"
-
-
 def show_switch(on: bool) -> str:
     """Format a switch so that `read_switch` accepts it."""
     return "yes" if on else "no"
-
-
-def _is_number(text: str, digits: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= digits
-
-
-def _between(text: str, unit: str, least: float, most: float, what: str, example: str) -> float:
-    try:
-        value = float(text.upper().removesuffix(unit))
-    except ValueError:
-        value = 0.0
-    if not least <= value <= most:
-        raise ValueError(f"{text} is not a {what}; give one as {example}")
-    return value
 
 
 def _scaled(text: str, units: dict[str, float] | dict[str, int]) -> float:
@@ -392,6 +357,18 @@ def _scaled(text: str, units: dict[str, float] | dict[str, int]) -> float:
         return float(number) * units[text.lower()[len(number) :]]
     except (ValueError, KeyError):
         return 0.0
+
+
+SIZE = Notation(read_size, show_size, "SIZE")
+RATE = Notation(read_rate, show_rate, "RATE")
+RATE_OR_OFF = or_word(RATE, "off", 0.0)
+SWITCH = Notation(read_switch, show_switch, "yes|no")
+COUNT = Notation(read_count, placeholder="N")
+SHARE_OR_AUTO = or_word(Notation(read_share, show_share, "PERCENT"), "auto", None)
+LOAD = Notation(read_load, show_share, "PERCENT")
+TEMPERATURE = in_unit("C", 30, 120, "temperature 85C", "CELSIUS")
+POWER = in_unit("W", 10, 2000, "power 200W", "WATTS")
+TIME = Notation(read_minutes, show_minutes, "TIME")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from peer.errors import PeerError
 from peer.measurements.speeds import TrainingSpeed
 from peer.resources.check import TrainerDivision
 from peer.resources.computer import StatePlace, memory_need, sole_process
+from peer.resources.pace import FLOPS_A_PARAMETER, MeasuredPace, keep_pace, kept_pace
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
@@ -30,6 +32,7 @@ from trainer.extras import install_command
 
 DEMO = demo_manifest().manifest
 SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
+PACE = MeasuredPace(SPEED.tokens_per_s * DEMO.parameters * FLOPS_A_PARAMETER, 0.0, "")
 FAR = "/ip4/93.184.216.34/tcp/4001"
 ON_CPU = TrainerDivision(sole_process(None))
 
@@ -160,29 +163,37 @@ def test_without_an_answer_it_is_unknown() -> None:
 
 
 def test_the_estimate_is_this_computers_part_of_all_tokens() -> None:
-    alone = estimate(SPEED, DEMO, {})
+    alone = estimate(PACE, DEMO, {})
     assert "no other trainer" in alone.value
-    among = estimate(SPEED, DEMO, {PeerId("a"): 2000.0, PeerId("b"): 1000.0})
+    among = estimate(PACE, DEMO, {PeerId("a"): 2000.0, PeerId("b"): 1000.0})
     assert "about 25 % of the swarm's tokens" in among.value
 
 
-def test_training_is_measured_once_and_whatever_is_kept_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_training_is_measured_once_a_week_and_estimates_of_runs_use_the_figure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     measured = []
 
     async def measure() -> TrainingSpeed:
         measured.append(True)
         return SPEED
 
+    def train(*, anew: bool = False) -> Check:
+        check, pace = trio.run(lambda: examination.training(tmp_path, anew=anew))
+        assert pace is not None and pace.computed_per_s(DEMO) == pytest.approx(SPEED.tokens_per_s)
+        assert check.value.startswith("1.0 k tokens/s of the demo's model, ")
+        return check
+
     monkeypatch.setattr(examination, "measure_training", measure)
-    for _ in range(2):
-        check, speed = trio.run(lambda: examination.training(tmp_path, anew=False))
-        assert check.verdict is CheckResult.OK and speed == SPEED
+    assert train().value.endswith("2 threads")
+    assert "by `peer doctor`" in train().value and kept_pace(tmp_path) is not None
     assert len(measured) == 1
-    trio.run(lambda: examination.training(tmp_path, anew=True))
-    for damage in (b"", b"[" * 4000, b'{"speed": {"tokens_per_s": "x"}}', b'{"what": 1}'):
-        (tmp_path / examination.KEPT_IN).write_bytes(damage)
-        trio.run(lambda: examination.training(tmp_path, anew=False))
-    assert len(measured) == 6
+    train(anew=True)
+    keep_pace(tmp_path, SPEED.tokens_per_s, SPEED.parameters, "`peer bench`", lambda: time.time() - examination.KEPT_S - 1)
+    train()
+    assert len(measured) == 3
+    keep_pace(tmp_path, SPEED.tokens_per_s, SPEED.parameters, "an earlier run")
+    assert "by an earlier run (--anew measures again)" in train().value
 
 
 def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(

@@ -21,7 +21,7 @@ from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from peer.errors import ExitCode, PeerError
 from peer.measurements.speeds import measure_lines
-from peer.resources.line import kept_line
+from peer.resources.pace import kept_line
 from tests.protocol.example_status import status
 
 ONE = {

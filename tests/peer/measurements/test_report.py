@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from peer.console.streams import ProgressLine
+from peer.formatting import line_rate, table
 from peer.measurements.exchange import ExchangeSpeed
-from peer.measurements.report import BenchProgress, RunSize, fields, line_rate, rows, table
+from peer.measurements.report import RunSize, fields, rows
 from peer.measurements.speeds import CodecSpeed, DiskSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
 from protocol.run.manifest import demo_manifest
 
@@ -47,7 +49,7 @@ def test_each_figure_has_its_meaning() -> None:
 
 
 def test_names_of_strangers_move_no_cursor() -> None:
-    lines = table(ALL, RUN)
+    lines = table(rows(ALL, RUN))
     assert all(line.isprintable() for line in lines)
     assert any("from [2Jeve (…uvwxyz)" in line and line.endswith("it sent nothing in time") for line in lines)
 
@@ -85,7 +87,7 @@ def test_progress_is_a_line_each_for_files_and_one_line_on_a_terminal() -> None:
         (io.StringIO(), "measuring this …\nmeasuring that …\n"),
         (Terminal(), "\r\x1b[Kmeasuring this …\r\x1b[Kmeasuring that …\r\x1b[K"),
     ):
-        progress = BenchProgress(stream)
+        progress = ProgressLine("measuring", stream)
         progress.say("this")
         progress.say("that")
         progress.end()

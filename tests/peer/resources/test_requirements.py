@@ -13,10 +13,10 @@ from peer.formatting import size
 from peer.joining.purpose import run_definition
 from peer.resources import requirements
 from peer.resources.computer import memory_need
-from peer.resources.line import FILE_NAME, KEPT_S, MBIT, MeasuredLine, keep_line, kept_line
-from peer.resources.needs import need_lines
+from peer.resources.pace import LINE_KEPT_S, LINE_NAME, MBIT, MeasuredLine, keep_line, kept_line
 from peer.resources.requirements import (
     Computer,
+    need_lines,
     required,
     requirement_problem,
     slow_line,
@@ -163,8 +163,8 @@ def test_a_measurement_counts_for_a_month_and_only_if_something_was_measured(tmp
     keep_line(tmp_path, 0.0, 0.0)
     assert kept_line(tmp_path) is None
     keep_line(tmp_path, 1.0, 2.0, lambda: 1000.0)
-    assert kept_line(tmp_path, lambda: 1000.0 + KEPT_S - 1) == MeasuredLine(1.0, 2.0, 1000.0)
-    assert kept_line(tmp_path, lambda: 1000.0 + KEPT_S) is kept_line(tmp_path, lambda: 999.0) is None
+    assert kept_line(tmp_path, lambda: 1000.0 + LINE_KEPT_S - 1) == MeasuredLine(1.0, 2.0, 1000.0)
+    assert kept_line(tmp_path, lambda: 1000.0 + LINE_KEPT_S) is kept_line(tmp_path, lambda: 999.0) is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_measurement_counts_for_a_month_and_only_if_something_was_measured(tmp
     ],
 )
 def test_a_damaged_measurement_does_not_count(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(damage)
+    (tmp_path / LINE_NAME).write_bytes(damage)
     assert kept_line(tmp_path, lambda: 1.0) is None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from peer.settings.preferences import SETTINGS, Preferences
 from peer.settings.values import (
+    RATE_OR_OFF,
     WEEK_MINUTES,
     mapped_addresses,
     read_addresses,
@@ -17,7 +18,6 @@ from peer.settings.values import (
     read_name,
     read_port,
     read_rate,
-    read_rate_or_off,
     read_schedule,
     read_size,
     read_switch,
@@ -128,7 +128,7 @@ def test_what_is_right_is_read(read: Callable[[str], Any], right: dict[str, Any]
 @pytest.mark.parametrize(
     ("read", "wrong"),
     [
-        (read_rate_or_off, ["no", "0"]),
+        (RATE_OR_OFF.read, ["no", "0"]),
         (read_rate, ["", "fast", "0", "15kB", "-3", "nan", "1e99", "20 Mbit/s"]),
         (read_size, ["", "5", "5kB", "-1GB", "infGB", "nanGB", "x"]),
         (read_port, ["", "-1", "65536", "x", "\u00b2"]),
