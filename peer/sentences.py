@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from peer.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
 from protocol.events import events as ev
 from protocol.events.status import CopiesStatus
+from protocol.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
 
 STAGES = ("ready", "exchanging", "voting", "applying")
 """Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""

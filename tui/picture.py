@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields, replace
 
 from peer.control.client import Stamped
 from peer.control.curves import RunCurves
-from peer.formatting import naming
 from peer.sentences import level, sentence
 from protocol.events import events as ev
 from protocol.events.rollout_tally import RolloutTally
 from protocol.events.status import PeerStatus
+from protocol.formatting import naming
 from tui.contributions import Contributions
 
 KEPT_LINES = 10_000

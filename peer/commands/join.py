@@ -119,9 +119,9 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
     if not word.endswith(".toml") or not os.path.isfile(word):
         return
     from peer.discovery.mdns import find_twins, founded
-    from peer.formatting import visible
     from peer.joining.run_source import find_run
     from peer.paths import make_private, run_dir
+    from protocol.formatting import visible
     from protocol.run.manifest import SignedManifest
 
     found = find_run(word, make_private(folder))

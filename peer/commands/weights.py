@@ -64,10 +64,10 @@ def run_weights(args: argparse.Namespace) -> int:
 
 def run_publish(args: argparse.Namespace) -> int:
     """Check the file, hand it to the running peer, and print the new version."""
-    from peer.formatting import size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.weights.publish import prepared
+    from protocol.formatting import size
 
     folder, running = data_dir(args.data_dir), ask(args, "weights")["run"]
     source = Path(args.source).absolute()
@@ -84,9 +84,9 @@ def run_publish(args: argparse.Namespace) -> int:
 
 def describe_weights(status: dict[str, Any]) -> list[str]:
     """Return the versions as lines for a person, newest first."""
-    from peer.formatting import clean, short, size
     from peer.sentences import chunk_map, coming
     from protocol.events.events import TransferProgress
+    from protocol.formatting import clean, short, size
 
     newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"
     lines = [
@@ -115,7 +115,7 @@ def _state(version: dict[str, Any]) -> str:
 
 def _served(blobs: list[dict[str, Any]]) -> list[str]:
     """Return a line for the checkpoints, and a line for the results, that other peers can fetch from here."""
-    from peer.formatting import size
+    from protocol.formatting import size
 
     lines: list[str] = []
     for what, of in (("checkpoint", "after round"), ("result", "of round")):
@@ -170,10 +170,10 @@ def _register_export(subparsers: Subparsers) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Find the run, write its model, and say what was written."""
     from peer.console.streams import share_reporter
-    from peer.formatting import amount, size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.weights.folders import export
+    from protocol.formatting import amount, size
 
     data = data_dir(args.data_dir)
     if args.push is not None:
@@ -258,8 +258,8 @@ def _register_merge(subparsers: Subparsers) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     """Merge, and print a summary."""
     from peer.console.streams import share_reporter
-    from peer.formatting import amount, size
     from peer.weights.folders import MergeOptions, merge
+    from protocol.formatting import amount, size
 
     models, folder = [Path(model).absolute() for model in args.models], Path(args.folder).absolute()
     base = None if args.base is None else Path(args.base).absolute()

@@ -21,10 +21,10 @@ import trio
 
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog, to_line
-from peer.formatting import naming
 from peer.sentences import level, sentence
 from protocol.events.events import PROGRESS, Left, LinesLost, PeerJoined, PhaseChanged, subject
 from protocol.events.status import PeerStatus
+from protocol.formatting import naming
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rate limit on progress events: at most one in an interval, and never a stale one.

@@ -33,7 +33,6 @@ from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
-from peer.formatting import duration
 from peer.page.writer import keep_page
 from peer.paths import run_dir
 from peer.resources.hardware import EnergyMeter, Hardware, HardwareMonitor
@@ -46,6 +45,7 @@ from peer.tracking.child import keep_tracking
 from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
+from protocol.formatting import duration
 from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peer.files import HeldFile, read_held
-from peer.formatting import clean, short
+from protocol.formatting import clean, short
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId, public_key_of

@@ -14,8 +14,8 @@ import trio
 
 from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
-from peer.formatting import attempted, duration
 from protocol.events.events import Event, NobodyAnswers
+from protocol.formatting import attempted, duration
 from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
 from protocol.wire.identity import PeerId
 

@@ -20,7 +20,6 @@ from peer.control.event_log import LOG_NAMES
 from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
 from peer.files import read_json, remove_left_overs, write_atomically
-from peer.formatting import plain
 from protocol.chain.base import round_settings
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.electorate import Electorate
@@ -28,6 +27,7 @@ from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.events import EvalLoss, PeerJoined, RolledBack, RolloutsUsed, SamplesWritten, Started
+from protocol.formatting import plain
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
 from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.formatting import amount, duration, fit, many, roughly, size
+from peer.formatting import fit
 from peer.measurements.report import line_rate
 from peer.planning.cost import RoundSetting
 from peer.planning.model import Doing, Forecast, RoundTrace, Stretch, TrainerCourse
@@ -16,6 +16,7 @@ from peer.planning.proposal import LONG_ROUND, MANY_MEMBERS
 from peer.planning.swarm import Numbers, PeerGroup, PlannedPeers, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
+from protocol.formatting import amount, duration, many, roughly, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Unit
 from protocol.wire.envelope import MAX_MEMBERS

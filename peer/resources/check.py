@@ -9,7 +9,6 @@ from typing import NamedTuple
 import trio
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.resources.computer import (
     StatePlace,
     available_memory,
@@ -22,6 +21,7 @@ from peer.resources.computer import (
     training_sentence,
 )
 from protocol.events.events import Event, Notice, RoleChosen
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from peer.formatting import duration, size
 from peer.resources.computer import memory_need, shared_bytes
 from peer.resources.requirements import training_needs
+from protocol.formatting import duration, size
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.memory import TrainerSetup

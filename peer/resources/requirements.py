@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from peer.formatting import size
 from peer.resources.check import WORDS
 from peer.resources.computer import available_memory, free_gpu_memory, gpu_memories, memory_need, memory_problem
 from peer.resources.line import MBIT, MeasuredLine, kept_line
 from peer.resources.room import STATES_ON_DISK, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import RequiresSection
 from protocol.version import version

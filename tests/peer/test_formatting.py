@@ -7,30 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from peer.formatting import (
+from peer.formatting import columns, computer_rows, contribution_rows, energy, fit, gpu_line, limit_rows, pad, wrapped
+from protocol.events.status import ComputerStatus, ContributionStatus, GpuStatus
+from protocol.formatting import (
     amount,
     attempted,
     clean,
-    columns,
-    computer_rows,
-    contribution_rows,
     duration,
     endpoint,
-    energy,
-    fit,
-    gpu_line,
-    limit_rows,
     naming,
     number,
-    pad,
     roughly,
     short,
     size,
     to_go,
     visible,
-    wrapped,
 )
-from protocol.events.status import ComputerStatus, ContributionStatus, GpuStatus
 from protocol.short_id import short_id
 from protocol.wire.identity import Identity
 from tests.hostile_texts import HARMFUL, HOSTILE

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from peer.formatting import naming, short
 from peer.sentences import level, sentence
 from protocol.events import events as ev
+from protocol.formatting import naming, short
 from tests.hostile_texts import HARMFUL, HOSTILE, every_event
 from tests.protocol.example_status import OTHER
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, clean, fit, naming, of_fragment, pad, rounds_line, short, wrapped
+from peer.formatting import bar, fit, pad, rounds_line, wrapped
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import clean, naming, of_fragment, short
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line, paragraph
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
 

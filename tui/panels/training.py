@@ -9,10 +9,11 @@ from collections.abc import Callable
 from rich.text import Text
 
 from peer.control.curves import LossPoint, StepBack
-from peer.formatting import amount, clean, fit, many, naming, number, spread, wrapped
+from peer.formatting import fit, spread, wrapped
 from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import amount, clean, many, naming, number
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
 from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line, paragraph
 from tui.panels.rollouts import reward_curves

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import duration, fit, size, sparkline
+from peer.formatting import fit, sparkline
 from peer.sentences import blob, blocks_by_origin, chunk_map, coming, copies
+from protocol.formatting import duration, size
 from tui.panels.drawing import FAINT, GOOD, Look, line, paragraph
 from tui.picture import Picture
 
