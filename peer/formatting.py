@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.formatting import amount, clean, harmless, many, naming, roughly, size
 
 if TYPE_CHECKING:
-    from protocol.events.status import ContributionStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
+    from protocol.events.status import ContributionStatus, CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -40,6 +40,15 @@ def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> s
     low, high = min(finite), max(finite)
     scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
     return "".join(blocks[round((value - low) * scale)] if value in finite else " " for value in shown)
+
+
+def chunk_map(cells: str, width: int) -> str:
+    """Draw the map of a blob's chunks in at most `width` columns."""
+    number, line = min(width, len(cells)), ""
+    for column in range(number):
+        part = set(cells[column * len(cells) // number : (column + 1) * len(cells) // number])
+        line += "#" if part == {"#"} else "." if part <= {"."} else "+"
+    return line
 
 
 def columns(text: str) -> int:
@@ -280,3 +289,45 @@ def goal_line(status: PeerStatus) -> str:
         return f"{text}; the run has ended, and `peer export FOLDER` writes its final state"
     left = status.goal_left_s
     return text if left is None else f"{text}, about {roughly(left)} to go at the speed of the last round"
+
+
+BLOCK_ORIGINS = {
+    "peer": "from peers",
+    "seed": "from seeds",
+    "mirror": "from mirrors",
+    "disk": "from this disk",
+    "copy": "to keep for others",
+}
+
+
+def blocks_by_origin(told: Mapping[str, int]) -> str:
+    """Describe where the blocks of the run's corpora came from.  told: bytes by origin, as the status has them."""
+    parts = [f"{size(told[origin])} {phrase}" for origin, phrase in BLOCK_ORIGINS.items() if told.get(origin)]
+    return ", ".join(parts) or "none yet"
+
+
+def copies(told: CopiesStatus, *, for_all: bool = False) -> str:
+    """Describe the copies of the run's data.  for_all: True for readers at other peers."""
+    if told.peers == 1 or not told.total_bytes:
+        return f"{size(told.total_bytes)} of data, and no other peer to keep them"
+    if told.answered == 1:
+        return "no other peer has said yet what it has"
+    at_others = (
+        (told.here_only_bytes, "at this peer only"),
+        (told.lone_bytes - told.here_only_bytes, "at one other peer only"),
+    )
+    lone = at_others if told.here_only_bytes and not for_all else ((told.lone_bytes, "at one peer only"),)
+    places = (told.missing_bytes, "at no peer"), *lone
+    parts = [f"{_percent(part, told.total_bytes)} {where}" for part, where in places if part > 0]
+    beside = f", beside {many(told.mirrors, 'mirror')}" if told.mirrors else ""
+    if parts:
+        return f"{', '.join(parts)}, of {size(told.total_bytes)}{beside}"
+    if told.short_bytes:
+        share = _percent(told.total_bytes - told.short_bytes, told.total_bytes, down=True)
+        return f"all at two peers or more, {share} at {told.wanted}{beside}"
+    return f"all at {told.wanted} peers or more{beside}"
+
+
+def _percent(part: float, whole: float, *, down: bool = False) -> str:
+    """Return a share in percent; a share above 0 is at least 1 %, unless it is rounded down."""
+    return f"{math.floor(100 * part / whole) if down else max(1, round(100 * part / whole))} %"

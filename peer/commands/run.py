@@ -449,9 +449,8 @@ def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, st
     Both are empty unless the peer of this data directory takes part in it.
     """
     from peer.control.client import ControlClient, ControlError
-    from peer.formatting import goal_line
+    from peer.formatting import copies, goal_line
     from peer.joining.purpose import Speed
-    from peer.sentences import copies
 
     try:
         status = ControlClient(data).status()

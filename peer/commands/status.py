@@ -105,16 +105,17 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import (
+        blocks_by_origin,
         claimed_pace,
         computer_rows,
         contribution_rows,
+        copies,
         goal_line,
         limit_rows,
         rounds_line,
         trainer_line,
         votes_line,
     )
-    from peer.sentences import blocks_by_origin, copies
     from protocol.formatting import amount, clean, duration, many, number, of_fragment, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)

@@ -81,7 +81,6 @@ def run_finish(args: argparse.Namespace) -> int:
 def _leave_and_wait(folder: Path) -> str:
     """Return the peer's last sentence about its end, or the reason why its stream of events ended."""
     from peer.control.client import ControlClient
-    from peer.sentences import sentence
     from protocol.events.events import Left, Notice
     from protocol.formatting import clean
 
@@ -97,7 +96,7 @@ def _leave_and_wait(folder: Path) -> str:
                 client.request("leave")
                 continue
             if isinstance(stamped.event, Left):
-                left = sentence(stamped.event)
+                left = stamped.event.sentence()
             elif isinstance(stamped.event, Notice) and stamped.event.text.startswith(HANDING_OVER):
                 print(f"{clean(stamped.event.text, 200)}  (Ctrl-C: leave now)", flush=True)
     _wait_for_end(stream.status.pid)

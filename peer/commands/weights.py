@@ -84,7 +84,7 @@ def run_publish(args: argparse.Namespace) -> int:
 
 def describe_weights(status: dict[str, Any]) -> list[str]:
     """Return the versions as lines for a person, newest first."""
-    from peer.sentences import chunk_map, coming
+    from peer.formatting import chunk_map
     from protocol.events.events import TransferProgress
     from protocol.formatting import clean, short, size
 
@@ -94,7 +94,7 @@ def describe_weights(status: dict[str, Any]) -> list[str]:
         f"here    {newest}, {size(status['disk_bytes'])} in {clean(status['folder'], 500)}",
     ]
     for each in status["coming"]:
-        lines += [f"coming  {coming(TransferProgress(**each))}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
+        lines += [f"coming  {TransferProgress(**each).progress()}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
     lines += _served(status["blobs"])
     if status["versions"]:
         lines.append(f"{'VERSION':>8}  {'KIND':<7}{'WHOLE':>10}{'PATCH':>10}  {'PUBLISHER':<10}STATE")

@@ -1,27 +1,77 @@
 """The single stream of events: all facts that a person or a test can learn about a running peer.
 
-Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
-`Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a flat map with the class's
-name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
-times are seconds, losses are nats a token.
+Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.  Each says
+its own sentence and severity.  `Event.to_fields` and `from_fields` define the form on the control socket and in the event
+log: a flat map with the class's name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are
+hexadecimal, sizes are bytes, times are seconds, losses are nats a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from protocol.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
+
 # ------------------------------------------------------------------------------------------------------------------------
-# The base of all events.
+# The base of all events, and the words that several of them share.
+
+MOST_CHARACTERS = 2000
+"""Most characters of an event's sentence."""
+STAGES = ("ready", "exchanging", "voting", "applying")
+"""Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events."""
+    """Base of all events.  is_alarm: a person must not overlook such an event."""
+
+    _severity = "info"
+    is_alarm = False
 
     def to_fields(self) -> dict[str, Any]:
         """Return a flat map: the class's name under "event", then the fields."""
         return {"event": type(self).__name__, **asdict(self)}
+
+    def sentence(self, name: Naming = short) -> str:
+        """Describe the event in one harmless line, whoever wrote it."""
+        return clean(self._words(name), MOST_CHARACTERS)
+
+    @property
+    def severity(self) -> str:
+        """Severity: info, warning, debug or error."""
+        return self._severity
+
+    def _words(self, name: Naming) -> str:
+        raise NotImplementedError
+
+
+def blob_name(what: str, number: int) -> str:
+    """Return the name of a blob in words; `what` and `number` as in `TransferProgress`."""
+    names = {
+        "checkpoint": f"checkpoint after {many(number, 'round')}" if number else "the run's initial weights",
+        "result": f"result of round {number}",
+        "weights": f"version {number}, whole",
+        "patch": f"version {number}, patch",
+        "file": f"file {number + 1} of the run",
+        "reference": f"reference weights, of round {number}",
+        "blocks": f"blocks of shard {number + 1} of the corpus",
+    }
+    return names.get(what, f"{clean(what)} {number}")
+
+
+def _mean_reward(reward: float | None) -> str:
+    return f", mean reward {number(reward)}" if reward is not None else ""
+
+
+def _again(times: int) -> str:
+    return f" ({times} times)" if times > 1 else ""
+
+
+def _listed(peers: Sequence[str], name: Naming) -> str:
+    listed = ", ".join(name(peer) for peer in peers[:3])
+    return listed + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -39,6 +89,12 @@ class ReachabilityChanged(Event):
     reachable: str
     addresses: dict[str, str]
 
+    def _words(self, name: Naming) -> str:
+        if self.reachable == "unknown":
+            return "it is not known now if others reach this peer"
+        there = [address for address, verdict in self.addresses.items() if verdict == "reachable"]
+        return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
+
 
 @dataclass(frozen=True)
 class LinkChanged(Event):
@@ -51,6 +107,9 @@ class LinkChanged(Event):
     peer: str
     link: str
 
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} is connected: {clean(self.link)}"
+
 
 @dataclass(frozen=True)
 class PortMapped(Event):
@@ -61,6 +120,11 @@ class PortMapped(Event):
 
     address: str
     by: str
+
+    def _words(self, name: Naming) -> str:
+        if not self.address:
+            return "the router's port is closed"
+        return f"the router opened a port by {clean(self.by)}: {clean(self.address)}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +139,14 @@ class StrangersClosed(Event):
     crowded: int
     busiest: str
 
+    def _words(self, name: Naming) -> str:
+        where, _, relay = self.busiest.rpartition(" ")
+        busiest = f"{where} {short(relay)}" if where else self.busiest
+        return (
+            f"closed {self.silent + self.crowded} connections from outside ({self.silent} that did not greet in time, "
+            f"{self.crowded} for lack of room), most of them from {clean(busiest)}"
+        )
+
 
 @dataclass(frozen=True)
 class NobodyAnswers(Event):
@@ -84,9 +156,15 @@ class NobodyAnswers(Event):
     person.
     """
 
+    _severity = "warning"
+
     seconds: float
     tried: list[dict[str, Any]]
     check: str
+
+    def _words(self, name: Naming) -> str:
+        waited, tried = duration(self.seconds), attempted(self.tried)
+        return f"no peer of the invitation answers after {waited}: {tried}; {clean(self.check, 200)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -106,6 +184,8 @@ class TransferProgress(Event):
     the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """
 
+    _severity = "debug"
+
     what: str
     number: int
     blob: str
@@ -117,6 +197,15 @@ class TransferProgress(Event):
     sources: int
     left_s: float | None
 
+    def progress(self) -> str:
+        """Describe the blob: its name, progress, speed and time left."""
+        left = f", {to_go(self.left_s)}" if self.left_s is not None else ""
+        pace = f"{size(self.down_bytes_per_s)}/s from {many(self.sources, 'peer')}{left}"
+        return f"{blob_name(self.what, self.number)}: {self.done}/{self.total} chunks, {pace}"
+
+    def _words(self, name: Naming) -> str:
+        return f"fetching {self.progress()}"
+
 
 @dataclass(frozen=True)
 class TransferEnded(Event):
@@ -126,12 +215,18 @@ class TransferEnded(Event):
     seconds: duration of the transfer.  complete: true if the whole blob is here.
     """
 
+    _severity = "debug"
+
     what: str
     number: int
     blob: str
     fetched_bytes: int
     seconds: float
     complete: bool
+
+    def _words(self, name: Naming) -> str:
+        outcome = "fetched" if self.complete else "gave up"
+        return f"{outcome} {blob_name(self.what, self.number)}: {size(self.fetched_bytes)} in {duration(self.seconds)}"
 
 
 def subject(event: Event) -> tuple[str, str]:
@@ -162,6 +257,11 @@ class VersionPublished(Event):
     size_bytes: int
     patch_bytes: int | None
 
+    def _words(self, name: Naming) -> str:
+        patch = f", a patch of {size(self.patch_bytes)}" if self.patch_bytes is not None else ""
+        whole = ", available whole" if self.kind == "anchor" else ""
+        return f"weights: {name(self.publisher)} published version {self.version} ({size(self.size_bytes)}{whole}{patch})"
+
 
 @dataclass(frozen=True)
 class VersionStarted(Event):
@@ -170,6 +270,9 @@ class VersionStarted(Event):
     version: int
     size_bytes: int
     files: int
+
+    def _words(self, name: Naming) -> str:
+        return f"weights: fetching version {self.version}: {size(self.size_bytes)} in {many(self.files, 'file')}"
 
 
 @dataclass(frozen=True)
@@ -184,13 +287,22 @@ class VersionComplete(Event):
     size_bytes: int
     seconds: float
 
+    def _words(self, name: Naming) -> str:
+        told = f"{self.weights[:8]}, {size(self.size_bytes)}"
+        return f"weights: version {self.version} is on disk ({told}) after {duration(self.seconds)}"
+
 
 @dataclass(frozen=True)
 class VersionRefused(Event):
     """A version, or a patch that leads to it, will not be used; `reason` is a phrase."""
 
+    _severity = "warning"
+
     version: int
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"weights: version {self.version} is not used: {clean(self.reason, 200)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -213,6 +325,10 @@ class RolloutsGenerated(Event):
     size_bytes: int
     seconds: float
 
+    def _words(self, name: Naming) -> str:
+        what = f"{many(self.rollouts, 'rollout')} of {self.tokens} tokens"
+        return f"version {self.version}, batch {self.number}: {what} in {duration(self.seconds)}"
+
 
 @dataclass(frozen=True)
 class BatchJudged(Event):
@@ -230,6 +346,12 @@ class BatchJudged(Event):
     rejected: int
     inconclusive: int
     reasons: list[str]
+
+    def _words(self, name: Naming) -> str:
+        why = f" ({', '.join(clean(reason) for reason in self.reasons)})" if self.reasons else ""
+        batch = f"batch {self.number} of {name(self.author)} at version {self.version}"
+        counts = f"{self.accepted} rollouts accepted, {self.rejected} rejected"
+        return f"{batch}, judged by {name(self.validator)}: {counts}{why}"
 
 
 @dataclass(frozen=True)
@@ -249,6 +371,12 @@ class BatchDecided(Event):
     reason: str
     rollouts: int
     checked: bool
+
+    def _words(self, name: Naming) -> str:
+        why = f": {clean(self.reason)}" if self.reason else ""
+        seen = ", which we verified ourselves" if self.checked else ""
+        batch = f"batch {self.number} of {name(self.author)} at version {self.version}"
+        return f"{batch}{seen}, is {clean(self.verdict)}{why}"
 
 
 @dataclass(frozen=True)
@@ -270,6 +398,14 @@ class RolloutsUsed(Event):
     answers: list[dict[str, Any]] = field(default_factory=list)
     informative: int | None = None
 
+    def _words(self, name: Naming) -> str:
+        what = f"{many(self.rollouts, 'rollout')} in {many(len(self.batches), 'batch', 'batches')}"
+        mean = _mean_reward(self.reward)
+        if self.informative == 0:
+            return f"round {self.round}: learned nothing from {what}: all answers to each problem had the same reward{mean}"
+        far = f", {self.kl:.2g} nats from the reference" if self.kl is not None else ""
+        return f"round {self.round}: learned from {what}{mean}{far}"
+
 
 @dataclass(frozen=True)
 class NothingLearned(Event):
@@ -280,12 +416,26 @@ class NothingLearned(Event):
     are lines in which ↵ stands for a line break.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     round: int
     rounds: int
     reward: float | None
     prompt: str
     text: str
     expected: str
+
+    def _words(self, name: Naming) -> str:
+        mean = f" (mean reward {number(self.reward)})" if self.reward is not None else ""
+        wanted = f"; expected: {clean(self.expected, 200)}" if self.expected else ""
+        problem, answer = clean(self.prompt, 200), clean(self.text, 200)
+        remedy = "take problems of another difficulty" if self.reward else "say in the prompts which form an answer has"
+        return (
+            f"nothing is learned: in {many(self.rounds, 'round')} all answers to each problem had the same reward{mean}; a "
+            f"typical answer to »{problem}« is »{answer}«{wanted}; {remedy}, and try them with "
+            "`peer tasks rate FILE --model FOLDER`"
+        )
 
 
 @dataclass(frozen=True)
@@ -297,6 +447,10 @@ class TaskSetOffered(Event):
     name: str
     tasks: int
     size_bytes: int
+
+    def _words(self, name: Naming) -> str:
+        what = f"{many(self.tasks, 'task')} ({size(self.size_bytes)})"
+        return f"{name(self.publisher)} offers {what}, {clean(self.name, 64)}: set {self.root[:12]}"
 
 
 @dataclass(frozen=True)
@@ -311,6 +465,11 @@ class TasksAmended(Event):
     sets: list[str]
     percent: int
 
+    def _words(self, name: Naming) -> str:
+        share = f", of which {self.percent} % of the problems are" if self.sets else ""
+        sets = f"{len(self.sets)} sets of tasks are in force (amendment {self.number})"
+        return f"from version {self.version} on {sets}{share}"
+
 
 @dataclass(frozen=True)
 class TaskSetFellOut(Event):
@@ -322,6 +481,10 @@ class TaskSetFellOut(Event):
     root: str
     name: str
     version: int
+
+    def _words(self, name: Naming) -> str:
+        called = f"{clean(self.name, 64)} ({self.root[:12]})"
+        return f"the set of tasks {called} was dropped at version {self.version}, by the trainers' counts"
 
 
 @dataclass(frozen=True)
@@ -344,21 +507,38 @@ class RolloutsCounted(Event):
     mine: list[str]
     rollouts: int = 0
 
+    def _words(self, name: Naming) -> str:
+        ours = f"; {len(self.mine)} of them {'is' if len(self.mine) == 1 else 'are'} ours" if self.mine else ""
+        what = f"{many(self.batches, 'batch', 'batches')} of rollouts, {amount(self.tokens)} tokens"
+        return f"round {self.round}: the swarm learned from {what}{_mean_reward(self.reward)}{ours}"
+
 
 @dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
     """Rollouts of `peer` are no longer used; `reason` is a phrase."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"rollouts of {name(self.peer)} are no longer used: {clean(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
 class ValidatorSetAside(Event):
     """Verdicts of `peer` no longer count; `reason` is a phrase."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"verdicts of {name(self.peer)} no longer count: {clean(self.reason, 200)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -382,6 +562,14 @@ class Started(Event):
     data_dir: str
     team: str = ""
 
+    def _words(self, name: Naming) -> str:
+        run = f"{clean(self.run_name)} ({self.run[:12]})" if self.run_name else self.run[:12]
+        where = f", listening on {clean(', '.join(self.addresses), 1000)}" if self.addresses else ""
+        return (
+            f"{clean(self.name)} {self.peer} in run {run}{where}; version {self.version}, process {self.pid}, "
+            f"data in {clean(self.data_dir, 500)}"
+        )
+
 
 @dataclass(frozen=True)
 class Left(Event):
@@ -399,6 +587,25 @@ class Left(Event):
     exit_code: int
     problem: str
 
+    @property
+    def severity(self) -> str:
+        """Severity: error if it left because of a problem."""
+        return "error" if self.problem else "info"
+
+    def _goodbye(self) -> str:
+        if self.heard_by:
+            return f"said goodbye to {many(self.heard_by, 'peer')}"
+        if self.goodbye:
+            return "said goodbye, but no peer was connected"
+        return "without a goodbye" if self.exit_code else "before it met any peer"
+
+    def _words(self, name: Naming) -> str:
+        if self.rounds is None:
+            text = "left: before it began"
+        else:
+            text = f"left: {self._goodbye()}, {many(self.rounds, 'round')} committed, state on disk"
+        return f"{text}; {clean(self.problem, 1000)}" if self.problem else text
+
 
 @dataclass(frozen=True)
 class LinesLost(Event):
@@ -407,8 +614,14 @@ class LinesLost(Event):
     Emitted only on standard output.  lines: number of missing lines.  reason: a sentence.
     """
 
+    _severity = "warning"
+
     lines: int
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        are = "line is" if self.lines == 1 else "lines are"
+        return f"{self.lines} {are} missing here: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -422,6 +635,11 @@ class PhaseChanged(Event):
     why_idle: str
     detail: str
 
+    def _words(self, name: Naming) -> str:
+        ahead = ", training ahead" if self.phase in STAGES and not self.why_idle else ""
+        why = self.detail or self.why_idle
+        return f"{self.phase}{ahead}: {clean(why, 300)}" if why else f"{self.phase}{ahead}"
+
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
@@ -434,14 +652,25 @@ class PeerJoined(Event):
     name: str
     team: str = ""
 
+    def _words(self, name: Naming) -> str:
+        return f"{clean(self.name) or 'a peer'} ({short(self.peer)}) is here"
+
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
     """A peer sent nothing for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
 
+    _severity = "warning"
+
     peer: str
     silent_s: float
     disconnected: bool
+
+    def _words(self, name: Naming) -> str:
+        silent = duration(self.silent_s)
+        if self.disconnected:
+            return f"the connection to {name(self.peer)} broke (last heard {silent} ago)"
+        return f"{name(self.peer)} has been silent for {silent}"
 
 
 @dataclass(frozen=True)
@@ -451,13 +680,21 @@ class PeerGone(Event):
     peer: str
     goodbye: bool
 
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} {'said goodbye and left' if self.goodbye else 'is gone: it fell silent'}"
+
 
 @dataclass(frozen=True)
 class PeerBanned(Event):
     """A peer was disconnected and is banned for a while; `reason` names its last offence."""
 
+    _severity = "warning"
+
     peer: str
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} was disconnected and stays out for a while: {clean(self.reason)}"
 
 
 @dataclass(frozen=True)
@@ -470,6 +707,9 @@ class RoleChosen(Event):
     role: str
     reason: str
 
+    def _words(self, name: Naming) -> str:
+        return f"role {clean(self.role)}: {clean(self.reason, 300)}"
+
 
 @dataclass(frozen=True)
 class TrainerStarted(Event):
@@ -477,12 +717,23 @@ class TrainerStarted(Event):
 
     pid: int
 
+    def _words(self, name: Naming) -> str:
+        return f"trainer started (process {self.pid})"
+
 
 @dataclass(frozen=True)
 class TrainerStopped(Event):
     """The trainer died or was ended; `reason` is a sentence."""
 
     reason: str
+
+    @property
+    def severity(self) -> str:
+        """Severity: info if it was stopped on purpose."""
+        return "info" if self.reason == "the trainer was stopped" else "warning"
+
+    def _words(self, name: Naming) -> str:
+        return f"trainer stopped: {clean(self.reason, 300)}"
 
 
 @dataclass(frozen=True)
@@ -493,6 +744,8 @@ class ComputeProgress(Event):
     left_s: seconds until the last step, at the present rate.  ahead: true while the round before is exchanged and agreed on.
     """
 
+    _severity = "debug"
+
     round: int
     steps: int
     total_steps: int
@@ -500,6 +753,11 @@ class ComputeProgress(Event):
     tokens_per_s: float
     left_s: float
     ahead: bool = False
+
+    def _words(self, name: Naming) -> str:
+        what = f"round {self.round}{', ahead' if self.ahead else ''}"
+        pace = f"{amount(self.tokens_per_s)} tokens/s, {to_go(self.left_s)}"
+        return f"{what}: step {self.steps} of {self.total_steps}, loss {number(self.loss)}, {pace}"
 
 
 @dataclass(frozen=True)
@@ -520,6 +778,19 @@ class ReadySent(Event):
     fragment: int = 0
     fragments: int = 1
 
+    @property
+    def preferences(self) -> str:
+        """How well the model told chosen answers from rejected ones; empty without preferences."""
+        if self.margin is None or self.accuracy is None:
+            return ""
+        return f"margin {number(self.margin)}, {100 * self.accuracy:.0f} % of the preferences right"
+
+    def _words(self, name: Naming) -> str:
+        pairs = f"; {self.preferences}" if self.margin is not None else ""
+        which = f"round {self.round}{of_fragment(self.fragment, self.fragments)}"
+        trained = f"{amount(self.tokens)} tokens in {many(self.steps, 'step')}"
+        return f"{which}: ready with {trained}, loss {number(self.loss)}{pairs}"
+
 
 @dataclass(frozen=True)
 class RoundProposed(Event):
@@ -535,15 +806,27 @@ class RoundProposed(Event):
     members: list[str]
     absent: list[str]
 
+    def _words(self, name: Naming) -> str:
+        without = f", without {_listed(self.absent, name)}" if self.absent else ""
+        again = f" (attempt {self.attempt})" if self.attempt else ""
+        members = many(len(self.members), "member")
+        return f"round {self.round}{again}: {name(self.proposer)} proposes {members}{without}"
+
 
 @dataclass(frozen=True)
 class ExchangeProgress(Event):
     """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names the peers that are late."""
 
+    _severity = "debug"
+
     round: int
     chunks_done: int
     chunks_total: int
     waiting_for: list[str]
+
+    def _words(self, name: Naming) -> str:
+        waits = f", waiting for {_listed(self.waiting_for, name)}" if self.waiting_for else ""
+        return f"round {self.round}: {self.chunks_done} of {self.chunks_total} chunks{waits}"
 
 
 @dataclass(frozen=True)
@@ -558,13 +841,22 @@ class ExchangeFinished(Event):
     up_bytes: int
     down_bytes: int
 
+    def _words(self, name: Naming) -> str:
+        moved = f"{size(self.up_bytes)} up, {size(self.down_bytes)} down"
+        return f"round {self.round}: exchanged in {duration(self.seconds)} ({moved})"
+
 
 @dataclass(frozen=True)
 class MemberLost(Event):
     """A member stopped delivering in this round's exchange; its missing chunks are averaged without it."""
 
+    _severity = "warning"
+
     round: int
     peer: str
+
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: {name(self.peer)} stopped delivering; averaging without it"
 
 
 @dataclass(frozen=True)
@@ -574,14 +866,23 @@ class MemberRegained(Event):
     round: int
     peer: str
 
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: {name(self.peer)} is heard again; waiting for it again"
+
 
 @dataclass(frozen=True)
 class PeerEjected(Event):
     """A peer was proven to have lied, and this peer excludes it from now on.  `evidence` is the name of the proof."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
     evidence: str
+
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} is shut out for good: {clean(self.reason)} (proof {self.evidence[:16]})"
 
 
 @dataclass(frozen=True)
@@ -591,19 +892,30 @@ class AuditDone(Event):
     right: number of averages found right, by the peer that signed them.
     """
 
+    _severity = "debug"
+
     round: int
     chunks: int
     checked: int
     right: dict[str, int] = field(default_factory=dict)
+
+    def _words(self, name: Naming) -> str:
+        missing = "" if self.checked == self.chunks else f" ({self.chunks - self.checked} could not be)"
+        return f"round {self.round}: {self.checked} averages of others recomputed{missing}"
 
 
 @dataclass(frozen=True)
 class RoundVoted(Event):
     """This peer votes for a record.  record: its hash."""
 
+    _severity = "debug"
+
     round: int
     attempt: int
     record: str
+
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: voted"
 
 
 @dataclass(frozen=True)
@@ -615,6 +927,9 @@ class RoundsConfirmed(Event):
 
     confirmed: int
     final: int
+
+    def _words(self, name: Naming) -> str:
+        return f"{many(self.confirmed, 'provisional round')} confirmed by the peers that had been away: final now"
 
 
 @dataclass(frozen=True)
@@ -638,6 +953,12 @@ class RoundCommitted(Event):
     fragments: int = 1
     run_tokens: int = 0
 
+    def _words(self, name: Naming) -> str:
+        which = f"{fragment}," if (fragment := of_fragment(self.fragment, self.fragments)) else ""
+        members = f"{many(len(self.members), 'member')}{'' if self.mine else ', without us'}"
+        tokens = f"{amount(self.tokens)} tokens"
+        return f"round {self.round}{which} committed: {members}, {tokens}, training loss {number(self.loss)}"
+
 
 @dataclass(frozen=True)
 class RunEnded(Event):
@@ -653,6 +974,14 @@ class RunEnded(Event):
     total: int
     tip: str
 
+    def _words(self, name: Naming) -> str:
+        goal = f"{amount(self.total)} tokens" if self.unit == "tokens" else many(self.total, "round")
+        return (
+            f"the run has ended: its total of {goal} is reached, after {many(self.rounds, 'round')} and "
+            f"{amount(self.tokens)} tokens; peers serve the final weights until they leave, and `peer export FOLDER` writes "
+            "them"
+        )
+
 
 @dataclass(frozen=True)
 class RunExtended(Event):
@@ -662,6 +991,9 @@ class RunExtended(Event):
     unit: str
     total: int
 
+    def _words(self, name: Naming) -> str:
+        return f"the organiser has extended the run to {amount(self.total)} {clean(self.unit)}, from round {self.round} on"
+
 
 @dataclass(frozen=True)
 class StateApplied(Event):
@@ -669,6 +1001,9 @@ class StateApplied(Event):
 
     rounds: int
     digest: str
+
+    def _words(self, name: Naming) -> str:
+        return f"state after {many(self.rounds, 'round')}: {self.digest[:16]}"
 
 
 @dataclass(frozen=True)
@@ -685,6 +1020,10 @@ class EvalLoss(Event):
     losses: dict[str, float] = field(default_factory=dict)
     members: int = 1
 
+    def _words(self, name: Naming) -> str:
+        source = f"measured by {name(self.by)}" if self.members == 1 else f"mean of {self.members} members"
+        return f"held-out loss after {many(self.rounds, 'round')}: {number(self.loss)} ({source})"
+
 
 @dataclass(frozen=True)
 class SamplesWritten(Event):
@@ -693,18 +1032,30 @@ class SamplesWritten(Event):
     completions: one line for each prompt, by the prompt; ↵ stands for a line break.
     """
 
+    _severity = "debug"  # the interface and the page have a place for them
+
     rounds: int
     by: str
     completions: dict[str, str]
+
+    def _words(self, name: Naming) -> str:
+        texts = "; ".join(f"{clean(prompt, 200)}»{clean(text, 300)}" for prompt, text in self.completions.items())
+        return f"samples after {many(self.rounds, 'round')}, by {name(self.by)}: {texts}"
 
 
 @dataclass(frozen=True)
 class EvalProgress(Event):
     """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows and tokens of samples."""
 
+    _severity = "debug"
+
     rounds: int
     done: int
     total: int
+
+    def _words(self, name: Naming) -> str:
+        percent = 100 * self.done // max(1, self.total)
+        return f"measuring the held-out loss after {many(self.rounds, 'round')}: {percent} %"
 
 
 @dataclass(frozen=True)
@@ -714,20 +1065,33 @@ class CheckpointWritten(Event):
     rounds: int
     size_bytes: int
 
+    def _words(self, name: Naming) -> str:
+        return f"checkpoint after {many(self.rounds, 'round')} is on disk ({size(self.size_bytes)})"
+
 
 @dataclass(frozen=True)
 class StateLoaded(Event):
     """The outer state after `rounds` rounds is loaded, from a checkpoint or, with 0 rounds, from the run's beginning."""
 
+    _severity = "debug"
+
     rounds: int
+
+    def _words(self, name: Naming) -> str:
+        return f"loaded the state after {many(self.rounds, 'round')}"
 
 
 @dataclass(frozen=True)
 class SyncProgress(Event):
     """This peer is catching up: `done` of `total` records are here."""
 
+    _severity = "debug"
+
     done: int
     total: int
+
+    def _words(self, name: Naming) -> str:
+        return f"fetching records: {self.done} of {self.total}"
 
 
 @dataclass(frozen=True)
@@ -739,9 +1103,20 @@ class RolledBack(Event):
     rounds, or because no live peer has their results.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     to_round: int
     abandoned: int
     winner: str
+
+    def _words(self, name: Naming) -> str:
+        last = self.to_round + self.abandoned - 1
+        which = f"round {self.to_round}" if self.abandoned == 1 else f"rounds {self.to_round} to {last}"
+        why = f"most voters do not stand on {which}, or nobody here has the results: computed anew"
+        if self.winner:
+            why = f"the branch of {name(self.winner)} won, and its rounds replace {which}"
+        return f"went back {many(self.abandoned, 'round')}: {why}"
 
 
 @dataclass(frozen=True)
@@ -753,20 +1128,37 @@ class SecondHistory(Event):
     electors that signed both.
     """
 
+    _severity = "error"
+    is_alarm = True
+
     round: int
     ours: str
     theirs: str
     shown_by: str
     signers: list[str]
 
+    def _words(self, name: Naming) -> str:
+        both = _listed(self.signers, name) or "nobody"
+        return (
+            f"ALARM: {name(self.shown_by)} shows a second certified record of round {self.round} ({self.theirs[:8]}; we "
+            f"keep {self.ours[:8]}): at least a third of the electors lied; {both} signed both"
+        )
+
 
 @dataclass(frozen=True)
 class Desynced(Event):
     """This peer's outer state before `round` is not the swarm's; it is being repaired.  mine, theirs: the digests."""
 
+    _severity = "warning"
+    is_alarm = True
+
     round: int
     mine: str
     theirs: str
+
+    def _words(self, name: Naming) -> str:
+        digests = f"{self.mine[:8]}, not {self.theirs[:8]}"
+        return f"state differs from the swarm's before round {self.round} ({digests}); repairing"
 
 
 @dataclass(frozen=True)
@@ -778,10 +1170,15 @@ class Dropped(Event):
     what: kind of the data.  reason: a phrase.  times: number of such drops since the last such event.
     """
 
+    _severity = "debug"
+
     peer: str
     what: str
     reason: str
     times: int = 1
+
+    def _words(self, name: Naming) -> str:
+        return f"dropped a {clean(self.what)} from {name(self.peer)}{_again(self.times)}: {clean(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
@@ -792,10 +1189,17 @@ class HandlerFailed(Event):
     event.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     what: str
     reason: str
     times: int
+
+    def _words(self, name: Naming) -> str:
+        what = f"a {clean(self.what)} from {name(self.peer)}"
+        return f"{what} made its handler fail{_again(self.times)}; please report: {clean(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
@@ -804,6 +1208,14 @@ class Notice(Event):
 
     level: str
     text: str
+
+    @property
+    def severity(self) -> str:
+        """Severity: the level of the notice."""
+        return self.level
+
+    def _words(self, name: Naming) -> str:
+        return clean(self.text, 1000)
 
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from peer.control.curves import LossPoint, StepBack
 from peer.formatting import fit, spread, wrapped
-from peer.sentences import preferences_of
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.formatting import amount, clean, many, naming, number
@@ -53,7 +52,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if is_rl:
         return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]
     lines += paragraph(_held_out(picture), width, HELD_OUT if picture.evals else FAINT)
-    if picture.ready is not None and (pairs := preferences_of(picture.ready)):
+    if picture.ready is not None and (pairs := picture.ready.preferences):
         lines += paragraph(pairs, width)
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())

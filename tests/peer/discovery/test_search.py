@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock
 
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
-from peer.sentences import level, sentence
 from protocol.events.events import Event, NobodyAnswers, from_fields
 from protocol.transport.dialer import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
@@ -67,8 +66,8 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
         {"address": at(TWO, 2), "times": 0, "problem": TRYING},
         {"address": at(ONE), "times": 3, "problem": REFUSED},
     ]
-    assert from_fields(first.to_fields()) == first and level(first) == "warning"
-    line = sentence(first)
+    assert from_fields(first.to_fields()) == first and first.severity == "warning"
+    line = first.sentence()
     assert "192.0.2.1 port 4001 (3 times: refused, nothing listens there)" in line and "peer runs" in line
     assert "\n" not in line and "nothing listens there" in watch.search.summary
 
@@ -115,7 +114,7 @@ def test_nothing_is_said_while_somebody_may_answer_and_all_about_one_of_another_
     foreign.network.here = [ONE]
     foreign.network.tried = [Attempt(at(ONE), 1, OTHER_RUN)]
     foreign.run(10)
-    assert foreign.said and "another run" in sentence(foreign.said[0][1])
+    assert foreign.said and "another run" in foreign.said[0][1].sentence()
 
 
 def test_the_search_ends_when_somebody_was_met() -> None:
