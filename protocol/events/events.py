@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from protocol.formatting import Naming, amount, attempted, clean, duration, many, number, of_fragment, short, size, to_go
+from protocol.formatting import Naming, amount, clean, duration, many, number, of_fragment, short, size, to_go
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The base of all events, and the words that several of them share.
@@ -125,46 +126,6 @@ class PortMapped(Event):
         if not self.address:
             return "the router's port is closed"
         return f"the router opened a port by {clean(self.by)}: {clean(self.address)}"
-
-
-@dataclass(frozen=True)
-class StrangersClosed(Event):
-    """Connections from outside were closed since the last such event; emitted at most once a minute.
-
-    silent: number closed because the peer did not greet before the deadline.  crowded: number closed for lack of room.
-    busiest: the address from which most of them came.
-    """
-
-    silent: int
-    crowded: int
-    busiest: str
-
-    def _words(self, name: Naming) -> str:
-        where, _, relay = self.busiest.rpartition(" ")
-        busiest = f"{where} {short(relay)}" if where else self.busiest
-        return (
-            f"closed {self.silent + self.crowded} connections from outside ({self.silent} that did not greet in time, "
-            f"{self.crowded} for lack of room), most of them from {clean(busiest)}"
-        )
-
-
-@dataclass(frozen=True)
-class NobodyAnswers(Event):
-    """No peer named by the invitation has answered yet; emitted less and less often.
-
-    seconds: time since the search began.  tried: maps of address, times and problem (a phrase).  check: advice to the
-    person.
-    """
-
-    _severity = "warning"
-
-    seconds: float
-    tried: list[dict[str, Any]]
-    check: str
-
-    def _words(self, name: Naming) -> str:
-        waited, tried = duration(self.seconds), attempted(self.tried)
-        return f"no peer of the invitation answers after {waited}: {tried}; {clean(self.check, 200)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -439,55 +400,6 @@ class NothingLearned(Event):
 
 
 @dataclass(frozen=True)
-class TaskSetOffered(Event):
-    """A peer, possibly this one, offers a set of tasks.  root: ID of the set."""
-
-    publisher: str
-    root: str
-    name: str
-    tasks: int
-    size_bytes: int
-
-    def _words(self, name: Naming) -> str:
-        what = f"{many(self.tasks, 'task')} ({size(self.size_bytes)})"
-        return f"{name(self.publisher)} offers {what}, {clean(self.name, 64)}: set {self.root[:12]}"
-
-
-@dataclass(frozen=True)
-class TasksAmended(Event):
-    """These sets of tasks are in force from version `version` on; `percent` of the problems come from them.
-
-    number: number of the organiser's amendment.  sets: IDs of the sets.
-    """
-
-    number: int
-    version: int
-    sets: list[str]
-    percent: int
-
-    def _words(self, name: Naming) -> str:
-        share = f", of which {self.percent} % of the problems are" if self.sets else ""
-        sets = f"{len(self.sets)} sets of tasks are in force (amendment {self.number})"
-        return f"from version {self.version} on {sets}{share}"
-
-
-@dataclass(frozen=True)
-class TaskSetFellOut(Event):
-    """No more problems come from this set of tasks, because more than half of a record's voters were against it.
-
-    root: ID of the set.  version: the first version without it.
-    """
-
-    root: str
-    name: str
-    version: int
-
-    def _words(self, name: Naming) -> str:
-        called = f"{clean(self.name, 64)} ({self.root[:12]})"
-        return f"the set of tasks {called} was dropped at version {self.version}, by the trainers' counts"
-
-
-@dataclass(frozen=True)
 class RolloutsCounted(Event):
     """The members of a record on disk learned from rollouts, whose mean reward they state.
 
@@ -682,33 +594,6 @@ class PeerGone(Event):
 
     def _words(self, name: Naming) -> str:
         return f"{name(self.peer)} {'said goodbye and left' if self.goodbye else 'is gone: it fell silent'}"
-
-
-@dataclass(frozen=True)
-class PeerBanned(Event):
-    """A peer was disconnected and is banned for a while; `reason` names its last offence."""
-
-    _severity = "warning"
-
-    peer: str
-    reason: str
-
-    def _words(self, name: Naming) -> str:
-        return f"{name(self.peer)} was disconnected and stays out for a while: {clean(self.reason)}"
-
-
-@dataclass(frozen=True)
-class RoleChosen(Event):
-    """This peer has chosen its role in a run with rollouts, because its owner named none.
-
-    role: trainer, rollout, validator or seed.  reason: a sentence.
-    """
-
-    role: str
-    reason: str
-
-    def _words(self, name: Naming) -> str:
-        return f"role {clean(self.role)}: {clean(self.reason, 300)}"
 
 
 @dataclass(frozen=True)
@@ -961,41 +846,6 @@ class RoundCommitted(Event):
 
 
 @dataclass(frozen=True)
-class RunEnded(Event):
-    """The run has reached its total: this is its final record, and the state after it is the final state.
-
-    Emitted at most once per start of the peer.  rounds, tokens: numbers done by all members.  unit: unit of the total,
-    "tokens" or "rounds".  tip: hash of the final record.
-    """
-
-    rounds: int
-    tokens: int
-    unit: str
-    total: int
-    tip: str
-
-    def _words(self, name: Naming) -> str:
-        goal = f"{amount(self.total)} tokens" if self.unit == "tokens" else many(self.total, "round")
-        return (
-            f"the run has ended: its total of {goal} is reached, after {many(self.rounds, 'round')} and "
-            f"{amount(self.tokens)} tokens; peers serve the final weights until they leave, and `peer export FOLDER` writes "
-            "them"
-        )
-
-
-@dataclass(frozen=True)
-class RunExtended(Event):
-    """The organiser has extended the run, by a signed statement in the chain.  total: in `unit`, from `round` on."""
-
-    round: int
-    unit: str
-    total: int
-
-    def _words(self, name: Naming) -> str:
-        return f"the organiser has extended the run to {amount(self.total)} {clean(self.unit)}, from round {self.round} on"
-
-
-@dataclass(frozen=True)
 class StateApplied(Event):
     """`rounds` records have been applied; `digest` is the outer state's."""
 
@@ -1202,12 +1052,65 @@ class HandlerFailed(Event):
         return f"{what} made its handler fail{_again(self.times)}; please report: {clean(self.reason, 200)}"
 
 
+class NoticeCode(StrEnum):
+    """Kinds of notices that programs may rely on, each with its details."""
+
+    ROLE_CHOSEN = "role_chosen"
+    """This peer has chosen its role in a run with rollouts, because its owner named none.
+
+    role: trainer, rollout, validator or seed.  reason: a sentence.
+    """
+    NOBODY_ANSWERS = "nobody_answers"
+    """No peer named by the invitation has answered yet; emitted less and less often.
+
+    seconds: time since the search began.  tried: maps of address, times and problem (a phrase).  check: advice.
+    """
+    STRANGERS_CLOSED = "strangers_closed"
+    """Connections from outside were closed since the last such notice; emitted at most once a minute.
+
+    silent: number closed because the peer did not greet before the deadline.  crowded: number closed for lack of room.
+    busiest: the address from which most of them came.
+    """
+    PEER_BANNED = "peer_banned"
+    """A peer was disconnected and is banned for a while.  peer: its ID.  reason: its last offence."""
+    RUN_ENDED = "run_ended"
+    """The run has reached its total: this is its final record, and the state after it is the final state.
+
+    Emitted at most once per start of the peer, unless the run is extended.  rounds, tokens: numbers done by all members.
+    unit: unit of the total, "tokens" or "rounds".  total: in this unit.  tip: hash of the final record.
+    """
+    RUN_EXTENDED = "run_extended"
+    """The organiser has extended the run, by a signed statement in the chain.  total: in `unit`, from `round` on."""
+    TASK_SET_OFFERED = "task_set_offered"
+    """A peer, possibly this one, offers a set of tasks.
+
+    peer: its ID.  root: ID of the set.  name: of the set.  tasks: their number.  size_bytes: of all of them.
+    """
+    TASKS_AMENDED = "tasks_amended"
+    """Other sets of tasks are in force.
+
+    number: number of the organiser's amendment.  version: the first version with them.  sets: IDs of the sets.  percent:
+    share of the problems that come from them.
+    """
+    TASK_SET_FELL_OUT = "task_set_fell_out"
+    """No more problems come from a set of tasks, because more than half of a record's voters were against it.
+
+    root: ID of the set.  name: of the set.  version: the first version without it.
+    """
+
+
 @dataclass(frozen=True)
 class Notice(Event):
-    """A sentence for the person at the screen.  level: info, warning or debug."""
+    """A sentence for the person at the screen.
+
+    level: info, warning or debug.  text: the sentence, with whole peer IDs.  code: its kind for programs; empty for a
+    remark that has none.  details: the facts in the sentence, by name.
+    """
 
     level: str
     text: str
+    code: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def severity(self) -> str:
@@ -1215,7 +1118,8 @@ class Notice(Event):
         return self.level
 
     def _words(self, name: Naming) -> str:
-        return clean(self.text, 1000)
+        text, peer = clean(self.text, 1000), self.details.get("peer")
+        return text.replace(peer, name(peer)) if peer and isinstance(peer, str) else text
 
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)

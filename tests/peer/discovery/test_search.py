@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
-from protocol.events.events import Event, NobodyAnswers, from_fields
+from protocol.events.events import Event, Notice, NoticeCode, from_fields
 from protocol.transport.dialer import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
 
@@ -39,11 +39,11 @@ class Watch:
     """A search under virtual time, and what it said with the time of each word."""
 
     def __init__(self) -> None:
-        self.network, self.said, self.met = Dialled(), list[tuple[float, NobodyAnswers]](), False
+        self.network, self.said, self.met = Dialled(), list[tuple[float, Notice]](), False
         self.search = Search(self.network, [at(ONE), at(TWO, 2)], self._take, lambda: self.met)
 
     def _take(self, event: Event) -> None:
-        assert isinstance(event, NobodyAnswers)
+        assert isinstance(event, Notice) and event.code == NoticeCode.NOBODY_ANSWERS
         self.said.append((trio.current_time(), event))
 
     def run(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
     assert times[0] <= 3 and len(times) >= 4
     assert all(later - sooner >= 5 for sooner, later in itertools.pairwise(times))
     first = watch.said[0][1]
-    assert first.tried == [
+    assert first.details["tried"] == [
         {"address": at(TWO, 2), "times": 0, "problem": TRYING},
         {"address": at(ONE), "times": 3, "problem": REFUSED},
     ]
