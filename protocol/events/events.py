@@ -665,7 +665,7 @@ class ReadySent(Event):
 
     @property
     def preferences(self) -> str:
-        """How well the model told chosen answers from rejected ones; empty without preferences."""
+        """Separation of chosen answers from rejected ones by the model, in words; empty without preferences."""
         if self.margin is None or self.accuracy is None:
             return ""
         return f"margin {number(self.margin)}, {100 * self.accuracy:.0f} % of the preferences right"
