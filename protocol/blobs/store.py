@@ -5,8 +5,8 @@ the hashes of their chunks: the run's files, sets of tasks, batches of rollouts,
 weights.  Results and checkpoints are identified by their rounds (`protocol.chain.results`).
 
     <root>.blob          a whole blob
-    <root>.part          a blob that is being fetched or made
-    <root>.leaves        the hashes of its chunks, behind their own hash
+    part-<root>.blob     a blob that is being fetched or made
+    <root>.blob.leaves   the hashes of its chunks, behind their own hash
     <number>-<hash>      a signed statement about a blob, behind its hash
 
 A blob is flushed to the disk, then renamed.  If bytes of a whole blob turn out to be wrong, it becomes a part again, so that
@@ -21,7 +21,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,21 +101,13 @@ class BlobFolder(ABC, Generic[K]):
     def _leaves_path(self, key: K) -> Path:
         return self.folder / f"{self.name(key)}.leaves"
 
-    def _key_of_part(self, name: str) -> K | None:
-        return self.key(name.removeprefix("part-")) if name.startswith("part-") else None
-
     def load(self) -> None:
         """Find the blobs left before a restart."""
         self.folder.mkdir(exist_ok=True)
-        self._scan()
-
-    def _scan(self) -> None:
         for path in self.folder.iterdir():
-            key, part = self.key(path.name), self._key_of_part(path.name)
-            if key is not None:
-                self._whole[key] = size_of(path)
-            elif part is not None:
-                self._parts[part] = size_of(path)
+            name = path.name.removeprefix("part-")
+            if (key := self.key(name)) is not None:
+                (self._whole if name == path.name else self._parts)[key] = size_of(path)
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
@@ -337,15 +329,6 @@ class BlobStore(BlobFolder[Hash]):
         match = _BLOB.fullmatch(name)
         return Hash(bytes.fromhex(match[1])) if match is not None else None
 
-    def _part_path(self, key: Hash) -> Path:
-        return self.folder / f"{key.hex()}.part"
-
-    def _leaves_path(self, key: Hash) -> Path:
-        return self.folder / f"{key.hex()}.leaves"
-
-    def _key_of_part(self, name: str) -> Hash | None:
-        return self.key(name.removesuffix(".part") + ".blob") if name.endswith(".part") else None
-
     @property
     def is_empty(self) -> bool:
         """True if the folder does not exist, so no blob was ever stored."""
@@ -500,13 +483,34 @@ REMEMBERED = 4
 """Most blobs of a shelf whose chunks' hashes are remembered; 1 MiB each at most."""
 
 
+class LeavesMemory:
+    """Hashes of the chunks of some blobs in memory: the last `most` blobs that were used.  Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._known: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+
+    def get(self, name: Hash, load: Callable[[], Sequence[Hash] | None]) -> Sequence[Hash] | None:
+        """Return the hashes of a blob's chunks; None if they are unknown, and `load` returns None."""
+        with self._lock:
+            if name in self._known:
+                self._known.move_to_end(name)
+                return self._known[name]
+        leaves = load()
+        if leaves is not None:
+            with self._lock:
+                self._known[name] = leaves
+                while len(self._known) > self._most:
+                    self._known.popitem(last=False)
+        return leaves
+
+
 class StoreShelf:
     """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
-        self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._hashes = LeavesMemory(REMEMBERED)
 
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
@@ -514,16 +518,8 @@ class StoreShelf:
         cut = self._cut(name, size) if size is not None else None
         if cut is None:
             return None
-        with self._lock:
-            hashes = self._hashes.get(name)
-        hashes = hashes or self._store.index(name, cut.chunk_bytes)
-        if hashes is None:
-            return None
-        with self._lock:
-            self._hashes[name] = hashes
-            while len(self._hashes) > REMEMBERED:
-                self._hashes.popitem(last=False)
-        return StoredBlob(self._store, name, cut, hashes)
+        hashes = self._hashes.get(name, lambda: self._store.index(name, cut.chunk_bytes))
+        return StoredBlob(self._store, name, cut, hashes) if hashes is not None else None
 
     def _cut(self, name: Hash, size: int) -> EvenSpans | None:
         """Return the places of a blob's chunks; None if the blob must not be served."""

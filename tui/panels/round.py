@@ -57,9 +57,7 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> list[Text]:
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""
         return paragraph(f"{which}: exchanging {done}/{total} chunks{waits}", width)
-    why = clean(status.why_detail or status.why_idle, 300).removeprefix(
-        f"round {status.round}: "
-    )  # older peers add this prefix
+    why = clean(status.why_detail or status.why_idle, 300)
     text = f"{which}: {status.phase}" + (f": {why}" if why else "")
     return paragraph(text, width, WARNING if why and not status.trains_ahead else GOOD)
 
