@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
-from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
+from protocol.disk import Disk, fill, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
 K = TypeVar("K", bound=Hashable)
@@ -255,12 +255,9 @@ class BlobFolder(ABC, Generic[K]):
 
     def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
         """Write a whole blob from its pieces.  Raises `StoreFailed`."""
-        part, at = self.begin(key, size), 0
+        part = self.begin(key, size)
         try:
-            for piece in pieces:
-                part.view[at : at + len(piece)] = piece
-                let_go(part.view[at : at + len(piece)])
-                at += len(piece)
+            fill(part.view, pieces)
             self.publish(part, leaves)
         finally:
             self.end(part)
