@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel
@@ -28,7 +28,7 @@ from pydantic_core import PydanticUndefined
 from peer.cli import build_parser
 from peer.errors import ExitCode
 from peer.settings.preferences import SETTINGS, Setting
-from protocol.events.events import EVENTS, PROGRESS
+from protocol.events.events import EVENTS, PROGRESS, NoticeCode
 from protocol.events.status import (
     ComputerStatus,
     ContributionStatus,
@@ -43,6 +43,7 @@ from protocol.events.status import (
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import DERIVED
 
+Code = TypeVar("Code", bound=Enum)
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
 SNAPSHOTS = Path("tests/tui/__snapshots__/test_snapshots")
@@ -64,16 +65,16 @@ PICTURES = {
 
 WRITTEN = "<!-- Written by docs/generate.py from the code; change it there. -->\n\n"
 EVENT_GROUPS = {
-    "The life of a peer": "Started Left PhaseChanged RoleChosen TrainerStarted TrainerStopped Notice LinesLost",
-    "Other peers": "PeerJoined PeerSuspected PeerGone PeerBanned PeerEjected StrangersClosed Dropped HandlerFailed "
-    "ReachabilityChanged LinkChanged PortMapped NobodyAnswers",
+    "The life of a peer": "Started Left PhaseChanged TrainerStarted TrainerStopped Notice LinesLost",
+    "Other peers": "PeerJoined PeerSuspected PeerGone PeerEjected Dropped HandlerFailed "
+    "ReachabilityChanged LinkChanged PortMapped",
     "A round": "ComputeProgress ReadySent RoundProposed ExchangeProgress MemberLost MemberRegained ExchangeFinished "
-    "AuditDone RoundVoted RoundsConfirmed RoundCommitted RunEnded RunExtended StateApplied EvalProgress EvalLoss "
+    "AuditDone RoundVoted RoundsConfirmed RoundCommitted StateApplied EvalProgress EvalLoss "
     "SamplesWritten CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",
     "Rollouts and tasks": "RolloutsGenerated BatchJudged BatchDecided RolloutsUsed RolloutsCounted NothingLearned "
-    "RolloutPeerSetAside ValidatorSetAside TaskSetOffered TasksAmended TaskSetFellOut",
+    "RolloutPeerSetAside ValidatorSetAside",
 }
 """Sections of the page on events, each with its events."""
 
@@ -178,14 +179,19 @@ def expanded(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 
 
 def exit_codes() -> list[list[str]]:
-    """Return a row for each exit code; its meaning is the text below it in the code."""
-    body = ast.parse(inspect.getsource(ExitCode)).body[0]
+    """Return a row for each exit code."""
+    return [[str(code.value), code.name, text] for code, text in ({ExitCode.OK: "Done."} | meanings(ExitCode)).items()]
+
+
+def meanings(codes: type[Code]) -> dict[Code, str]:
+    """Return the text below each member of an enum in the code."""
+    body = ast.parse(inspect.getsource(codes)).body[0]
     assert isinstance(body, ast.ClassDef)
-    meanings = {"OK": "Done."}
+    found = {}
     for node, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(node, ast.Assign) and isinstance(below, ast.Expr) and isinstance(node.targets[0], ast.Name):
-            meanings[node.targets[0].id] = ast.literal_eval(below.value)
-    return [[str(code.value), code.name, meanings[code.name]] for code in ExitCode]
+            found[codes[node.targets[0].id]] = " ".join(ast.literal_eval(below.value).split())
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -268,6 +274,8 @@ def events_page() -> str:
     for title, names in EVENT_GROUPS.items():
         rows = [event_row(EVENTS[name]) for name in names.split()]
         parts += [f"## {title}\n", table(["event", "meaning", "fields"], rows)]
+    codes = [[f"`{code}`", text] for code, text in meanings(NoticeCode).items()]
+    parts += ["## Codes of `Notice`\n", table(["code", "meaning, and `details`"], codes)]
     return "\n".join(parts)
 
 

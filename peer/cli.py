@@ -187,7 +187,7 @@ def _complain(text: str) -> None:
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout.fileno())  # otherwise the unwritten output would raise again at the end of the process
-    from peer.formatting import visible
+    from protocol.formatting import visible
 
     try:
         print(f"peer: {visible(text)}", file=sys.stderr, flush=True)

@@ -1,22 +1,16 @@
-"""Names, numbers and addresses for people.
-
-Names of peers are written by strangers: characters that could move a terminal's cursor or reverse the direction of text are
-removed here, and so are piles of combining marks, which cover the lines above.
-"""
+"""Drawing with characters, and the status of a peer in words."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from protocol.short_id import short_id
-from protocol.team import INVISIBLE, MOST_MARKS
+from protocol.formatting import amount, clean, harmless, many, naming, roughly, size
 
 if TYPE_CHECKING:
-    from protocol.events.status import ContributionStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
+    from protocol.events.status import ContributionStatus, CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -48,6 +42,15 @@ def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> s
     return "".join(blocks[round((value - low) * scale)] if value in finite else " " for value in shown)
 
 
+def chunk_map(cells: str, width: int) -> str:
+    """Draw the map of a blob's chunks in at most `width` columns."""
+    number, line = min(width, len(cells)), ""
+    for column in range(number):
+        part = set(cells[column * len(cells) // number : (column + 1) * len(cells) // number])
+        line += "#" if part == {"#"} else "." if part <= {"."} else "+"
+    return line
+
+
 def columns(text: str) -> int:
     """Return the columns that `text` takes on a terminal."""
     return sum(_columns_of(character) for character in text)
@@ -58,7 +61,7 @@ def fit(text: str, width: int) -> str:
     if text.isascii() and text.isprintable():
         return text[: max(0, width)]
     taken, kept = 0, []
-    for character in _harmless(text):
+    for character in harmless(text):
         taken += _columns_of(character)
         if taken > width:
             break
@@ -69,7 +72,7 @@ def fit(text: str, width: int) -> str:
 def wrapped(text: str, width: int) -> list[str]:
     """Return `text` in lines of at most `width` columns, broken between words, and within words that are wider."""
     lines, line = [], ""
-    for word in filter(None, ("".join(_harmless(each)) for each in text.split())):
+    for word in filter(None, ("".join(harmless(each)) for each in text.split())):
         if line and columns(line) + 1 + columns(word) <= width:
             line += f" {word}"
             continue
@@ -111,135 +114,7 @@ def _columns_of(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def _harmless(text: str) -> Iterator[str]:
-    """Yield the printable characters of `text` that can be seen, with at most `MOST_MARKS` marks on a letter."""
-    marks = 0
-    for character in text:
-        if character.isprintable() and character not in INVISIBLE:
-            marks = 0 if character.isascii() or unicodedata.category(character)[0] != "M" else marks + 1
-            if marks <= MOST_MARKS:
-                yield character
-
-
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-Naming = Callable[[str], str]
-"""Function from a peer ID to the name to show."""
-
-TENTHS_BELOW_S = 10
-
-
-def clean(text: str, limit: int = 40) -> str:
-    """Return the first `limit` printable characters of `text` that can be seen, with few combining marks on a letter."""
-    return text[:limit] if text.isascii() and text.isprintable() else "".join(islice(_harmless(text), limit))
-
-
-def plain(text: str, limit: int = 40) -> str:
-    """Return the first characters of a text of any length, as `clean` does, without spaces around them."""
-    return clean(text[: 4 * limit], limit).strip()
-
-
-def visible(text: str) -> str:
-    """Return `text`, which may contain strangers' words, with escapes for unprintable characters except line feeds."""
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
-
-
-def short(peer: str) -> str:
-    """Return the short form of a peer ID, which may contain any characters from a stranger."""
-    return clean(short_id(peer))
-
-
-def naming(names: Mapping[str, str]) -> Naming:
-    """Return a function that shows a peer's name and the end of its ID, or the end of the ID alone without a name."""
-
-    def name(peer: str) -> str:
-        known = clean(names.get(peer, ""), 24)
-        return f"{known} ({short(peer)})" if known else short(peer)
-
-    return name
-
-
-def size(count: float) -> str:
-    """Format bytes for a person: "512 B", "3.2 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def amount(count: float) -> str:
-    """Format a count for a person: "950", "3.2 k", "1.5 M"."""
-    for unit in ("", " k", " M", " G"):
-        if count < 1000:
-            return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
-        count /= 1000
-    return f"{count:.1f} T"
-
-
-def line_rate(bytes_per_s: float) -> str:
-    """Format a rate in Mbit/s, the unit in which lines are sold."""
-    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
-
-
-def many(count: int, noun: str, plural: str = "") -> str:
-    """Format a count with its noun: "1 round", "2 rounds".  plural: needed unless it is the noun with an s."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds: "4.2 s", "45 s", "3 min", "2 h 5 min"; "-" for an infinite time."""
-    if not math.isfinite(seconds):
-        return "-"
-    if seconds < TENTHS_BELOW_S:
-        return f"{max(0.1, round(seconds, 1)) if seconds > 0 else 0:g} s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    minutes = round(whole / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def roughly(seconds: float) -> str:
-    """Format seconds roughly: "40 seconds", "12 minutes", "5 hours", "6 days", "3 years"."""
-    whole = max(0, round(seconds))
-    for unit, length, least in (
-        ("year", 31_557_600, 2),
-        ("day", 86_400, 2),
-        ("hour", 3600, 2),
-        ("minute", 60, 2),
-        ("second", 1, 0),
-    ):
-        if whole >= least * length:
-            count = round(whole / length)
-            return f"{count} {unit}{'' if count == 1 else 's'}"
-    return "0 seconds"
-
-
-def endpoint(address: str) -> str:
-    """Format a multiaddr for a person: "192.0.2.1 port 4001"."""
-    parts = address.split("/")
-    return clean(f"{parts[2]} port {parts[4]}" if len(parts) > 4 and parts[3] == "tcp" else address, 80)
-
-
-def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
-    """Format the first four addresses with their results, and the number of further ones."""
-    parts = []
-    for each in tried[:4]:
-        # A foreign log may lack some of these.
-        address, count, problem = (each.get(key, "") for key in ("address", "times", "problem"))
-        times = f"{count} time{'' if count == 1 else 's'}: " if count else ""
-        parts.append(f"{endpoint(str(address))} ({times}{clean(str(problem), 80)})")
-    return ", ".join(parts) + (f" and {len(tried) - 4} more" if len(tried) > 4 else "")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number, such as a loss; "-" if there is none yet."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    text = f"{value:.{digits}f}"
-    return text if float(text) else text.removeprefix("-")
 
 
 def trainer_line(status: PeerStatus) -> str:
@@ -325,11 +200,6 @@ def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
     rests = clean(status.next_rest, 300) or "none planned; `peer config schedule` plans hours"
     computes = status.role != "seed"
     return [*([("rests", rests)] if computes else []), ("limits", ", ".join(limits) or "none; `peer config` sets some")]
-
-
-def of_fragment(fragment: int, fragments: int) -> str:
-    """Format the fragment that a round exchanges, to follow its number: ", fragment 3 of 4"; "" if there is only one."""
-    return f", fragment {fragment + 1} of {fragments}" if fragments > 1 else ""
 
 
 def claimed_pace(known: SwarmPeer) -> str:
@@ -433,6 +303,43 @@ def goal_line(status: PeerStatus) -> str:
     return text if left is None else f"{text}, about {roughly(left)} to go at the speed of the last round"
 
 
-def to_go(seconds: float | None) -> str:
-    """Format the time left: "2 min to go", or "" if the time is unknown."""
-    return "" if seconds is None or not math.isfinite(seconds) else f"{duration(seconds)} to go"
+BLOCK_ORIGINS = {
+    "peer": "from peers",
+    "seed": "from seeds",
+    "mirror": "from mirrors",
+    "disk": "from this disk",
+    "copy": "to keep for others",
+}
+
+
+def blocks_by_origin(told: Mapping[str, int]) -> str:
+    """Describe where the blocks of the run's corpora came from.  told: bytes by origin, as the status has them."""
+    parts = [f"{size(told[origin])} {phrase}" for origin, phrase in BLOCK_ORIGINS.items() if told.get(origin)]
+    return ", ".join(parts) or "none yet"
+
+
+def copies(told: CopiesStatus, *, for_all: bool = False) -> str:
+    """Describe the copies of the run's data.  for_all: True for readers at other peers."""
+    if told.peers == 1 or not told.total_bytes:
+        return f"{size(told.total_bytes)} of data, and no other peer to keep them"
+    if told.answered == 1:
+        return "no other peer has said yet what it has"
+    at_others = (
+        (told.here_only_bytes, "at this peer only"),
+        (told.lone_bytes - told.here_only_bytes, "at one other peer only"),
+    )
+    lone = at_others if told.here_only_bytes and not for_all else ((told.lone_bytes, "at one peer only"),)
+    places = (told.missing_bytes, "at no peer"), *lone
+    parts = [f"{_percent(part, told.total_bytes)} {where}" for part, where in places if part > 0]
+    beside = f", beside {many(told.mirrors, 'mirror')}" if told.mirrors else ""
+    if parts:
+        return f"{', '.join(parts)}, of {size(told.total_bytes)}{beside}"
+    if told.short_bytes:
+        share = _percent(told.total_bytes - told.short_bytes, told.total_bytes, down=True)
+        return f"all at two peers or more, {share} at {told.wanted}{beside}"
+    return f"all at {told.wanted} peers or more{beside}"
+
+
+def _percent(part: float, whole: float, *, down: bool = False) -> str:
+    """Return a share in percent; a share above 0 is at least 1 %, unless it is rounded down."""
+    return f"{math.floor(100 * part / whole) if down else max(1, round(100 * part / whole))} %"

@@ -75,6 +75,16 @@ def in_turn(view: memoryview, spans: Iterable[slice]) -> Iterator[memoryview]:
         let_go(part)
 
 
+def fill(view: memoryview, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write pieces into a mapped file, one after the other, and let go of each."""
+    at = 0
+    for piece in pieces:
+        part = view[at : at + len(piece)]
+        part[:] = piece
+        let_go(part)
+        at += len(piece)
+
+
 def pieces_of(view: memoryview, size: int) -> Iterator[memoryview]:
     """Yield `view` in order, in pieces of `size` bytes, as `in_turn` does; the last piece may be shorter."""
     return in_turn(view, (slice(at, at + size) for at in range(0, len(view), size)))

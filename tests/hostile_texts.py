@@ -70,6 +70,7 @@ def every_event(text: str, peer: str, whole: int, number: float) -> Iterator[Eve
         "float | None": number,
         "dict[str, int]": {peer: whole},
         "dict[str, float]": {text: number},
+        "dict[str, Any]": {"peer": peer},
         "dict[str, str]": {text: "reachable"},
         "list[dict[str, Any]]": [{"address": text, "times": whole, "problem": text, **answer}, answer],
     }

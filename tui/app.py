@@ -24,10 +24,9 @@ from textual.widgets import Static
 
 from peer.control.client import ControlError, Stamped
 from peer.control.curves import RunCurves
-from peer.formatting import clean, duration
-from peer.sentences import sentence
 from protocol.events.events import Left
 from protocol.events.status import PeerStatus
+from protocol.formatting import clean, duration
 from tui.contributions import Contributions
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
@@ -190,7 +189,7 @@ class PeerApp(App[None]):
                 case Stamped(event=event):
                     self.picture.apply(each)
                     if isinstance(event, Left):
-                        self.left = sentence(event)
+                        self.left = event.sentence()
         if ended:
             self.exit()
         elif told:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields, replace
 
 from peer.control.client import Stamped
 from peer.control.curves import RunCurves
-from peer.formatting import naming
-from peer.sentences import level, sentence
 from protocol.events import events as ev
 from protocol.events.rollout_tally import RolloutTally
 from protocol.events.status import PeerStatus
+from protocol.formatting import naming
 from tui.contributions import Contributions
 
 KEPT_LINES = 10_000
@@ -32,16 +31,6 @@ PARTS = (TRAINING, WAIT, EXCHANGE, VOTES, COMMIT)
 """Parts of a round, in order."""
 TRAINED_AHEAD = "trained ahead"
 """Time of the other parts in which this peer trained for the next round."""
-ALARMS = (
-    ev.Desynced,
-    ev.RolledBack,
-    ev.SecondHistory,
-    ev.PeerEjected,
-    ev.HandlerFailed,
-    ev.RolloutPeerSetAside,
-    ev.ValidatorSetAside,
-    ev.NothingLearned,
-)
 PLUMBING = (
     ev.ReadySent,
     ev.ExchangeFinished,
@@ -65,14 +54,14 @@ PART_OF_PHASE = {
 
 
 def log_level(event: ev.Event) -> str:
-    """Return the severity of an event in the log: that of `peer.sentences`, and debug for the plumbing of a round."""
+    """Return the severity of an event in the log: its own, and debug for the plumbing of a round."""
     match event:
         case ev.PhaseChanged(phase) if phase not in TOLD_PHASES:
             return "debug"
         case ev.RoundProposed(attempt=0):
             return "debug"
         case _:
-            return "debug" if isinstance(event, PLUMBING) else level(event)
+            return "debug" if isinstance(event, PLUMBING) else event.severity
 
 
 @dataclass(frozen=True)
@@ -319,12 +308,12 @@ class Picture:
         event, kind = stamped.event, log_level(stamped.event)
         if isinstance(event, ev.PROGRESS):
             return
-        text = sentence(event, naming(self.names))
+        text = event.sentence(naming(self.names))
         if not text:
             return
         line = LogLine(stamped.at, kind, text)
         self.lines.append(line)
-        if isinstance(event, ALARMS):
+        if event.is_alarm:
             self.alarms.append(line)
 
 

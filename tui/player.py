@@ -28,20 +28,8 @@ from tui.picture import Picture
 MAX_LINE_BYTES = 1 << 18
 MAX_EVENTS = 2_000_000
 """Most events that are indexed (32 MB of memory); later events are left out."""
-ALARMS = (
-    "Desynced",
-    "RolledBack",
-    "SecondHistory",
-    "PeerEjected",
-    "HandlerFailed",
-    "RolloutPeerSetAside",
-    "ValidatorSetAside",
-    "NothingLearned",
-)
-MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
-"""Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""
 Mark = tuple[int, bool]
-"""The number of an event, and True if it is an alarm."""
+"""The number of an event with a mark on the scrubber, and True if it is an alarm and not a committed round."""
 
 
 class NoEvents(Exception):
@@ -99,9 +87,8 @@ class EventFile:
             elif len(self.times) >= MAX_EVENTS:
                 self.left_out += 1
             else:
-                kind = next((place for place, name in enumerate(MARKED) if name in line), None)
-                if kind is not None:
-                    self.marks.append((len(self.times), kind > 0))
+                if stamped.event.is_alarm or isinstance(stamped.event, ev.RoundCommitted):
+                    self.marks.append((len(self.times), stamped.event.is_alarm))
                 self._places.append(number << 48 | place)
                 self.times.append(max(stamped.at, self.times[-1] if self.times else -math.inf))
             place += len(line)

@@ -13,7 +13,8 @@ from textual.binding import Binding
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from peer.formatting import duration, fit
+from peer.formatting import fit
+from protocol.formatting import duration
 from tui.app import PeerApp
 from tui.feed import Told
 from tui.panels.drawing import ALARM, FAINT, STRONG, line

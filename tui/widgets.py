@@ -18,7 +18,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from peer.control.client import ControlError
-from peer.formatting import clean, fit, size
+from peer.formatting import fit
+from protocol.formatting import clean, size
 from tui.panels.drawing import Look
 from tui.picture import Picture
 

@@ -13,11 +13,11 @@ import torch
 from kernels.outside_files import read_outside
 from peer.chat.conversation import Conversation
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.paths import runtime_dir
 from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
 from peer.resources.core_share import CoreShare, chosen_threads, share_of
 from peer.weights.tokenizer_files import converses, folder_tokenizer, tokenizer_file
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer, chat_template
 from trainer.data.tokens import ByteTokenizer, Tokenizer

@@ -11,10 +11,10 @@ from typing import Any
 
 from peer.chat.model import ChatForm, form_of_folder, form_of_run
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean, many
 from peer.joining.run_source import chosen_run
 from peer.paths import make_private
 from peer.weights.folders import ExportedState, export
+from protocol.formatting import clean, many
 from protocol.run.manifest import SignedManifest
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError

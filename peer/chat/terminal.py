@@ -19,7 +19,7 @@ from peer.chat.model import AnswerCores, ChatModel, conversation
 from peer.chat.source import ChatSource, OpenedModel
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.formatting import many, visible
+from protocol.formatting import many, visible
 
 MAX_TEXT_BYTES = 1 << 20
 """Largest text that is read from a pipe."""

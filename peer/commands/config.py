@@ -135,7 +135,8 @@ def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[s
     """Return a table of the settings: name, value, default, and source."""
     from pathlib import Path
 
-    from peer.formatting import clean, size, table
+    from peer.formatting import table
+    from protocol.formatting import clean, size
 
     file = found["file"]
     there = "" if file is None or Path(file).exists() else " (not there yet)"

@@ -85,7 +85,8 @@ def run_ledger(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.formatting import amount, many, naming, pad
+    from peer.formatting import pad
+    from protocol.formatting import amount, many, naming
 
     each = f" (each of one of {found['fragments']} fragments)" if found["fragments"] > 1 else ""
     print(f"run {found['run']}: {many(found['rounds'], 'round')}{each}, {amount(found['tokens'])} tokens")
@@ -111,7 +112,8 @@ def run_ledger(args: argparse.Namespace) -> int:
 
 def _team_rows(teams: Sequence[Mapping[str, Any]], has_rollouts: bool) -> list[str]:
     """Return the table of the teams, in the columns of the members' table."""
-    from peer.formatting import amount, clean, pad
+    from peer.formatting import pad
+    from protocol.formatting import amount, clean
 
     lines = [f"{'TEAM':<{WHO}}{'PEERS':>8}{'TOKENS':>10}{'SHARE':>9}" + (f"{'':>9}{'ACCEPTED':>10}" if has_rollouts else "")]
     for each in teams:
@@ -229,7 +231,8 @@ WORDS = {
 
 def describe_rollouts(found: dict[str, Any]) -> list[str]:
     """Return the findings as lines for a person."""
-    from peer.formatting import amount, clean, fit, many, naming, number, pad
+    from peer.formatting import fit, pad
+    from protocol.formatting import amount, clean, many, naming, number
 
     counts, role = found["counts"], found["role"]
     first, words = WORDS[role]

@@ -205,7 +205,7 @@ def _trained(args: argparse.Namespace, inputs: list[BuildInput], options: BuildO
     from peer.console.streams import print_json
     from peer.corpora.build import check_build
     from peer.corpora.vocabulary import train_tokenizer
-    from peer.formatting import size
+    from protocol.formatting import size
 
     check_build(inputs, options, Path(args.out))
     trained = train_tokenizer(inputs, options, args.tokenizer)
@@ -343,7 +343,7 @@ def _events() -> Callable[[BuildProgress], None]:
 
 def _progress_line() -> Callable[[BuildProgress], None]:
     """Return a function that shows the progress in one line, or does nothing if standard error is not a terminal."""
-    from peer.formatting import amount, duration
+    from protocol.formatting import amount, duration
 
     def show(progress: BuildProgress) -> None:
         share = f"{100 * progress.done / progress.total:3.0f} %" if progress.total else ""
@@ -389,7 +389,7 @@ def _described(corpus: FinishedCorpus) -> dict[str, Any]:
 
 def _lines(corpus: FinishedCorpus) -> list[str]:
     from peer.corpora.folder import summaries
-    from peer.formatting import amount, clean, size
+    from protocol.formatting import amount, clean, size
 
     manifest, splits = corpus.manifest, summaries(corpus.manifest)
     tokens = sum(each.tokens for each in splits)
@@ -415,7 +415,7 @@ SHOWN_NAMES = 3
 
 def _files(survey: InputsSurvey) -> list[str]:
     """Return what was read, by form, and what was passed over, with reasons."""
-    from peer.formatting import many, size, visible
+    from protocol.formatting import many, size, visible
 
     lines = []
     if survey.read:
@@ -433,7 +433,7 @@ def _files(survey: InputsSurvey) -> list[str]:
 def _left_out(tally: BuildTally) -> list[str]:
     """Return the counts of rows left out, and the first of them by name."""
     from peer.corpora.options import MOST_NAMED, LeftOut
-    from peer.formatting import visible
+    from protocol.formatting import visible
 
     lines = []
     if tally.cut:
@@ -457,7 +457,7 @@ def run_show(args: argparse.Namespace) -> int:
     """Show a corpus."""
     from peer.console.streams import print_json
     from peer.corpora.folder import FinishedCorpus
-    from peer.formatting import visible
+    from protocol.formatting import visible
 
     corpus = FinishedCorpus(Path(args.folder))
     if args.json:
@@ -474,7 +474,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Check a corpus."""
     from peer.console.streams import print_json
     from peer.corpora.folder import FinishedCorpus
-    from peer.formatting import many
+    from protocol.formatting import many
 
     corpus = FinishedCorpus(Path(args.folder))
     tokens = sum(split.tokens for _, _, split in corpus.splits)
@@ -492,7 +492,7 @@ def run_sample(args: argparse.Namespace) -> int:
     """Print documents of each source."""
     from peer.console.streams import print_json
     from peer.corpora.folder import FinishedCorpus
-    from peer.formatting import visible
+    from protocol.formatting import visible
 
     for source, text in _samples(FinishedCorpus(Path(args.folder)), args.count, held_out=args.held_out):
         if args.json:

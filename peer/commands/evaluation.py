@@ -74,8 +74,9 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and print a line for each source, or for each metric of a task."""
     from peer.console.streams import share_reporter
-    from peer.formatting import number, table
+    from peer.formatting import table
     from peer.weights.held_out import measure
+    from protocol.formatting import number
 
     if args.harness is not None:
         return _run_harness(args)
@@ -97,8 +98,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_harness(args: argparse.Namespace) -> int:
     from peer.console.streams import print_json
-    from peer.formatting import number, table
+    from peer.formatting import table
     from peer.weights.harness import HarnessOptions, evaluate
+    from protocol.formatting import number
 
     with _model(args) as (name, folder, _):
         results = evaluate(folder, HarnessOptions(args.harness.split(","), args.limit, args.device), _show)

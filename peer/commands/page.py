@@ -47,10 +47,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
-    from peer.formatting import clean, many, size, visible
     from peer.joining.run_source import chosen_run
     from peer.page.writer import FACTS, PageWriter
     from peer.paths import data_dir
+    from protocol.formatting import clean, many, size, visible
 
     data = data_dir(args.data_dir)
     signed = chosen_run(args.run_id, data)

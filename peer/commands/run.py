@@ -118,12 +118,12 @@ def run_create(args: argparse.Namespace) -> int:
     check_word(args.file, data_dir(args.data_dir))  # before the slow imports
 
     from peer.files import write_atomically
-    from peer.formatting import amount
     from peer.joining.inviting import friends_line, token_for_friends
     from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.resources.requirements import need_lines
+    from protocol.formatting import amount
     from protocol.run.manifest import Admission
     from protocol.wire.identity import Identity, PeerId
 
@@ -168,11 +168,11 @@ HOME_UPLOAD_BYTES_PER_S = 2.5e6
 
 def _stay_sentence(signed: SignedManifest, data: Path) -> str:
     """Return a sentence for the organiser of a run with own data: how long no other peer has them; empty in other runs."""
-    from peer.formatting import duration, size
     from peer.paths import CORPORA, run_dir
     from peer.settings.file import gather
     from protocol.corpora.copies import COPIES
     from protocol.corpora.shards import SHARDS
+    from protocol.formatting import duration, size
 
     links = run_dir(data, signed.run) / CORPORA
     shards = {path.resolve() for path in links.glob(f"*/{SHARDS}/*.shard")} if links.is_dir() else set()
@@ -434,9 +434,9 @@ def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[t
 
 
 def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
-    from peer.formatting import amount
     from peer.joining.purpose import about_lines
     from peer.resources.requirements import need_lines
+    from protocol.formatting import amount
 
     model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
@@ -449,9 +449,8 @@ def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, st
     Both are empty unless the peer of this data directory takes part in it.
     """
     from peer.control.client import ControlClient, ControlError
-    from peer.formatting import goal_line
+    from peer.formatting import copies, goal_line
     from peer.joining.purpose import Speed
-    from peer.sentences import copies
 
     try:
         status = ControlClient(data).status()

@@ -60,7 +60,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 def _held_out(status: PeerStatus) -> str:
     """Describe the newest held-out loss, the peer that measured it, and the progress of the next measurement."""
-    from peer.formatting import many, naming, number
+    from protocol.formatting import many, naming, number
 
     text = "not measured yet on held-out rows"
     if status.eval_loss is not None and status.eval_by is not None:
@@ -85,7 +85,7 @@ def _members(status: PeerStatus) -> str:
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
     """Describe this peer's work on rollouts, by its role, and the verdicts on them."""
-    from peer.formatting import amount, many, number
+    from protocol.formatting import amount, many, number
 
     if role == "rollout":
         did = f"{many(told.generated, 'batch', 'batches')} made at {amount(told.generated_tokens_per_s)} tokens/s"
@@ -105,25 +105,18 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import (
-        amount,
+        blocks_by_origin,
         claimed_pace,
-        clean,
         computer_rows,
         contribution_rows,
-        duration,
+        copies,
         goal_line,
         limit_rows,
-        many,
-        number,
-        of_fragment,
         rounds_line,
-        short,
-        size,
-        to_go,
         trainer_line,
         votes_line,
     )
-    from peer.sentences import blocks_by_origin, copies
+    from protocol.formatting import amount, clean, duration, many, number, of_fragment, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
@@ -212,7 +205,7 @@ def describe_runs(found: list[KnownRun]) -> list[str]:
     """Return a heading, and a line for each run."""
     from datetime import datetime
 
-    from peer.formatting import clean, size
+    from protocol.formatting import clean, size
 
     lines = [f"{'RUN':<14}{'NAME':<26}{'ROUNDS':>7}{'DISK':>10}  LAST"]
     for each in found:

@@ -66,8 +66,8 @@ def run_leave(args: argparse.Namespace) -> int:
 def run_finish(args: argparse.Namespace) -> int:
     """Ask the peer to stop after this round."""
     from peer.control.client import ControlClient, ControlError
-    from peer.formatting import duration
     from peer.paths import data_dir
+    from protocol.formatting import duration
 
     try:
         within_s = ControlClient(data_dir(args.data_dir)).request("finish").get("within_s")
@@ -81,9 +81,8 @@ def run_finish(args: argparse.Namespace) -> int:
 def _leave_and_wait(folder: Path) -> str:
     """Return the peer's last sentence about its end, or the reason why its stream of events ended."""
     from peer.control.client import ControlClient
-    from peer.formatting import clean
-    from peer.sentences import sentence
     from protocol.events.events import Left, Notice
+    from protocol.formatting import clean
 
     client, left = ControlClient(folder), ""
     with client.events() as stream:
@@ -97,7 +96,7 @@ def _leave_and_wait(folder: Path) -> str:
                 client.request("leave")
                 continue
             if isinstance(stamped.event, Left):
-                left = sentence(stamped.event)
+                left = stamped.event.sentence()
             elif isinstance(stamped.event, Notice) and stamped.event.text.startswith(HANDING_OVER):
                 print(f"{clean(stamped.event.text, 200)}  (Ctrl-C: leave now)", flush=True)
     _wait_for_end(stream.status.pid)
@@ -143,7 +142,7 @@ def _register_pause(subparsers: Subparsers) -> None:
 
 def run_pause(args: argparse.Namespace) -> int:
     """Pause the peer here."""
-    from peer.formatting import clean
+    from protocol.formatting import clean
 
     told = ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
     print(f"Paused {clean(told['until'], 100)}, even if the peer is restarted meanwhile.")
@@ -152,7 +151,7 @@ def run_pause(args: argparse.Namespace) -> int:
 
 def run_resume(args: argparse.Namespace) -> int:
     """Let the peer here compute again; print the reason if it still rests."""
-    from peer.formatting import clean
+    from protocol.formatting import clean
 
     rests = ask(args, "resume").get("rests", "")
     print(f"Resumed, but {clean(rests, 200)}." if rests else "Resumed.")

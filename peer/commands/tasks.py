@@ -203,10 +203,10 @@ class _Progress:
 
 def run_publish(args: argparse.Namespace) -> int:
     """Check the file, hand it to the running peer, and print the set's ID."""
-    from peer.formatting import size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.tasks.checking import prepared
+    from protocol.formatting import size
 
     folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
     source = Path(args.source).absolute()
@@ -223,7 +223,7 @@ def run_publish(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Fetch the set and check it; print its kinds, its file, and the prompts of its first tasks."""
-    from peer.formatting import clean
+    from protocol.formatting import clean
 
     fetched, checked = _fetched(args)
     print(f"set         {fetched['id']}")
@@ -274,7 +274,7 @@ def _kinds(kinds: dict[str, int]) -> str:
 
 def describe(status: dict[str, Any]) -> list[str]:
     """Return the sets as lines for a person."""
-    from peer.formatting import clean, short, size
+    from protocol.formatting import clean, short, size
 
     head = f"amendment {status['amendment']}" if status["amendment"] else "no set was admitted yet"
     lines = [f"run     {status['run']}", f"tasks   {head}"]

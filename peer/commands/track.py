@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     import signal
     import sys
 
-    from peer.formatting import many
     from peer.joining.run_source import chosen_run
     from peer.page.history import RunHistory
     from peer.paths import data_dir, run_dir
     from peer.tracking.points import points_due
     from peer.tracking.trackers import open_tracker
+    from protocol.formatting import many
 
     data = data_dir(args.data_dir)
     signed = chosen_run(args.run_id, data)

@@ -44,18 +44,18 @@ def run_weights(args: argparse.Namespace) -> int:
 
 def describe_weights(status: dict[str, Any]) -> list[str]:
     """Return the transfers and the served states as lines for a person."""
-    from peer.sentences import chunk_map, coming
+    from peer.formatting import chunk_map
     from protocol.events.events import TransferProgress
 
     lines = [f"run     {status['run']}"]
     for each in status["coming"]:
-        lines += [f"coming  {coming(TransferProgress(**each))}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
+        lines += [f"coming  {TransferProgress(**each).progress()}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
     return lines + _served(status["blobs"])
 
 
 def _served(blobs: list[dict[str, Any]]) -> list[str]:
     """Return a line for the checkpoints, and a line for the results, that other peers can fetch from here."""
-    from peer.formatting import size
+    from protocol.formatting import size
 
     lines: list[str] = []
     for what, of in (("checkpoint", "after round"), ("result", "of round")):
@@ -110,10 +110,10 @@ def _register_export(subparsers: Subparsers) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Find the run, write its model, and say what was written."""
     from peer.console.streams import share_reporter
-    from peer.formatting import amount, size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.weights.folders import export
+    from protocol.formatting import amount, size
 
     data = data_dir(args.data_dir)
     if args.push is not None:
@@ -198,8 +198,8 @@ def _register_merge(subparsers: Subparsers) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     """Merge, and print a summary."""
     from peer.console.streams import share_reporter
-    from peer.formatting import amount, size
     from peer.weights.folders import MergeOptions, merge
+    from protocol.formatting import amount, size
 
     models, folder = [Path(model).absolute() for model in args.models], Path(args.folder).absolute()
     base = None if args.base is None else Path(args.base).absolute()

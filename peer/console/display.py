@@ -1,6 +1,6 @@
 """Output of a running peer on standard output: log lines or JSON lines.
 
-This is one of several listeners of the event log.  `peer.sentences` decides which events are shown; `Output` decides what
+This is one of several listeners of the event log.  The severity of an event decides if it is shown; `Output` decides what
 happens to lines when the reader is too slow.
 """
 
@@ -21,10 +21,9 @@ import trio
 
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog, to_line
-from peer.formatting import naming
-from peer.sentences import level, sentence
 from protocol.events.events import PROGRESS, Left, LinesLost, PeerJoined, PhaseChanged, subject
 from protocol.events.status import PeerStatus
+from protocol.formatting import naming
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rate limit on progress events: at most one in an interval, and never a stale one.
@@ -226,11 +225,11 @@ def _human_line(status: PeerStatus) -> Callable[[Stamped], str]:
         event = stamped.event
         if isinstance(event, PeerJoined):
             names[event.peer] = event.name
-        kind = level(event)
+        kind = event.severity
         if isinstance(event, Left):  # the command itself prints the problem on standard error when it ends
             kind, event = "info", replace(event, problem="")
         shown = kind != "debug" or isinstance(event, PROGRESS)
-        text = sentence(event, naming(names)) if shown else ""
+        text = event.sentence(naming(names)) if shown else ""
         clock = time.strftime("%H:%M:%S", time.localtime(stamped.at))
         return f"{clock} {'' if kind in ('info', 'debug') else kind + ': '}{text}" if text else ""
 

@@ -390,4 +390,6 @@ def _is(value: object, kind: Any) -> bool:
         return isinstance(value, kind)
     if isinstance(value, list):
         return all(_is(each, kind) for each in value)
+    if isinstance(value, dict):
+        return all(_is(name, str) and _is(each, kind) for name, each in value.items())
     return any(_is(value, each) for each in (str, int, float, bool))

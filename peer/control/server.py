@@ -27,8 +27,8 @@ from peer.control.client import (
     take_frame,
 )
 from peer.control.event_log import EventLog, Subscription, TooManyListeners
-from peer.formatting import size
 from protocol.events.status import PeerStatus
+from protocol.formatting import size
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0

@@ -33,8 +33,8 @@ from peer.corpora.forms import (
 )
 from peer.corpora.options import MOST_NAMED, BuildOptions, FieldSelection
 from peer.errors import ExitCode, PeerError
-from peer.formatting import many, size
 from protocol.corpora.manifest import CorpusKind
+from protocol.formatting import many, size
 from trainer.data.rows import Mask, Tokens
 
 HUB = "hf:"

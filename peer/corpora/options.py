@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
+from protocol.formatting import size
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, names_in
 

@@ -16,12 +16,12 @@ from peer.corpora.build import PARTIAL, BuildProgress
 from peer.corpora.inputs import HUB, is_read_with
 from peer.corpora.run_data import MANIFEST, RunData, built_name, point, run_data, token_format, tokenizer_flaw
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount, roughly, size
 from peer.paths import make_private
 from peer.resources.room import DiskRoom
-from protocol.corpora.fitting import corpus_flaw
 from protocol.corpora.manifest import CorpusManifest, read_manifest
+from protocol.corpora.rows import corpus_flaw
 from protocol.corpora.shards import SHARDS
+from protocol.formatting import amount, roughly, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import LocalSection
 from protocol.wire.presence import Role

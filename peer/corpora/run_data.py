@@ -24,12 +24,12 @@ from peer.corpora.forms import READ_AS, READING, Form, Skipped
 from peer.corpora.inputs import HUB, BuildInput, Document, files_of
 from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount, many
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
-from protocol.corpora.fitting import corpora_flaw
 from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
+from protocol.corpora.rows import corpora_flaw
+from protocol.formatting import amount, many
 from protocol.run.builtin import BUILTIN, EXAMPLES
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection

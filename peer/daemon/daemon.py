@@ -33,19 +33,19 @@ from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
-from peer.formatting import duration
+from peer.formatting import blocks_by_origin
 from peer.page.writer import keep_page
 from peer.paths import run_dir
 from peer.resources.hardware import EnergyMeter, Hardware, HardwareMonitor
 from peer.rests.keeper import in_a_thread
 from peer.rests.reasons import TimedPause, keep_pause, kept_pause
-from peer.sentences import blocks_by_origin
 from peer.settings.file import as_map, read_change, write_setting
 from peer.settings.preferences import SETTINGS, limits_in_force
 from peer.tracking.child import keep_tracking
 from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
+from protocol.formatting import duration
 from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands

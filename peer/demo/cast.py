@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.control.client import EventStream, Stamped
-from peer.formatting import amount, bar, duration, naming, number, to_go
+from peer.formatting import bar
 from protocol.events import events as ev
 from protocol.events.events import Event
 from protocol.events.status import PeerStatus
+from protocol.formatting import amount, duration, naming, number, to_go
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 

@@ -15,11 +15,12 @@ import torch
 
 from peer.demo.cast import REPORT, DemoMember, DemoPart
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean, duration, number, sparkline, visible
+from peer.formatting import sparkline
 from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState
 from protocol.disk import Disk
 from protocol.events import events as ev
+from protocol.formatting import clean, duration, number, visible
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.sync.supplies import paths_of
 from protocol.wire.presence import Role

@@ -27,12 +27,13 @@ from peer.control.client import ControlClient, ControlError, NotRunning, Stamped
 from peer.demo.cast import Aim, Cheat, DemoMember, DemoPart, Training, only_trainers, with_rollouts
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-from peer.formatting import bar, clean, fit
+from peer.formatting import bar, fit
 from peer.joining.run_source import start_of
 from peer.paths import data_dir, run_dir
 from peer.resources.check import check_together
 from peer.settings.preferences import without_settings
 from peer.weights.brought import Brought
+from protocol.formatting import clean
 from protocol.run.manifest import Admission, RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import load_run_file
 from protocol.run.sections import Unit

@@ -14,8 +14,8 @@ import trio
 
 from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
-from peer.formatting import attempted, duration
-from protocol.events.events import Event, NobodyAnswers
+from protocol.events.events import Event, Notice, NoticeCode
+from protocol.formatting import attempted, duration
 from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
 from protocol.wire.identity import PeerId
 
@@ -96,8 +96,10 @@ class Search:
             attempts = self._tried()
             self.summary = "" if self._answers(attempts) else told(attempts)
             if self.summary and rhythm.is_due(trio.current_time(), attempts):
-                tried = [asdict(attempt) for attempt in attempts]
-                self._emit(NobodyAnswers(trio.current_time() - begun, tried, check(attempts)))
+                seconds, advice = trio.current_time() - begun, check(attempts)
+                text = f"no peer of the invitation answers after {duration(seconds)}: {self.summary}; {advice}"
+                details = {"seconds": seconds, "tried": [asdict(attempt) for attempt in attempts], "check": advice}
+                self._emit(Notice("warning", text, NoticeCode.NOBODY_ANSWERS, details))
             await trio.sleep(LOOK_S)
         self.summary = ""
 

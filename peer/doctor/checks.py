@@ -22,7 +22,6 @@ import trio
 from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.upnp import Upnp
 from peer.errors import PeerError
-from peer.formatting import size
 from peer.measurements.speeds import measure_disk
 from peer.resources.check import TrainerDivision
 from peer.resources.computer import (
@@ -37,6 +36,7 @@ from peer.resources.requirements import required, requirement_problem, slow_line
 from peer.resources.room import STATES_ON_DISK, DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.events import Event, PortMapped
+from protocol.formatting import size
 from protocol.membership.handshake import TOLERANCE_S
 from protocol.run.manifest import RunManifest
 from protocol.transport.addresses import is_public

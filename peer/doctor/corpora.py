@@ -11,7 +11,6 @@ import trio
 
 from peer.corpora.inputs import HUB
 from peer.doctor.checks import Check, CheckResult, at_least, ok
-from peer.formatting import many, size
 from peer.paths import BLOCKS, CORPORA
 from peer.resources.room import LEAST_CACHE_BYTES, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
@@ -23,6 +22,7 @@ from protocol.corpora.ranges import AddressPolicy, RangeClient
 from protocol.corpora.shards import CorpusShelf, Shard, Shards, shards_of
 from protocol.disk import Disk, size_of
 from protocol.events.events import Event, Notice
+from protocol.formatting import many, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA as FILES
 from protocol.sync.supplies import file_section, paths_of

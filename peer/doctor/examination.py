@@ -20,7 +20,6 @@ from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
-from peer.formatting import amount, clean, line_rate, many, size
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import measure_lines, measure_training
@@ -38,6 +37,7 @@ from peer.resources.requirements import requirement_problem, this_computer
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
+from protocol.formatting import amount, clean, line_rate, many, size
 from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached

@@ -19,13 +19,13 @@ from peer.discovery.search import Search
 from peer.doctor.checks import Check, CheckResult, OpenedPort, ok, port_keeping, reachable, skewed
 from peer.doctor.corpora import ask_peers, find_corpora
 from peer.errors import PeerError
-from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.resources.computer import seconds_since_boot
 from peer.settings.preferences import Preferences
 from peer.settings.values import USUAL_PORT, mapped_addresses
+from protocol.formatting import short
 from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.admission import make_hello
 from protocol.run.manifest import SignedManifest

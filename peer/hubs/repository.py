@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean
+from protocol.formatting import clean
 from trainer.extras import install_command
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from peer.control.client import ControlClient, ControlError
 from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
-from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
 from protocol.events.status import NodeStatus
+from protocol.formatting import roughly
 from protocol.run.admission import DEFAULT_USES, bearer_token, read_token
 from protocol.run.invitation import Anchor, Invitation
 from protocol.wire.canonical import Malformed

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from peer.formatting import MOST_EPOCHS, amount, clean, epochs_read, founders_alone, many, roughly, short, times_text
+from peer.formatting import MOST_EPOCHS, epochs_read, founders_alone, times_text
 from peer.resources.pace import FLOPS_A_PARAMETER, TYPICAL, kept_pace, run_s, typical_tokens_per_s
 from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
 from protocol.chain.founding import founders_vote_until
 from protocol.events.status import RunDefinition, RunMixture
+from protocol.formatting import amount, clean, many, roughly, short
 from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.sections import AboutSection, Unit

@@ -9,10 +9,10 @@ from typing import Any
 
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
-from peer.formatting import amount, clean, duration, line_rate, many, short, size
 from peer.joining.run_source import find_run, read_manifest, stored_manifest
 from peer.measurements.speeds import Figures, LineSpeed, TrainingSpeed
 from protocol.events.status import PeerStatus
+from protocol.formatting import amount, clean, duration, line_rate, many, short, size
 from protocol.run.invitation import Invitation
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.version import version

@@ -20,7 +20,6 @@ from kernels.codecs.ladder import INT4
 from peer.control.client import ControlClient, ControlError, NotRunning
 from peer.corpora.builtin import builtin_corpus
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.measurements.exchange import ExchangeSpeed, measure_exchange
 from peer.resources.computer import available_memory, free_gpu_memory, memory_need, sole_process, usable_cores
 from peer.resources.core_share import chosen_threads
@@ -28,6 +27,7 @@ from peer.resources.pace import keep_line
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.formats.model import ModelConfig
+from protocol.formatting import size
 from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.sections import DataSection

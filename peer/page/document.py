@@ -15,7 +15,6 @@ from html import escape
 from pathlib import Path
 
 from peer.control.ledger import TeamCredit
-from peer.formatting import amount, many, number, roughly, short
 from peer.page.chart import Axis, Chart, ChartMark, Line, LinePoint
 from peer.page.facts import (
     MOST_SOURCES,
@@ -29,6 +28,7 @@ from peer.page.facts import (
     StepBackFacts,
 )
 from peer.page.history import CurvePoint
+from protocol.formatting import amount, many, number, roughly, short
 
 STYLE = Path(__file__).with_name("page.css")
 SHOWN_ROWS = 12

@@ -17,11 +17,11 @@ from typing import Any
 from peer.addresses import names_only_local
 from peer.control.curves import AnswersOfRound, SampledState, StepBack
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
-from peer.formatting import plain
+from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
 from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
-from peer.sentences import copies
 from protocol.events.status import PeerStatus
+from protocol.formatting import plain
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import AboutSection

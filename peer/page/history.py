@@ -14,13 +14,12 @@ from math import fsum, isfinite
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import MOST, Stamped, logged_events
+from peer.control.client import MOST, logged_events
 from peer.control.curves import MOST_STEPS_BACK, AnswersOfRound, SampleHistory, StepBack
 from peer.control.event_log import LOG_NAMES
 from peer.control.ledger import CountedChain
 from peer.control.names import kept_names
 from peer.files import read_json, remove_left_overs, write_atomically
-from peer.formatting import plain
 from protocol.chain.base import round_settings
 from protocol.chain.credit import Ledger, reward_of
 from protocol.chain.electorate import Electorate
@@ -28,6 +27,7 @@ from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.store import Records
 from protocol.chain.stored_run import ReadOnlyDisk
 from protocol.events.events import EvalLoss, PeerJoined, RolledBack, RolloutsUsed, SamplesWritten, Started
+from protocol.formatting import plain
 from protocol.run.manifest import SignedManifest
 from protocol.team import team_named
 from protocol.wire.envelope import MAX_LOSS, MAX_NUMBER
@@ -122,10 +122,10 @@ class RunHistory:
         )
 
     def _read_log(self) -> None:
-        files = (self._folder / name for name in reversed(LOG_NAMES))
+        """Apply the events in the log, in order; applying one again changes nothing."""
+        kinds = (PeerJoined, Started, EvalLoss, SamplesWritten, RolloutsUsed, RolledBack)
         with suppress(OSError):
-            kinds = (PeerJoined, Started, EvalLoss, SamplesWritten, RolloutsUsed, RolledBack)
-            for stamped in self._in_force([*logged_events(files, *kinds)]):
+            for stamped in logged_events((self._folder / name for name in reversed(LOG_NAMES)), *kinds):
                 match stamped.event:
                     case PeerJoined(peer, known, team) | Started(peer, known, team=team) if peer in self.ledger.credits:
                         self.names[peer], self.teams[peer] = plain(known), team_named(team)
@@ -136,35 +136,19 @@ class RunHistory:
                         self.samples.add(stamped.at, rounds, by, completions)
                     case RolloutsUsed(number, answers=answers) if number <= len(self.rounds):
                         self.answers = AnswersOfRound.read(number, answers) or self.answers
-
-    def _in_force(self, told: Sequence[Stamped]) -> list[Stamped]:
-        """Return the events without those about rounds that were given up later; note each step back that is new."""
-        known = {(each.at, each.rounds) for each in self.steps_back}
-        kept: list[Stamped] = []
-        least = MOST
-        for stamped in reversed(told):
-            match stamped.event:
-                case RolledBack(rounds):
-                    least = min(least, rounds)
-                case EvalLoss(rounds) | SamplesWritten(rounds) if rounds > least:
-                    continue
-                case RolloutsUsed(number) if number >= least:
-                    continue
-            kept.append(stamped)
-        for stamped in reversed(kept):
-            if isinstance(stamped.event, RolledBack) and (stamped.at, stamped.event.to_round) not in known:
-                self._go_back(stamped.at, stamped.event.to_round, stamped.event.abandoned)
-        return kept[::-1]
+                    case RolledBack(rounds, abandoned):
+                        self._go_back(stamped.at, rounds, abandoned)
 
     def _go_back(self, at: float, rounds: int, abandoned: int) -> None:
-        """Drop what earlier reads told of rounds that were given up, and note the step back."""
+        """Drop what earlier events told of rounds that were given up, and note the step back if it is new."""
         for later in [known for known in self.held_out if known > rounds]:
             del self.held_out[later]
         self.samples.cut(rounds)
         if self.answers is not None and self.answers.round >= rounds:
             self.answers = None
-        tokens = self.rounds[min(rounds, len(self.rounds)) - 1].tokens if rounds > 0 and self.rounds else 0
-        self.steps_back = [*self.steps_back, StepBack(at, rounds, tokens, abandoned)][-MOST_STEPS_BACK:]
+        if all((known.at, known.rounds) != (at, rounds) for known in self.steps_back):
+            tokens = self.rounds[min(rounds, len(self.rounds)) - 1].tokens if rounds > 0 and self.rounds else 0
+            self.steps_back = [*self.steps_back, StepBack(at, rounds, tokens, abandoned)][-MOST_STEPS_BACK:]
 
     def _save(self) -> None:
         progress = self.progress

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from peer.formatting import many
 from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
 from peer.planning.model import APPLY_PER_S, Forecast, forecast_rounds
 from peer.planning.swarm import PlannedPeers
+from protocol.formatting import many
 from protocol.run.manifest import RunManifest
 
 CODECS = ("int4", "int2", "top64")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from peer.formatting import amount, duration, fit, line_rate, many, roughly, size
+from peer.formatting import fit
 from peer.formatting import table as aligned
 from peer.planning.cost import RoundSetting
 from peer.planning.model import Doing, Forecast, RoundTrace
@@ -14,6 +14,7 @@ from peer.planning.proposal import LONG_ROUND, MANY_MEMBERS
 from peer.planning.swarm import PeerGroup, QuantityRange
 from peer.resources.computer import memory_need
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK
+from protocol.formatting import amount, duration, line_rate, many, roughly, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import Unit
 from protocol.wire.envelope import MAX_MEMBERS

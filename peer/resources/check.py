@@ -9,7 +9,6 @@ from typing import NamedTuple
 import trio
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.resources.computer import (
     StatePlace,
     available_memory,
@@ -21,7 +20,8 @@ from peer.resources.computer import (
     state_place,
     training_sentence,
 )
-from protocol.events.events import Event, Notice, RoleChosen
+from protocol.events.events import Event, Notice, NoticeCode
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -145,7 +145,8 @@ async def chosen_role(
     available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
     role, reason = choose_role(manifest, run, peer, available, gpu, state, may_train=may_train)
     if manifest.rl is not None:
-        emit(RoleChosen(role.value, reason))
+        details = {"role": role.value, "reason": reason}
+        emit(Notice("info", f"role {role.value}: {reason}", NoticeCode.ROLE_CHOSEN, details))
     return role
 
 

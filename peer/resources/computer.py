@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from peer.formatting import amount, size
 from protocol.allreduce.buffers import PART_BUFFERS
+from protocol.formatting import amount, size
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig

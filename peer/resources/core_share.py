@@ -17,10 +17,10 @@ import trio
 
 from peer.errors import ExitCode, PeerError
 from peer.files import HeldFile, read_held
-from peer.formatting import many
 from peer.paths import runtime_dir
 from peer.resources.computer import usable_cores
 from protocol.events.events import Event, Notice
+from protocol.formatting import many
 
 RECOUNT_S = 2.0
 MAX_PEERS = 1024

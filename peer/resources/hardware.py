@@ -20,10 +20,10 @@ import psutil
 import trio
 
 from peer.files import read_json, write_atomically
-from peer.formatting import clean
 from peer.resources.computer import memory_limit, open_nvml, visible_gpus
 from peer.rests.reasons import quietly
 from protocol.events.status import ComputerStatus, GpuStatus
+from protocol.formatting import clean
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Readings.

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 
-from peer.formatting import duration, size
 from peer.resources.check import WORDS
 from peer.resources.computer import (
     available_memory,
@@ -25,6 +24,7 @@ from peer.resources.computer import (
 from peer.resources.pace import MBIT, MeasuredLine, kept_line
 from peer.resources.room import STATES_ON_DISK, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
+from protocol.formatting import duration, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import RequiresSection
 from protocol.version import version

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from peer.formatting import size
 from peer.paths import BLOCKS
 from protocol.disk import Disk, NoRoom
+from protocol.formatting import size
 
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""

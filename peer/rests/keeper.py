@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from peer.formatting import duration
 from peer.settings.values import Schedule
 from protocol.events.status import WhyIdle
+from protocol.formatting import duration
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Decision to rest, with the reason: compares the sensors' readings with a person's limits.

@@ -22,10 +22,10 @@ from typing import Any
 import trio
 
 from peer.files import read_json, write_atomically
-from peer.formatting import duration, size
 from peer.rests.keeper import Rest, SensorReading
 from peer.rests.presence import Presence
 from protocol.events.status import WhyIdle
+from protocol.formatting import duration, size
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Monthly quota: counts the month's traffic, and reports when the quota is used up.

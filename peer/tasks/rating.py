@@ -17,10 +17,10 @@ import torch
 from kernels.outside_files import named_file, read_outside
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.formatting import clean
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 from protocol.formats.rl import RlConfig
+from protocol.formatting import clean
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile

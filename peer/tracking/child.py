@@ -10,8 +10,8 @@ from pathlib import Path
 import trio
 
 from peer.environment import TRACKERS, ChildKind, child_environment
-from peer.formatting import clean
 from peer.joining.run_source import stored_manifest
+from protocol.formatting import clean
 from protocol.wire.hashes import Hash
 
 EVERY_S = 60

@@ -15,8 +15,8 @@ from math import isfinite
 from typing import Protocol
 
 from peer.control.curves import StepBack
-from peer.formatting import plain
 from peer.page.history import HeldOut, Round
+from protocol.formatting import plain
 
 LATE_ROUNDS = 2
 """Rounds after which a held-out loss is not waited for; it comes within seconds, or a peer measures only some rounds."""

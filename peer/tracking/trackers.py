@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean
 from peer.tracking.points import Point
+from protocol.formatting import clean
 from trainer.extras import install_command
 
 KINDS = ("tensorboard", "wandb", "mlflow")

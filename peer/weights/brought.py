@@ -32,7 +32,6 @@ from peer.corpora.run_data import (
     tokenizer_in,
 )
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
@@ -40,6 +39,7 @@ from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
+from protocol.formatting import clean
 from protocol.run.builtin import EXAMPLES, SOURCE, reads_builtin
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import RunFileError, sections_of

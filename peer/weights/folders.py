@@ -19,13 +19,13 @@ from typing import Self
 import numpy as np
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.paths import run_dir
 from peer.resources.computer import available_memory, free_gpu_memory
 from peer.weights.tokenizer_files import check_files, folder_tokenizer, take_tokenizer, write_tokenizer
 from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.sync.supplies import paths_of

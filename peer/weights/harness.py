@@ -22,8 +22,8 @@ from typing import Any
 
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-from peer.formatting import clean
 from peer.weights.tokenizer_files import PLAIN_CLASS, folder_tokenizer, is_plain, take_config, take_tokenizer
+from protocol.formatting import clean
 from trainer.extras import install_command
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError

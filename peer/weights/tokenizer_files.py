@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels.outside_files import read_outside
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TEMPLATES, chat_template
 from trainer.data.tokenizer_json import MESSAGE_END, QWEN2, TURN_END, Mark

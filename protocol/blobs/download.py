@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 
@@ -348,85 +348,8 @@ class Sources:
 MOST_SOURCES = 32
 AGAIN_TIMES = 2.0
 """In the endgame, a chunk is asked for a second time if the second source should be this many times as fast."""
-
-
-@dataclass(frozen=True)
-class SourceHas:
-    """Statement of a peer that it has exactly these chunks."""
-
-    peer: PeerId
-    chunks: ChunkSet
-
-
-@dataclass(frozen=True)
-class SourceGot:
-    """Statement of a source that it now has these chunks as well."""
-
-    peer: PeerId
-    chunks: ChunkSet
-
-
-@dataclass(frozen=True)
-class SourceGone:
-    """Loss of a source: it is no longer connected, or has no chunk of this blob."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Came:
-    """Arrival of a chunk that was checked and written to its place.  peer: None if it did not come from a peer."""
-
-    peer: PeerId | None
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """Arrival of wrong bytes for a chunk."""
-
-    peer: PeerId
-    chunk: int
-
-
-@dataclass(frozen=True)
-class TurnedDown:
-    """Refusal of these chunks by a source, which may not have them after all."""
-
-    peer: PeerId
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Busy:
-    """Refusal of these chunks for now by a source that has them."""
-
-    peer: PeerId
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Unanswered:
-    """Failure of a source to answer when it was asked for these chunks."""
-
-    peer: PeerId
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DownloadTick:
-    """Passage of some time."""
-
-
-DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Busy | Unanswered | DownloadTick
-
-
-@dataclass(frozen=True)
-class Want:
-    """Request to a source for these chunks."""
-
-    peer: PeerId
-    chunks: tuple[int, ...]
+Wants = dict[PeerId, list[int]]
+"""Chunks to ask each source for."""
 
 
 @dataclass(frozen=True)
@@ -517,34 +440,78 @@ class Download:
         """Return True if a source owes us a chunk, or has a missing chunk."""
         return self._owed_bytes > 0 or any(self._picker.held_by(peer) & self.missing for peer in self._sources.all())
 
-    # -- events -------------------------------------------------------------------------------------------------------
+    # -- events: each returns the requests to send now, as chunks by source --------------------------------------------
 
-    def handle(self, event: DownloadEvent, now: float) -> list[Want]:
-        """Handle an event; return the requests to send now."""
-        match event:
-            case SourceHas(peer, chunks):
-                self._has(peer, chunks)
-            case SourceGot(peer, chunks):
-                if peer in self._sources:
-                    self._has(peer, self._picker.held_by(peer) | chunks)
-            case SourceGone(peer):
-                self._forget(peer)
-            case Came(peer, chunk):
-                self._came(peer, chunk, now)
-            case Wrong(peer, _):
+    def has(self, peer: PeerId, chunks: ChunkSet, now: float) -> Wants:
+        """Note that a peer says that it has exactly these chunks."""
+        self._has(peer, chunks)
+        return self._wants(now)
+
+    def got(self, peer: PeerId, chunks: ChunkSet, now: float) -> Wants:
+        """Note that a source says that it now has these chunks as well."""
+        if peer in self._sources:
+            self._has(peer, self._picker.held_by(peer) | chunks)
+        return self._wants(now)
+
+    def gone(self, peer: PeerId, now: float) -> Wants:
+        """Note that a source is no longer connected, or has no chunk of this blob."""
+        self._forget(peer)
+        return self._wants(now)
+
+    def came(self, peer: PeerId | None, chunk: int, now: float) -> Wants:
+        """Note that a chunk was checked and written to its place.  peer: None if it did not come from a peer."""
+        debt = self._debts.get(peer, {}).get(chunk) if peer is not None else None
+        if peer is not None and debt is not None:
+            self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
+            self._withheld.pop(peer, None)
+        if peer is not None and (debt is not None or (peer, chunk) in self._late):
+            self._reliability.brought(peer)
+        for other in [*([peer] if peer is not None else []), *self._picker.asked_for(chunk)]:
+            self._settle(other, (chunk,))
+        self._late = {(late, other) for late, other in self._late if other != chunk}
+        self._picker.arrived(chunk)
+        return self._wants(now)
+
+    def wrong(self, peer: PeerId, now: float) -> Wants:
+        """Note that a source has sent wrong bytes for a chunk."""
+        self._reliability.withheld(peer)
+        self._forget(peer)
+        self._sources.bar(peer)
+        return self._wants(now)
+
+    def turned_down(self, peer: PeerId, chunks: Collection[int], now: float) -> Wants:
+        """Note that a source refuses these chunks, which it may not have after all."""
+        refused = self._settle(peer, chunks)
+        if refused and peer in self._sources:
+            self._picker.set_held(peer, self._picker.held_by(peer) & ~set_of(refused))
+            self._sources.failed(peer, now)
+        return self._wants(now)
+
+    def busy(self, peer: PeerId, chunks: Collection[int], now: float) -> Wants:
+        """Note that a source refuses these chunks for now, although it has them."""
+        if self._settle(peer, chunks):
+            self._sources.busy(peer, now)
+        return self._wants(now)
+
+    def unanswered(self, peer: PeerId, chunks: Collection[int], now: float) -> Wants:
+        """Note that a source did not answer when it was asked for these chunks."""
+        if self._settle(peer, chunks):
+            self._sources.failed(peer, now)
+        return self._wants(now)
+
+    def tick(self, now: float) -> Wants:
+        """Note that some time has passed."""
+        noted: ChunkSet = 0
+        for peer, debts in list(self._debts.items()):
+            overdue = [chunk for chunk, debt in debts.items() if debt.overdue_at <= now]
+            if overdue:
+                self._settle(peer, overdue)
+                self._late |= {(peer, chunk) for chunk in overdue}
+                self._withheld[peer] = self._withheld.get(peer, 0) | set_of(overdue)
+                noted |= set_of(overdue)
+                self._sources.failed(peer, now)
                 self._reliability.withheld(peer)
-                self._forget(peer)
-                self._sources.bar(peer)
-            case TurnedDown(peer, chunks):
-                self._turned_down(peer, chunks, now)
-            case Busy(peer, chunks):
-                if self._settle(peer, chunks):
-                    self._sources.busy(peer, now)
-            case Unanswered(peer, chunks):
-                if self._settle(peer, chunks):
-                    self._sources.failed(peer, now)
-            case DownloadTick():
-                self._note_overdue(now)
+        self._picker.overdue(noted)
         return self._wants(now)
 
     def _has(self, peer: PeerId, chunks: ChunkSet) -> None:
@@ -562,38 +529,7 @@ class Download:
             self._withheld.pop(peer, None)
             self._late = {(late, chunk) for late, chunk in self._late if late != peer}
 
-    def _came(self, peer: PeerId | None, chunk: int, now: float) -> None:
-        debt = self._debts.get(peer, {}).get(chunk) if peer is not None else None
-        if peer is not None and debt is not None:
-            self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
-            self._withheld.pop(peer, None)
-        if peer is not None and (debt is not None or (peer, chunk) in self._late):
-            self._reliability.brought(peer)
-        for other in [*([peer] if peer is not None else []), *self._picker.asked_for(chunk)]:
-            self._settle(other, (chunk,))
-        self._late = {(late, other) for late, other in self._late if other != chunk}
-        self._picker.arrived(chunk)
-
-    def _turned_down(self, peer: PeerId, chunks: Iterable[int], now: float) -> None:
-        refused = self._settle(peer, chunks)
-        if refused and peer in self._sources:
-            self._picker.set_held(peer, self._picker.held_by(peer) & ~set_of(refused))
-            self._sources.failed(peer, now)
-
-    def _note_overdue(self, now: float) -> None:
-        noted: ChunkSet = 0
-        for peer, debts in list(self._debts.items()):
-            overdue = [chunk for chunk, debt in debts.items() if debt.overdue_at <= now]
-            if overdue:
-                self._settle(peer, overdue)
-                self._late |= {(peer, chunk) for chunk in overdue}
-                self._withheld[peer] = self._withheld.get(peer, 0) | set_of(overdue)
-                noted |= set_of(overdue)
-                self._sources.failed(peer, now)
-                self._reliability.withheld(peer)
-        self._picker.overdue(noted)
-
-    def _settle(self, peer: PeerId, chunks: Iterable[int]) -> list[int]:
+    def _settle(self, peer: PeerId, chunks: Collection[int]) -> list[int]:
         """Release a source from owing us these chunks; return the chunks that it actually owed."""
         debts = self._debts.get(peer, {})
         settled = [chunk for chunk in chunks if debts.pop(chunk, None) is not None]
@@ -606,19 +542,19 @@ class Download:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _wants(self, now: float) -> list[Want]:
+    def _wants(self, now: float) -> Wants:
         """Fill the windows of the sources, one chunk each in turn, so that the first ones do not get all chunks."""
-        wanted: dict[PeerId, list[int]] = {}
+        wanted: Wants = {}
         if not self._picker.open and not (self.missing and self._picker.in_endgame):
-            return []
+            return wanted
         willing = self._sources.awake(now)
         if not self._picker.in_endgame:
             willing = [peer for peer in willing if self._picker.held_by(peer) & self._picker.open]
         while willing and self._owed_bytes < MOST_OWED_BYTES:
             willing = [peer for peer in willing if self._ask(peer, wanted, now)]
-        return [Want(peer, tuple(chunks)) for peer, chunks in wanted.items()]
+        return wanted
 
-    def _ask(self, peer: PeerId, wanted: dict[PeerId, list[int]], now: float) -> bool:
+    def _ask(self, peer: PeerId, wanted: Wants, now: float) -> bool:
         debts = self._debts.setdefault(peer, {})
         if len(debts) >= self._sources.window(peer) or self._owed_bytes >= MOST_OWED_BYTES:
             return False

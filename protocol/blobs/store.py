@@ -5,8 +5,8 @@ the hashes of their chunks: the run's files, sets of tasks, batches of rollouts,
 checkpoints are identified by their rounds (`protocol.chain.results`).
 
     <root>.blob          a whole blob
-    <root>.part          a blob that is being fetched or made
-    <root>.leaves        the hashes of its chunks, behind their own hash
+    part-<root>.blob     a blob that is being fetched or made
+    <root>.blob.leaves   the hashes of its chunks, behind their own hash
     <number>-<hash>      a signed statement about a blob, behind its hash
 
 A blob is flushed to the disk, then renamed.  If bytes of a whole blob turn out to be wrong, it becomes a part again, so that
@@ -21,7 +21,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Generic, Protocol, TypeVar
 
 from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
 from protocol.bounds import BoundedDict
-from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of, read_guarded, size_of, write_guarded
+from protocol.disk import Disk, fill, in_turn, map_file, pieces_of, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
 K = TypeVar("K", bound=Hashable)
@@ -101,21 +101,13 @@ class BlobFolder(ABC, Generic[K]):
     def _leaves_path(self, key: K) -> Path:
         return self.folder / f"{self.name(key)}.leaves"
 
-    def _key_of_part(self, name: str) -> K | None:
-        return self.key(name.removeprefix("part-")) if name.startswith("part-") else None
-
     def load(self) -> None:
         """Find the blobs left before a restart."""
         self.folder.mkdir(exist_ok=True)
-        self._scan()
-
-    def _scan(self) -> None:
         for path in self.folder.iterdir():
-            key, part = self.key(path.name), self._key_of_part(path.name)
-            if key is not None:
-                self._whole[key] = size_of(path)
-            elif part is not None:
-                self._parts[part] = size_of(path)
+            name = path.name.removeprefix("part-")
+            if (key := self.key(name)) is not None:
+                (self._whole if name == path.name else self._parts)[key] = size_of(path)
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
@@ -239,12 +231,9 @@ class BlobFolder(ABC, Generic[K]):
 
     def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
         """Write a whole blob from its pieces.  Raises `StoreFailed`."""
-        part, at = self.begin(key, size), 0
+        part = self.begin(key, size)
         try:
-            for piece in pieces:
-                part.view[at : at + len(piece)] = piece
-                let_go(part.view[at : at + len(piece)])
-                at += len(piece)
+            fill(part.view, pieces)
             self.publish(part, leaves)
         finally:
             self.end(part)
@@ -310,15 +299,6 @@ class BlobStore(BlobFolder[Hash]):
         """Return the key as `BlobFolder.key` describes."""
         match = _BLOB.fullmatch(name)
         return Hash(bytes.fromhex(match[1])) if match is not None else None
-
-    def _part_path(self, key: Hash) -> Path:
-        return self.folder / f"{key.hex()}.part"
-
-    def _leaves_path(self, key: Hash) -> Path:
-        return self.folder / f"{key.hex()}.leaves"
-
-    def _key_of_part(self, name: str) -> Hash | None:
-        return self.key(name.removesuffix(".part") + ".blob") if name.endswith(".part") else None
 
     def leaves(self, key: Hash) -> list[Hash] | None:
         """Return the hashes of a blob's chunks; None if they are missing, damaged, or do not match its root."""
@@ -469,13 +449,31 @@ REMEMBERED = 4
 """Most blobs of a shelf whose chunks' hashes are remembered; 1 MiB each at most."""
 
 
+class LeavesMemory:
+    """Hashes of the chunks of some blobs in memory: the last `most` blobs that were used.  Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._known, self._lock = BoundedDict[Hash, Sequence[Hash]](most), threading.Lock()
+
+    def get(self, name: Hash, load: Callable[[], Sequence[Hash] | None]) -> Sequence[Hash] | None:
+        """Return the hashes of a blob's chunks; None if they are unknown, and `load` returns None."""
+        with self._lock:
+            if (known := self._known.get(name)) is not None:
+                self._known.renew(name, known)
+                return known
+        leaves = load()
+        if leaves is not None:
+            with self._lock:
+                self._known[name] = leaves
+        return leaves
+
+
 class StoreShelf:
     """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
-        self._hashes = BoundedDict[Hash, Sequence[Hash]](REMEMBERED)
-        self._lock = threading.Lock()
+        self._hashes = LeavesMemory(REMEMBERED)
 
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
@@ -483,14 +481,8 @@ class StoreShelf:
         cut = self._cut(name, size) if size is not None else None
         if cut is None:
             return None
-        with self._lock:
-            hashes = self._hashes.get(name)
-        hashes = hashes or self._store.index(name, cut.chunk_bytes)
-        if hashes is None:
-            return None
-        with self._lock:
-            self._hashes[name] = hashes
-        return StoredBlob(self._store, name, cut, hashes)
+        hashes = self._hashes.get(name, lambda: self._store.index(name, cut.chunk_bytes))
+        return StoredBlob(self._store, name, cut, hashes) if hashes is not None else None
 
     def _cut(self, name: Hash, size: int) -> EvenSpans | None:
         """Return the places of a blob's chunks; None if the blob must not be served."""

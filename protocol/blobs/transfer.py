@@ -29,18 +29,8 @@ from protocol.blobs.blob import (
 from protocol.blobs.download import (
     MOST_OWED_BYTES,
     MOST_SOURCES,
-    Busy,
-    Came,
     Download,
-    DownloadEvent,
-    DownloadTick,
-    SourceGone,
-    SourceGot,
-    SourceHas,
-    TurnedDown,
-    Unanswered,
-    Want,
-    Wrong,
+    Wants,
 )
 from protocol.blobs.offers import OpenOffer
 from protocol.blobs.reliability import Reliability
@@ -407,7 +397,7 @@ class Fetch:
                 while self._download.missing and self._failure is None and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
-                    self._handle(DownloadTick())
+                    self._send(self._download.tick(trio.current_time()))
                     self.transfer.update(self.here, self._download.sources, trio.current_time())
                     self._ask_again()
                     self._ask_waiting()
@@ -433,7 +423,7 @@ class Fetch:
         """Note that a peer has asked us for this blob and already has these chunks of it."""
         self._consider(peer)  # so that it tells us about further chunks that it gets
         if chunks:
-            self._handle(SourceHas(peer, chunks))
+            self._send(self._download.has(peer, chunks, trio.current_time()))
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
         """Ask these peers too about their chunks."""
@@ -442,7 +432,7 @@ class Fetch:
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """Note that a source now has these chunks as well."""
-        self._handle(SourceGot(peer, chunks))
+        self._send(self._download.got(peer, chunks, trio.current_time()))
 
     def gone(self, peer: PeerId) -> None:
         """Forget a peer that is no longer connected."""
@@ -453,7 +443,7 @@ class Fetch:
         self._asked.pop(peer, None)
         self._promising.discard(peer)
         self._apart.discard(peer)
-        self._handle(SourceGone(peer))
+        self._send(self._download.gone(peer, trio.current_time()))
 
     def _has_room(self, newcomer: PeerId) -> bool:
         """Return True if one more peer may be asked about its chunks; drop another peer to make room.
@@ -528,7 +518,7 @@ class Fetch:
             return  # the peer left meanwhile
         (self._promising.add if reply.more else self._promising.discard)(peer)
         (self._apart.add if reply.apart else self._apart.discard)(peer)
-        self._handle(SourceHas(peer, chunks))
+        self._send(self._download.has(peer, chunks, trio.current_time()))
         connected = self._session.network.connected()
         for other in map(PeerId, reply.neighbours):
             if other in connected:
@@ -537,7 +527,7 @@ class Fetch:
     def _note_gone(self, peer: PeerId, error: Exception) -> None:
         """Forget what a source has shown if it refuses because it has removed the blob."""
         if isinstance(error, Refused) and str(error) == NO_BLOB and self._download.has_use_of(peer):
-            self._handle(SourceHas(peer, 0))
+            self._send(self._download.has(peer, 0, trio.current_time()))
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -563,7 +553,7 @@ class Fetch:
         try:
             if landing.found != self.blob.leaves[chunk]:
                 self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
-                self._handle(Wrong(peer, chunk))
+                self._send(self._download.wrong(peer, trio.current_time()))
             elif not self.here >> chunk & 1:
                 await self._places.write(chunk, landing.buffer, peer)
                 self.note(chunk, peer)
@@ -578,27 +568,27 @@ class Fetch:
         if not self.here >> chunk & 1:
             self._moved_at = trio.current_time()
             self.offer.add(chunk, is_first=peer in self._apart)
-            self._handle(Came(peer, chunk))
+            self._send(self._download.came(peer, chunk, trio.current_time()))
             self._on_chunk()
 
-    def _handle(self, event: DownloadEvent) -> None:
-        wants = self._download.handle(event, trio.current_time())
-        for want in wants:
-            self._tasks.start(self._want, want)
+    def _send(self, wants: Wants) -> None:
+        """Ask the sources for chunks; end the fetch if nothing is missing."""
+        for peer, chunks in wants.items():
+            self._tasks.start(self._want, peer, chunks)
         if not self._download.missing:
             self._over.set()
 
-    async def _want(self, want: Want) -> None:
-        question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks), spare=self.transfer.is_spare)
+    async def _want(self, peer: PeerId, chunks: list[int]) -> None:
+        question = ChunksRequest(blob=self.blob.name, chunks=chunks, spare=self.transfer.is_spare)
         try:
-            raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
+            raw = await self._session.network.request(peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)
-            refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
+            refused, busy = (set_of(each) & set_of(chunks) for each in (reply.chunks, reply.busy))
         except (NetworkError, Malformed) as error:
-            self._handle(Unanswered(want.peer, want.chunks))
-            self._note_gone(want.peer, error)
+            self._send(self._download.unanswered(peer, chunks, trio.current_time()))
+            self._note_gone(peer, error)
             return
         if refused:
-            self._handle(TurnedDown(want.peer, tuple(chunks_in(refused))))
+            self._send(self._download.turned_down(peer, [*chunks_in(refused)], trio.current_time()))
         if busy:
-            self._handle(Busy(want.peer, tuple(chunks_in(busy & ~refused))))
+            self._send(self._download.busy(peer, [*chunks_in(busy & ~refused)], trio.current_time()))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import TypeVar
 
 from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
-from protocol.blobs.store import REMEMBERED, Held, Holding, StoredBlob
-from protocol.bounds import BoundedDict
+from protocol.blobs.store import REMEMBERED, Held, Holding, LeavesMemory, StoredBlob
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
@@ -123,9 +121,8 @@ class ReplicaShelf:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._spans = [span.encoded for span in replica.layouts.result]
-        self._hashes = BoundedDict[Hash, list[Hash]](REMEMBERED)
-        """Hashes of the chunks of a few results, by their roots: a whole record is read for them."""
-        self._lock = Lock()
+        self._hashes = LeavesMemory(REMEMBERED)
+        """Hashes of results, for each of which a whole record is read."""
 
     def find(self, name: Hash) -> Held | None:
         """See `Shelf.find`."""
@@ -146,22 +143,15 @@ class ReplicaShelf:
         name = results.find(root)
         if name is None or results.sizes().get(name) != self._spans[-1].stop:
             return None
-        hashes = self._hashes_of(name)
+        hashes = self._hashes.get(root, lambda: self._hashes_of(name))
         return StoredBlob(results, name, self._spans, hashes, is_urgent=hashes is None or name.round == history.length - 1)
 
     def _hashes_of(self, name: ResultName) -> list[Hash] | None:
         """Return the hashes of a result's chunks; None if no record of our chain names the result."""
-        with self._lock:
-            known = self._hashes.get(name.root)
-        if known is not None:
-            return known
         commit = self._replica.history.kept(name.round)
         if commit is None or commit.record.result_root != name.root:
             return None
-        hashes = [Hash(entry.hash) for entry in commit.index]
-        with self._lock:
-            self._hashes[name.root] = hashes
-        return hashes
+        return [Hash(entry.hash) for entry in commit.index]
 
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints

@@ -50,15 +50,6 @@ class Checkpoints(BlobFolder[CheckpointName]):
         match = _CHECKPOINT_NAME.fullmatch(name)
         return CheckpointName(int(match[1]), Hash(bytes.fromhex(match[2]))) if match is not None else None
 
-    def begin(self, key: CheckpointName, size: int) -> Part[CheckpointName]:
-        """Begin as `BlobFolder.begin` does.
-
-        A part that an earlier version of the program named is continued, because each chunk is checked.
-        """
-        for old in self.folder.glob("part-" + 16 * "[0-9a-f]"):
-            self.disk.move(old, self._part_path(key))
-        return super().begin(key, size)
-
     def write(self, key: CheckpointName, leaves: Sequence[Hash], state: memoryview) -> None:
         """Write a checkpoint.  Raises `StoreFull`; older checkpoints are kept even then."""
         self.write_leaves(key, leaves)

@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kernels.outside_files import open_outside, read_outside
+from kernels.outside_files import open_outside
 from protocol.blobs.blob import ChunkSet
-from protocol.blobs.store import SHORTAGES, Held, Holding
+from protocol.blobs.store import SHORTAGES, Held, Holding, LeavesMemory
 from protocol.corpora.manifest import Block
-from protocol.corpora.shards import BlockReader, CorpusShelf, HeldShard, LeavesMemory, Shards, read_block
+from protocol.corpora.shards import REMEMBERED, BlockReader, CorpusShelf, HeldShard, Shards, leaves_in, read_block
 from protocol.disk import Disk, size_of
 from protocol.wire.hashes import HASH_BYTES, Hash
 
@@ -53,7 +53,7 @@ class BlockCache:
         self._pinned: dict[Block, None] = {}
         self._kept: set[Block] = set()
         self._used_bytes = self._kept_bytes = 0
-        self._leaves = LeavesMemory()
+        self._leaves = LeavesMemory(REMEMBERED)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         """Held while a file is written, so that no two threads write to one temporary name."""
@@ -125,7 +125,9 @@ class BlockCache:
     def leaves(self, shard: Hash) -> Sequence[Hash] | None:
         """Return the hashes as `BlockReader.leaves` describes."""
         known = self._shards.get(shard)
-        return self._leaves.get(known, self._load_leaves) if known is not None else None
+        if known is None:
+            return None
+        return self._leaves.get(shard, lambda: leaves_in(self._folder / shard.hex() / LEAVES, self._folder, known))
 
     def _lacks_descriptors(self, shard: Hash) -> bool:
         """Return True if this computer currently lacks memory or file descriptors, which says nothing about the hashes."""
@@ -134,13 +136,6 @@ class BlockCache:
         except OSError as error:
             return error.errno in SHORTAGES
         return False
-
-    def _load_leaves(self, shard: Hash) -> bytes | None:
-        size = HASH_BYTES * len(self._shards[shard])
-        try:
-            return read_outside(self._folder / shard.hex() / LEAVES, size, self._folder)
-        except OSError:
-            return None
 
     @property
     def used_bytes(self) -> int:

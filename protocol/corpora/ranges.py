@@ -136,15 +136,6 @@ def _joined(url: str, location: str) -> str:
         raise RangeForbidden("redirects to a malformed address") from error
 
 
-def is_mirror_url(url: str) -> bool:
-    """Return True if a client can read from this URL, as far as its form says."""
-    try:
-        _Target.of(url)
-    except RangeFailed:
-        return False
-    return True
-
-
 class RangeClient:
     """Reader of ranges of files from any static web server.
 

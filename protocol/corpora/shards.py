@@ -9,16 +9,14 @@ The folder of a corpus is laid out so that any static web server over it is a mi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from kernels.outside_files import open_outside, read_outside
 from protocol.blobs.blob import ChunkSet, EvenSpans
-from protocol.blobs.store import SHORTAGES
-from protocol.bounds import BoundedDict
+from protocol.blobs.store import SHORTAGES, LeavesMemory
 from protocol.corpora.manifest import Block, CorpusManifest
 from protocol.disk import size_of
 from protocol.wire.canonical import Malformed
@@ -132,36 +130,27 @@ class HeldShard:
         return self.reader.read(self.shard.block(chunk))
 
 
-MAX_REMEMBERED = 32
-"""Most shards whose hashes are remembered; about 300 KiB each at most."""
+REMEMBERED = 32
+"""Most shards whose blocks' hashes are remembered; about 300 KiB each at most."""
 
 
-class LeavesMemory:
-    """Hashes of the blocks of some shards in memory, the most recently used ones.  Thread-safe."""
-
-    def __init__(self) -> None:
-        self._known = BoundedDict[Hash, Sequence[Hash]](MAX_REMEMBERED)
-        self._lock = threading.Lock()
-
-    def get(self, shard: Shard, load: Callable[[Hash], bytes | None]) -> Sequence[Hash] | None:
-        """Return the hashes of a shard's blocks; None if `load` returns none, or others."""
-        with self._lock:
-            if (known := self._known.get(shard.root)) is not None:
-                self._known.renew(shard.root, known)
-                return known
-        leaves = checked_leaves(shard, load(shard.root))
-        if leaves is not None:
-            with self._lock:
-                self._known[shard.root] = leaves
-        return leaves
-
-
-def checked_leaves(shard: Shard, raw: bytes | None) -> list[Hash] | None:
+def checked_leaves(shard: Shard, raw: bytes) -> list[Hash] | None:
     """Return the hashes of a shard's blocks from a `.leaves` file; None if they do not have its root."""
-    if raw is None or len(raw) != HASH_BYTES * len(shard):
+    if len(raw) != HASH_BYTES * len(shard):
         return None
     leaves = [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
     return leaves if tree_root(leaves) == shard.root else None
+
+
+def leaves_in(path: Path, below: Path, shard: Shard) -> list[Hash] | None:
+    """Return the hashes in a `.leaves` file; None if it cannot be read, or has others.
+
+    below: the folder in which its real path must lie.
+    """
+    try:
+        return checked_leaves(shard, read_outside(path, HASH_BYTES * len(shard), below))
+    except OSError:
+        return None
 
 
 def read_block(path: Path, below: Path, offset: int, size: int, leaf: Hash) -> bytes | None:
@@ -190,7 +179,7 @@ class CorpusShelf:
     def __init__(self, folder: Path, shards: Shards) -> None:
         self._named, self._folder, self._shards = folder, folder / SHARDS, shards
         self._damaged: dict[Hash, ChunkSet] = {}
-        self._leaves = LeavesMemory()
+        self._leaves = LeavesMemory(REMEMBERED)
 
     def path(self, shard: Hash) -> Path:
         """Return the path of a shard's file."""
@@ -228,10 +217,6 @@ class CorpusShelf:
     def leaves(self, shard: Hash) -> Sequence[Hash] | None:
         """Return the hashes as `BlockReader.leaves` describes."""
         known = self._shards.get(shard)
-        return self._leaves.get(known, self._load) if known is not None else None
-
-    def _load(self, shard: Hash) -> bytes | None:
-        try:
-            return read_outside(self._leaves_path(shard), HASH_BYTES * len(self._shards[shard]), self._named)
-        except OSError:
+        if known is None:
             return None
+        return self._leaves.get(shard, lambda: leaves_in(self._leaves_path(shard), self._named, known))

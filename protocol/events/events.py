@@ -1,27 +1,78 @@
 """The single stream of events: all facts that a person or a test can learn about a running peer.
 
-Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
-`Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a flat map with the class's
-name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
-times are seconds, losses are nats a token.
+Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.  Each says
+its own sentence and severity.  `Event.to_fields` and `from_fields` define the form on the control socket and in the event
+log: a flat map with the class's name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are
+hexadecimal, sizes are bytes, times are seconds, losses are nats a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from protocol.formatting import Naming, amount, clean, duration, many, number, of_fragment, short, size, to_go
+
 # ------------------------------------------------------------------------------------------------------------------------
-# The base of all events.
+# The base of all events, and the words that several of them share.
+
+MOST_CHARACTERS = 2000
+"""Most characters of an event's sentence."""
+STAGES = ("ready", "exchanging", "voting", "applying")
+"""Phases of a round after training; a peer without a reason to be idle in them trains for the next round."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events."""
+    """Base of all events.  is_alarm: a person must not overlook such an event."""
+
+    _severity = "info"
+    is_alarm = False
 
     def to_fields(self) -> dict[str, Any]:
         """Return a flat map: the class's name under "event", then the fields."""
         return {"event": type(self).__name__, **asdict(self)}
+
+    def sentence(self, name: Naming = short) -> str:
+        """Describe the event in one harmless line, whoever wrote it."""
+        return clean(self._words(name), MOST_CHARACTERS)
+
+    @property
+    def severity(self) -> str:
+        """Severity: info, warning, debug or error."""
+        return self._severity
+
+    def _words(self, name: Naming) -> str:
+        raise NotImplementedError
+
+
+def blob_name(what: str, number: int) -> str:
+    """Return the name of a blob in words; `what` and `number` as in `TransferProgress`."""
+    names = {
+        "checkpoint": f"checkpoint after {many(number, 'round')}" if number else "the run's initial weights",
+        "result": f"result of round {number}",
+        "weights": f"version {number}, whole",
+        "patch": f"version {number}, patch",
+        "file": f"file {number + 1} of the run",
+        "reference": f"reference weights, of round {number}",
+        "blocks": f"blocks of shard {number + 1} of the corpus",
+    }
+    return names.get(what, f"{clean(what)} {number}")
+
+
+def _mean_reward(reward: float | None) -> str:
+    return f", mean reward {number(reward)}" if reward is not None else ""
+
+
+def _again(times: int) -> str:
+    return f" ({times} times)" if times > 1 else ""
+
+
+def _listed(peers: Sequence[str], name: Naming) -> str:
+    listed = ", ".join(name(peer) for peer in peers[:3])
+    return listed + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -39,6 +90,12 @@ class ReachabilityChanged(Event):
     reachable: str
     addresses: dict[str, str]
 
+    def _words(self, name: Naming) -> str:
+        if self.reachable == "unknown":
+            return "it is not known now if others reach this peer"
+        there = [address for address, verdict in self.addresses.items() if verdict == "reachable"]
+        return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
+
 
 @dataclass(frozen=True)
 class LinkChanged(Event):
@@ -51,6 +108,9 @@ class LinkChanged(Event):
     peer: str
     link: str
 
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} is connected: {clean(self.link)}"
+
 
 @dataclass(frozen=True)
 class PortMapped(Event):
@@ -62,31 +122,10 @@ class PortMapped(Event):
     address: str
     by: str
 
-
-@dataclass(frozen=True)
-class StrangersClosed(Event):
-    """Connections from outside were closed since the last such event; emitted at most once a minute.
-
-    silent: number closed because the peer did not greet before the deadline.  crowded: number closed for lack of room.
-    busiest: the address from which most of them came.
-    """
-
-    silent: int
-    crowded: int
-    busiest: str
-
-
-@dataclass(frozen=True)
-class NobodyAnswers(Event):
-    """No peer named by the invitation has answered yet; emitted less and less often.
-
-    seconds: time since the search began.  tried: maps of address, times and problem (a phrase).  check: advice to the
-    person.
-    """
-
-    seconds: float
-    tried: list[dict[str, Any]]
-    check: str
+    def _words(self, name: Naming) -> str:
+        if not self.address:
+            return "the router's port is closed"
+        return f"the router opened a port by {clean(self.by)}: {clean(self.address)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -105,6 +144,8 @@ class TransferProgress(Event):
     sources: number of peers that have some of the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """
 
+    _severity = "debug"
+
     what: str
     number: int
     blob: str
@@ -116,6 +157,15 @@ class TransferProgress(Event):
     sources: int
     left_s: float | None
 
+    def progress(self) -> str:
+        """Describe the blob: its name, progress, speed and time left."""
+        left = f", {to_go(self.left_s)}" if self.left_s is not None else ""
+        pace = f"{size(self.down_bytes_per_s)}/s from {many(self.sources, 'peer')}{left}"
+        return f"{blob_name(self.what, self.number)}: {self.done}/{self.total} chunks, {pace}"
+
+    def _words(self, name: Naming) -> str:
+        return f"fetching {self.progress()}"
+
 
 @dataclass(frozen=True)
 class TransferEnded(Event):
@@ -125,12 +175,18 @@ class TransferEnded(Event):
     seconds: duration of the transfer.  complete: true if the whole blob is here.
     """
 
+    _severity = "debug"
+
     what: str
     number: int
     blob: str
     fetched_bytes: int
     seconds: float
     complete: bool
+
+    def _words(self, name: Naming) -> str:
+        outcome = "fetched" if self.complete else "gave up"
+        return f"{outcome} {blob_name(self.what, self.number)}: {size(self.fetched_bytes)} in {duration(self.seconds)}"
 
 
 def subject(event: Event) -> tuple[str, str]:
@@ -162,6 +218,10 @@ class RolloutsGenerated(Event):
     size_bytes: int
     seconds: float
 
+    def _words(self, name: Naming) -> str:
+        what = f"{many(self.rollouts, 'rollout')} of {self.tokens} tokens"
+        return f"version {self.version}, batch {self.number}: {what} in {duration(self.seconds)}"
+
 
 @dataclass(frozen=True)
 class BatchJudged(Event):
@@ -179,6 +239,12 @@ class BatchJudged(Event):
     rejected: int
     inconclusive: int
     reasons: list[str]
+
+    def _words(self, name: Naming) -> str:
+        why = f" ({', '.join(clean(reason) for reason in self.reasons)})" if self.reasons else ""
+        batch = f"batch {self.number} of {name(self.author)} at version {self.version}"
+        counts = f"{self.accepted} rollouts accepted, {self.rejected} rejected"
+        return f"{batch}, judged by {name(self.validator)}: {counts}{why}"
 
 
 @dataclass(frozen=True)
@@ -198,6 +264,12 @@ class BatchDecided(Event):
     reason: str
     rollouts: int
     checked: bool
+
+    def _words(self, name: Naming) -> str:
+        why = f": {clean(self.reason)}" if self.reason else ""
+        seen = ", which we verified ourselves" if self.checked else ""
+        batch = f"batch {self.number} of {name(self.author)} at version {self.version}"
+        return f"{batch}{seen}, is {clean(self.verdict)}{why}"
 
 
 @dataclass(frozen=True)
@@ -219,6 +291,14 @@ class RolloutsUsed(Event):
     answers: list[dict[str, Any]] = field(default_factory=list)
     informative: int | None = None
 
+    def _words(self, name: Naming) -> str:
+        what = f"{many(self.rollouts, 'rollout')} in {many(len(self.batches), 'batch', 'batches')}"
+        mean = _mean_reward(self.reward)
+        if self.informative == 0:
+            return f"round {self.round}: learned nothing from {what}: all answers to each problem had the same reward{mean}"
+        far = f", {self.kl:.2g} nats from the reference" if self.kl is not None else ""
+        return f"round {self.round}: learned from {what}{mean}{far}"
+
 
 @dataclass(frozen=True)
 class NothingLearned(Event):
@@ -229,6 +309,9 @@ class NothingLearned(Event):
     are lines in which ↵ stands for a line break.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     round: int
     rounds: int
     reward: float | None
@@ -236,41 +319,16 @@ class NothingLearned(Event):
     text: str
     expected: str
 
-
-@dataclass(frozen=True)
-class TaskSetOffered(Event):
-    """A peer, possibly this one, offers a set of tasks.  root: ID of the set."""
-
-    publisher: str
-    root: str
-    name: str
-    tasks: int
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class TasksAmended(Event):
-    """These sets of tasks are in force from version `version` on; `percent` of the problems come from them.
-
-    number: number of the organiser's amendment.  sets: IDs of the sets.
-    """
-
-    number: int
-    version: int
-    sets: list[str]
-    percent: int
-
-
-@dataclass(frozen=True)
-class TaskSetFellOut(Event):
-    """No more problems come from this set of tasks, because more than half of a record's voters were against it.
-
-    root: ID of the set.  version: the first version without it.
-    """
-
-    root: str
-    name: str
-    version: int
+    def _words(self, name: Naming) -> str:
+        mean = f" (mean reward {number(self.reward)})" if self.reward is not None else ""
+        wanted = f"; expected: {clean(self.expected, 200)}" if self.expected else ""
+        problem, answer = clean(self.prompt, 200), clean(self.text, 200)
+        remedy = "take problems of another difficulty" if self.reward else "say in the prompts which form an answer has"
+        return (
+            f"nothing is learned: in {many(self.rounds, 'round')} all answers to each problem had the same reward{mean}; a "
+            f"typical answer to »{problem}« is »{answer}«{wanted}; {remedy}, and try them with "
+            "`peer tasks rate FILE --model FOLDER`"
+        )
 
 
 @dataclass(frozen=True)
@@ -293,21 +351,38 @@ class RolloutsCounted(Event):
     mine: list[str]
     rollouts: int = 0
 
+    def _words(self, name: Naming) -> str:
+        ours = f"; {len(self.mine)} of them {'is' if len(self.mine) == 1 else 'are'} ours" if self.mine else ""
+        what = f"{many(self.batches, 'batch', 'batches')} of rollouts, {amount(self.tokens)} tokens"
+        return f"round {self.round}: the swarm learned from {what}{_mean_reward(self.reward)}{ours}"
+
 
 @dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
     """Rollouts of `peer` are no longer used; `reason` is a phrase."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"rollouts of {name(self.peer)} are no longer used: {clean(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
 class ValidatorSetAside(Event):
     """Verdicts of `peer` no longer count; `reason` is a phrase."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        return f"verdicts of {name(self.peer)} no longer count: {clean(self.reason, 200)}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -331,6 +406,14 @@ class Started(Event):
     data_dir: str
     team: str = ""
 
+    def _words(self, name: Naming) -> str:
+        run = f"{clean(self.run_name)} ({self.run[:12]})" if self.run_name else self.run[:12]
+        where = f", listening on {clean(', '.join(self.addresses), 1000)}" if self.addresses else ""
+        return (
+            f"{clean(self.name)} {self.peer} in run {run}{where}; version {self.version}, process {self.pid}, "
+            f"data in {clean(self.data_dir, 500)}"
+        )
+
 
 @dataclass(frozen=True)
 class Left(Event):
@@ -348,6 +431,25 @@ class Left(Event):
     exit_code: int
     problem: str
 
+    @property
+    def severity(self) -> str:
+        """Severity: error if it left because of a problem."""
+        return "error" if self.problem else "info"
+
+    def _goodbye(self) -> str:
+        if self.heard_by:
+            return f"said goodbye to {many(self.heard_by, 'peer')}"
+        if self.goodbye:
+            return "said goodbye, but no peer was connected"
+        return "without a goodbye" if self.exit_code else "before it met any peer"
+
+    def _words(self, name: Naming) -> str:
+        if self.rounds is None:
+            text = "left: before it began"
+        else:
+            text = f"left: {self._goodbye()}, {many(self.rounds, 'round')} committed, state on disk"
+        return f"{text}; {clean(self.problem, 1000)}" if self.problem else text
+
 
 @dataclass(frozen=True)
 class LinesLost(Event):
@@ -356,8 +458,14 @@ class LinesLost(Event):
     Emitted only on standard output.  lines: number of missing lines.  reason: a sentence.
     """
 
+    _severity = "warning"
+
     lines: int
     reason: str
+
+    def _words(self, name: Naming) -> str:
+        are = "line is" if self.lines == 1 else "lines are"
+        return f"{self.lines} {are} missing here: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -371,6 +479,11 @@ class PhaseChanged(Event):
     why_idle: str
     detail: str
 
+    def _words(self, name: Naming) -> str:
+        ahead = ", training ahead" if self.phase in STAGES and not self.why_idle else ""
+        why = self.detail or self.why_idle
+        return f"{self.phase}{ahead}: {clean(why, 300)}" if why else f"{self.phase}{ahead}"
+
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
@@ -383,14 +496,25 @@ class PeerJoined(Event):
     name: str
     team: str = ""
 
+    def _words(self, name: Naming) -> str:
+        return f"{clean(self.name) or 'a peer'} ({short(self.peer)}) is here"
+
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
     """A peer sent nothing for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
 
+    _severity = "warning"
+
     peer: str
     silent_s: float
     disconnected: bool
+
+    def _words(self, name: Naming) -> str:
+        silent = duration(self.silent_s)
+        if self.disconnected:
+            return f"the connection to {name(self.peer)} broke (last heard {silent} ago)"
+        return f"{name(self.peer)} has been silent for {silent}"
 
 
 @dataclass(frozen=True)
@@ -400,24 +524,8 @@ class PeerGone(Event):
     peer: str
     goodbye: bool
 
-
-@dataclass(frozen=True)
-class PeerBanned(Event):
-    """A peer was disconnected and is banned for a while; `reason` names its last offence."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RoleChosen(Event):
-    """This peer has chosen its role in a run with rollouts, because its owner named none.
-
-    role: trainer, rollout, validator or seed.  reason: a sentence.
-    """
-
-    role: str
-    reason: str
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} {'said goodbye and left' if self.goodbye else 'is gone: it fell silent'}"
 
 
 @dataclass(frozen=True)
@@ -426,12 +534,23 @@ class TrainerStarted(Event):
 
     pid: int
 
+    def _words(self, name: Naming) -> str:
+        return f"trainer started (process {self.pid})"
+
 
 @dataclass(frozen=True)
 class TrainerStopped(Event):
     """The trainer died or was ended; `reason` is a sentence."""
 
     reason: str
+
+    @property
+    def severity(self) -> str:
+        """Severity: info if it was stopped on purpose."""
+        return "info" if self.reason == "the trainer was stopped" else "warning"
+
+    def _words(self, name: Naming) -> str:
+        return f"trainer stopped: {clean(self.reason, 300)}"
 
 
 @dataclass(frozen=True)
@@ -442,6 +561,8 @@ class ComputeProgress(Event):
     left_s: seconds until the last step, at the present rate.  ahead: true while the round before is exchanged and agreed on.
     """
 
+    _severity = "debug"
+
     round: int
     steps: int
     total_steps: int
@@ -449,6 +570,11 @@ class ComputeProgress(Event):
     tokens_per_s: float
     left_s: float
     ahead: bool = False
+
+    def _words(self, name: Naming) -> str:
+        what = f"round {self.round}{', ahead' if self.ahead else ''}"
+        pace = f"{amount(self.tokens_per_s)} tokens/s, {to_go(self.left_s)}"
+        return f"{what}: step {self.steps} of {self.total_steps}, loss {number(self.loss)}, {pace}"
 
 
 @dataclass(frozen=True)
@@ -469,6 +595,19 @@ class ReadySent(Event):
     fragment: int = 0
     fragments: int = 1
 
+    @property
+    def preferences(self) -> str:
+        """Separation of chosen answers from rejected ones by the model, in words; empty without preferences."""
+        if self.margin is None or self.accuracy is None:
+            return ""
+        return f"margin {number(self.margin)}, {100 * self.accuracy:.0f} % of the preferences right"
+
+    def _words(self, name: Naming) -> str:
+        pairs = f"; {self.preferences}" if self.margin is not None else ""
+        which = f"round {self.round}{of_fragment(self.fragment, self.fragments)}"
+        trained = f"{amount(self.tokens)} tokens in {many(self.steps, 'step')}"
+        return f"{which}: ready with {trained}, loss {number(self.loss)}{pairs}"
+
 
 @dataclass(frozen=True)
 class RoundProposed(Event):
@@ -484,15 +623,27 @@ class RoundProposed(Event):
     members: list[str]
     absent: list[str]
 
+    def _words(self, name: Naming) -> str:
+        without = f", without {_listed(self.absent, name)}" if self.absent else ""
+        again = f" (attempt {self.attempt})" if self.attempt else ""
+        members = many(len(self.members), "member")
+        return f"round {self.round}{again}: {name(self.proposer)} proposes {members}{without}"
+
 
 @dataclass(frozen=True)
 class ExchangeProgress(Event):
     """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names the peers that are late."""
 
+    _severity = "debug"
+
     round: int
     chunks_done: int
     chunks_total: int
     waiting_for: list[str]
+
+    def _words(self, name: Naming) -> str:
+        waits = f", waiting for {_listed(self.waiting_for, name)}" if self.waiting_for else ""
+        return f"round {self.round}: {self.chunks_done} of {self.chunks_total} chunks{waits}"
 
 
 @dataclass(frozen=True)
@@ -507,13 +658,22 @@ class ExchangeFinished(Event):
     up_bytes: int
     down_bytes: int
 
+    def _words(self, name: Naming) -> str:
+        moved = f"{size(self.up_bytes)} up, {size(self.down_bytes)} down"
+        return f"round {self.round}: exchanged in {duration(self.seconds)} ({moved})"
+
 
 @dataclass(frozen=True)
 class MemberLost(Event):
     """A member stopped delivering in this round's exchange; its missing chunks are averaged without it."""
 
+    _severity = "warning"
+
     round: int
     peer: str
+
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: {name(self.peer)} stopped delivering; averaging without it"
 
 
 @dataclass(frozen=True)
@@ -523,14 +683,23 @@ class MemberRegained(Event):
     round: int
     peer: str
 
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: {name(self.peer)} is heard again; waiting for it again"
+
 
 @dataclass(frozen=True)
 class PeerEjected(Event):
     """A peer was proven to have lied, and this peer excludes it from now on.  `evidence` is the name of the proof."""
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     reason: str
     evidence: str
+
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} is shut out for good: {clean(self.reason)} (proof {self.evidence[:16]})"
 
 
 @dataclass(frozen=True)
@@ -540,19 +709,30 @@ class AuditDone(Event):
     right: number of averages found right, by the peer that signed them.
     """
 
+    _severity = "debug"
+
     round: int
     chunks: int
     checked: int
     right: dict[str, int] = field(default_factory=dict)
+
+    def _words(self, name: Naming) -> str:
+        missing = "" if self.checked == self.chunks else f" ({self.chunks - self.checked} could not be)"
+        return f"round {self.round}: {self.checked} averages of others recomputed{missing}"
 
 
 @dataclass(frozen=True)
 class RoundVoted(Event):
     """This peer votes for a record.  record: its hash."""
 
+    _severity = "debug"
+
     round: int
     attempt: int
     record: str
+
+    def _words(self, name: Naming) -> str:
+        return f"round {self.round}: voted"
 
 
 @dataclass(frozen=True)
@@ -564,6 +744,9 @@ class RoundsConfirmed(Event):
 
     confirmed: int
     final: int
+
+    def _words(self, name: Naming) -> str:
+        return f"{many(self.confirmed, 'provisional round')} confirmed by the peers that had been away: final now"
 
 
 @dataclass(frozen=True)
@@ -587,29 +770,11 @@ class RoundCommitted(Event):
     fragments: int = 1
     run_tokens: int = 0
 
-
-@dataclass(frozen=True)
-class RunEnded(Event):
-    """The run has reached its total: this is its final record, and the state after it is the final state.
-
-    Emitted at most once per start of the peer.  rounds, tokens: numbers done by all members.  unit: unit of the total,
-    "tokens" or "rounds".  tip: hash of the final record.
-    """
-
-    rounds: int
-    tokens: int
-    unit: str
-    total: int
-    tip: str
-
-
-@dataclass(frozen=True)
-class RunExtended(Event):
-    """The organiser has extended the run, by a signed statement in the chain.  total: in `unit`, from `round` on."""
-
-    round: int
-    unit: str
-    total: int
+    def _words(self, name: Naming) -> str:
+        which = f"{fragment}," if (fragment := of_fragment(self.fragment, self.fragments)) else ""
+        members = f"{many(len(self.members), 'member')}{'' if self.mine else ', without us'}"
+        tokens = f"{amount(self.tokens)} tokens"
+        return f"round {self.round}{which} committed: {members}, {tokens}, training loss {number(self.loss)}"
 
 
 @dataclass(frozen=True)
@@ -618,6 +783,9 @@ class StateApplied(Event):
 
     rounds: int
     digest: str
+
+    def _words(self, name: Naming) -> str:
+        return f"state after {many(self.rounds, 'round')}: {self.digest[:16]}"
 
 
 @dataclass(frozen=True)
@@ -634,6 +802,10 @@ class EvalLoss(Event):
     losses: dict[str, float] = field(default_factory=dict)
     members: int = 1
 
+    def _words(self, name: Naming) -> str:
+        source = f"measured by {name(self.by)}" if self.members == 1 else f"mean of {self.members} members"
+        return f"held-out loss after {many(self.rounds, 'round')}: {number(self.loss)} ({source})"
+
 
 @dataclass(frozen=True)
 class SamplesWritten(Event):
@@ -642,18 +814,30 @@ class SamplesWritten(Event):
     completions: one line for each prompt, by the prompt; ↵ stands for a line break.
     """
 
+    _severity = "debug"  # the interface and the page have a place for them
+
     rounds: int
     by: str
     completions: dict[str, str]
+
+    def _words(self, name: Naming) -> str:
+        texts = "; ".join(f"{clean(prompt, 200)}»{clean(text, 300)}" for prompt, text in self.completions.items())
+        return f"samples after {many(self.rounds, 'round')}, by {name(self.by)}: {texts}"
 
 
 @dataclass(frozen=True)
 class EvalProgress(Event):
     """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows and tokens of samples."""
 
+    _severity = "debug"
+
     rounds: int
     done: int
     total: int
+
+    def _words(self, name: Naming) -> str:
+        percent = 100 * self.done // max(1, self.total)
+        return f"measuring the held-out loss after {many(self.rounds, 'round')}: {percent} %"
 
 
 @dataclass(frozen=True)
@@ -663,20 +847,33 @@ class CheckpointWritten(Event):
     rounds: int
     size_bytes: int
 
+    def _words(self, name: Naming) -> str:
+        return f"checkpoint after {many(self.rounds, 'round')} is on disk ({size(self.size_bytes)})"
+
 
 @dataclass(frozen=True)
 class StateLoaded(Event):
     """The outer state after `rounds` rounds is loaded, from a checkpoint or, with 0 rounds, from the run's beginning."""
 
+    _severity = "debug"
+
     rounds: int
+
+    def _words(self, name: Naming) -> str:
+        return f"loaded the state after {many(self.rounds, 'round')}"
 
 
 @dataclass(frozen=True)
 class SyncProgress(Event):
     """This peer is catching up: `done` of `total` records are here."""
 
+    _severity = "debug"
+
     done: int
     total: int
+
+    def _words(self, name: Naming) -> str:
+        return f"fetching records: {self.done} of {self.total}"
 
 
 @dataclass(frozen=True)
@@ -688,9 +885,20 @@ class RolledBack(Event):
     rounds, or because no live peer has their results.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     to_round: int
     abandoned: int
     winner: str
+
+    def _words(self, name: Naming) -> str:
+        last = self.to_round + self.abandoned - 1
+        which = f"round {self.to_round}" if self.abandoned == 1 else f"rounds {self.to_round} to {last}"
+        why = f"most voters do not stand on {which}, or nobody here has the results: computed anew"
+        if self.winner:
+            why = f"the branch of {name(self.winner)} won, and its rounds replace {which}"
+        return f"went back {many(self.abandoned, 'round')}: {why}"
 
 
 @dataclass(frozen=True)
@@ -702,20 +910,37 @@ class SecondHistory(Event):
     electors that signed both.
     """
 
+    _severity = "error"
+    is_alarm = True
+
     round: int
     ours: str
     theirs: str
     shown_by: str
     signers: list[str]
 
+    def _words(self, name: Naming) -> str:
+        both = _listed(self.signers, name) or "nobody"
+        return (
+            f"ALARM: {name(self.shown_by)} shows a second certified record of round {self.round} ({self.theirs[:8]}; we "
+            f"keep {self.ours[:8]}): at least a third of the electors lied; {both} signed both"
+        )
+
 
 @dataclass(frozen=True)
 class Desynced(Event):
     """This peer's outer state before `round` is not the swarm's; it is being repaired.  mine, theirs: the digests."""
 
+    _severity = "warning"
+    is_alarm = True
+
     round: int
     mine: str
     theirs: str
+
+    def _words(self, name: Naming) -> str:
+        digests = f"{self.mine[:8]}, not {self.theirs[:8]}"
+        return f"state differs from the swarm's before round {self.round} ({digests}); repairing"
 
 
 @dataclass(frozen=True)
@@ -727,10 +952,15 @@ class Dropped(Event):
     what: kind of the data.  reason: a phrase.  times: number of such drops since the last such event.
     """
 
+    _severity = "debug"
+
     peer: str
     what: str
     reason: str
     times: int = 1
+
+    def _words(self, name: Naming) -> str:
+        return f"dropped a {clean(self.what)} from {name(self.peer)}{_again(self.times)}: {clean(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
@@ -741,18 +971,87 @@ class HandlerFailed(Event):
     event.
     """
 
+    _severity = "warning"
+    is_alarm = True
+
     peer: str
     what: str
     reason: str
     times: int
 
+    def _words(self, name: Naming) -> str:
+        what = f"a {clean(self.what)} from {name(self.peer)}"
+        return f"{what} made its handler fail{_again(self.times)}; please report: {clean(self.reason, 200)}"
+
+
+class NoticeCode(StrEnum):
+    """Kinds of notices that programs may rely on, each with its details."""
+
+    ROLE_CHOSEN = "role_chosen"
+    """This peer has chosen its role in a run with rollouts, because its owner named none.
+
+    role: trainer, rollout, validator or seed.  reason: a sentence.
+    """
+    NOBODY_ANSWERS = "nobody_answers"
+    """No peer named by the invitation has answered yet; emitted less and less often.
+
+    seconds: time since the search began.  tried: maps of address, times and problem (a phrase).  check: advice.
+    """
+    STRANGERS_CLOSED = "strangers_closed"
+    """Connections from outside were closed since the last such notice; emitted at most once a minute.
+
+    silent: number closed because the peer did not greet before the deadline.  crowded: number closed for lack of room.
+    busiest: the address from which most of them came.
+    """
+    PEER_BANNED = "peer_banned"
+    """A peer was disconnected and is banned for a while.  peer: its ID.  reason: its last offence."""
+    RUN_ENDED = "run_ended"
+    """The run has reached its total: this is its final record, and the state after it is the final state.
+
+    Emitted at most once per start of the peer, unless the run is extended.  rounds, tokens: numbers done by all members.
+    unit: unit of the total, "tokens" or "rounds".  total: in this unit.  tip: hash of the final record.
+    """
+    RUN_EXTENDED = "run_extended"
+    """The organiser has extended the run, by a signed statement in the chain.  total: in `unit`, from `round` on."""
+    TASK_SET_OFFERED = "task_set_offered"
+    """A peer, possibly this one, offers a set of tasks.
+
+    peer: its ID.  root: ID of the set.  name: of the set.  tasks: their number.  size_bytes: of all of them.
+    """
+    TASKS_AMENDED = "tasks_amended"
+    """Other sets of tasks are in force.
+
+    number: number of the organiser's amendment.  version: the first version with them.  sets: IDs of the sets.  percent:
+    share of the problems that come from them.
+    """
+    TASK_SET_FELL_OUT = "task_set_fell_out"
+    """No more problems come from a set of tasks, because more than half of a record's voters were against it.
+
+    root: ID of the set.  name: of the set.  version: the first version without it.
+    """
+
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """A sentence for the person at the screen.  level: info, warning or debug."""
+    """A sentence for the person at the screen.
+
+    level: info, warning or debug.  text: the sentence, with whole peer IDs.  code: its kind for programs; empty for a
+    remark that has none.  details: the facts in the sentence, by name.
+    """
 
     level: str
     text: str
+    code: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def severity(self) -> str:
+        """Severity: the level of the notice."""
+        return self.level
+
+    def _words(self, name: Naming) -> str:
+        text, peer = clean(self.text, 1000), self.details.get("peer")
+        return text.replace(peer, name(peer)) if peer and isinstance(peer, str) else text
 
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)

@@ -10,9 +10,10 @@ field that is added later has a default, so that the status of an older peer can
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, Self, get_args, get_type_hints
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The reasons for computing nothing, and a remedy for each.
@@ -523,43 +524,31 @@ class PeerStatus(NodeStatus):
     def from_fields(cls, given: Any) -> Self:
         """Return the status in a map, without fields that only a newer version knows; raise ValueError if one is lacking."""
         try:
-            swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
-            told = given.get("rollouts")
-            rollouts = RolloutStatus(**_known(RolloutStatus, told)) if told is not None else None
-            nested = {
-                "run_definition": _run_definition(given.get("run_definition")),
-                "computer": _computer(given.get("computer")),
-                "contribution": _contribution(given.get("contribution")),
-                "copies": _copies(given.get("copies")),
-            }
-            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts, **nested})
+            status: Self = _read(cls, given)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no status of a peer: {error}") from error
+        return status
 
 
-def _run_definition(given: Any) -> RunDefinition | None:
-    if given is None:
-        return None
-    mixtures = [RunMixture(**_known(RunMixture, each)) for each in given.get("mixtures", ())]
-    return RunDefinition(**{**_known(RunDefinition, given), "mixtures": mixtures})
+@lru_cache
+def _nested(cls: Any) -> dict[str, type[Any] | None]:
+    """Return the fields that the dataclass `cls` is made from, each with the dataclass of its values, if they have one."""
+    hints = get_type_hints(cls)
+    kinds = {each.name: (hints[each.name], *get_args(hints[each.name])) for each in fields(cls) if each.init}
+    return {name: next((kind for kind in several if _is_form(kind)), None) for name, several in kinds.items()}
 
 
-def _computer(given: Any) -> ComputerStatus | None:
-    if given is None:
-        return None
-    gpus = [GpuStatus(**_known(GpuStatus, each)) for each in given.get("gpus", ())]
-    return ComputerStatus(**{**_known(ComputerStatus, given), "gpus": gpus})
+def _is_form(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
-def _copies(given: Any) -> CopiesStatus | None:
-    return CopiesStatus(**_known(CopiesStatus, given)) if given is not None else None
+def _read(cls: Any, given: Mapping[str, Any]) -> Any:
+    """Return the dataclass `cls` from a map, and those within it, without entries that only a newer version knows."""
+    known = _nested(cls)
+    return cls(**{name: _value(known[name], value) for name, value in given.items() if name in known})
 
 
-def _contribution(given: Any) -> ContributionStatus | None:
-    return ContributionStatus(**_known(ContributionStatus, given)) if given is not None else None
-
-
-def _known(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `given` that the dataclass `cls` is made from."""
-    names = {each.name for each in fields(cls) if each.init}
-    return {name: value for name, value in given.items() if name in names}
+def _value(cls: type[Any] | None, given: Any) -> Any:
+    if cls is None or given is None:
+        return given
+    return [_read(cls, each) for each in given] if isinstance(given, list) else _read(cls, given)

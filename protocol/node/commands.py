@@ -14,7 +14,8 @@ from protocol.chain.base import Base
 from protocol.chain.progress import RunProgress, open_amendment
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
-from protocol.events.events import Notice, RunExtended
+from protocol.events.events import Notice, NoticeCode
+from protocol.formatting import amount
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.run.sections import Unit
@@ -137,7 +138,10 @@ class Extensions:
                     await self._say(raw)
                 progress = self._replica.history.roster.progress
                 if progress.goal.total > seen.total:
-                    self._session.emit(RunExtended(progress.rounds, progress.goal.unit.value, progress.goal.total))
+                    unit, total = progress.goal.unit.value, progress.goal.total
+                    text = f"the organiser has extended the run to {amount(total)} {unit}, from round {progress.rounds} on"
+                    details = {"round": progress.rounds, "unit": unit, "total": total}
+                    self._session.emit(Notice("info", text, NoticeCode.RUN_EXTENDED, details))
                 seen = progress.goal
                 await trio.sleep(LOOK_S)
 

@@ -19,10 +19,10 @@ from protocol.bounds import BoundedDict
 from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
-from protocol.corpora.leased import blocks_needed
 from protocol.corpora.manifest import Block
 from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.ranges import AddressPolicy, RangeClient
+from protocol.corpora.rows import blocks_needed
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.copies import CopyCensus

@@ -16,7 +16,7 @@ from protocol.chain.outer_state import BYTES_PER_VALUE, bf16_pieces
 from protocol.chain.records import genesis_tip
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
-from protocol.disk import let_go
+from protocol.disk import fill
 from protocol.offload import Offload
 from protocol.run.manifest import BF16_BYTES
 from protocol.sync.supplies import StateFetcher
@@ -87,12 +87,8 @@ class InitialWeights:
             self._write(bf16_pieces(view[: BYTES_PER_VALUE * manifest.parameters], manifest.checkpoint_chunk_bytes))
 
     def _write(self, pieces: Iterable[bytes]) -> None:
-        disk, at = self._replica.store.disk, 0
+        disk = self._replica.store.disk
         temporary = self._path.with_name(f".{self._path.name}.new")
         mapping = disk.allocate(temporary, BF16_BYTES * self._replica.manifest.parameters)
-        for piece in pieces:
-            part = memoryview(mapping)[at : at + len(piece)]
-            part[:] = piece
-            let_go(part)
-            at += len(piece)
+        fill(memoryview(mapping), pieces)
         disk.publish(temporary, mapping, self._path)

@@ -12,8 +12,9 @@ from protocol.chain.base import RoundSettings
 from protocol.chain.history import History
 from protocol.chain.progress import RunPace, RunProgress
 from protocol.chain.replica import Replica
-from protocol.events.events import Notice, RunEnded
+from protocol.events.events import Notice, NoticeCode
 from protocol.events.status import WhyIdle
+from protocol.formatting import amount, many
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, Membership, beat_interval_s
@@ -25,6 +26,7 @@ from protocol.node.rounds import CurrentRound, Rounds
 from protocol.node.router import MessageRouter
 from protocol.node.state import StateKeeper
 from protocol.rollouts.rollouts import Rollouts
+from protocol.run.sections import Unit
 from protocol.run.settings import NodeSettings
 from protocol.sync.following import Following
 from protocol.sync.remote_chains import Claims
@@ -499,7 +501,15 @@ class RunEnd:
         if tip != self._told:
             self._told = tip
             goal = progress.goal
-            self._session.emit(RunEnded(progress.rounds, progress.tokens, goal.unit.value, goal.total, tip.hex()))
+            total = f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else many(goal.total, "round")
+            done = f"after {many(progress.rounds, 'round')} and {amount(progress.tokens)} tokens"
+            text = (
+                f"the run has ended: its total of {total} is reached, {done}; peers serve the final weights until they "
+                "leave, and `peer export FOLDER` writes them"
+            )
+            counts = {"rounds": progress.rounds, "tokens": progress.tokens, "total": goal.total}
+            details = {**counts, "unit": goal.unit.value, "tip": tip.hex()}
+            self._session.emit(Notice("info", text, NoticeCode.RUN_ENDED, details))
 
     def _show(self, progress: RunProgress) -> None:
         text = f"the run has ended after {progress.rounds} rounds; this peer serves its weights until it leaves"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from protocol.blobs.store import BlobStore, Held, Holding
 from protocol.corpora.cache import BlockCache, BlockStore
-from protocol.corpora.fitting import corpora_flaw, source_in
-from protocol.corpora.leased import MixedSplit
 from protocol.corpora.manifest import CorpusManifest, read_manifest
+from protocol.corpora.rows import MixedSplit, corpora_flaw, source_in
 from protocol.corpora.shards import CorpusShelf, shards_of
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest

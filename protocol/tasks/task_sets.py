@@ -18,7 +18,8 @@ from protocol.blobs.swarm import Swarm
 from protocol.chain.progress import TasksInForce, first_problem
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed, read_guarded, write_guarded
-from protocol.events.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
+from protocol.events.events import Notice, NoticeCode
+from protocol.formatting import clean, many, size
 from protocol.offload import Offload
 from protocol.tasks.counting import OutcomeCounts
 from protocol.tasks.library import SetFiles
@@ -294,12 +295,18 @@ class TaskSets:
         """Report the changes that the chain has made to the sets since the last call."""
         seen, self._seen = self._seen, tasks
         if tasks.number != seen.number:
-            self._session.emit(
-                TasksAmended(tasks.number, tasks.since, [each.root.hex() for each in tasks.live], tasks.percent)
-            )
+            sets = [each.root.hex() for each in tasks.live]
+            share = f", of which {tasks.percent} % of the problems are" if sets else ""
+            which = f"{len(sets)} sets of tasks are in force (amendment {tasks.number})"
+            text = f"from version {tasks.since} on {which}{share}"
+            details = {"number": tasks.number, "version": tasks.since, "sets": sets, "percent": tasks.percent}
+            self._session.emit(Notice("info", text, NoticeCode.TASKS_AMENDED, details))
         for each in tasks.sets:
             if each.slot in tasks.fallen and each.slot not in seen.fallen:
-                self._session.emit(TaskSetFellOut(each.root.hex(), each.name, tasks.fell))
+                called = f"{clean(each.name, 64)} ({each.root.hex()[:12]})"
+                text = f"the set of tasks {called} was dropped at version {tasks.fell}, by the trainers' counts"
+                details = {"root": each.root.hex(), "name": each.name, "version": tasks.fell}
+                self._session.emit(Notice("info", text, NoticeCode.TASK_SET_FELL_OUT, details))
 
     @property
     def _counts_path(self) -> Path:
@@ -431,7 +438,10 @@ class TaskSets:
             return False
         self._told += not is_member
         if is_member or self._told <= MOST_TOLD:
-            self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
+            root, what = offer.root.hex(), f"{many(body.count, 'task')} ({size(body.size)})"
+            text = f"{publisher} offers {what}, {clean(body.name, 64)}: set {root[:12]}"
+            details = {"peer": publisher, "root": root, "name": body.name, "tasks": body.count, "size_bytes": body.size}
+            self._session.emit(Notice("info", text, NoticeCode.TASK_SET_OFFERED, details))
         return True
 
     def take(self, body: Amendment, raw: bytes) -> bool:

@@ -19,7 +19,8 @@ from typing import cast
 
 import trio
 
-from protocol.events.events import StrangersClosed
+from protocol.events.events import Notice, NoticeCode
+from protocol.formatting import clean, short
 from protocol.transport.inbound_policy import CloseReason, InboundLimits, InboundPolicy, Stage
 from protocol.transport.interface import Members
 from protocol.transport.library import AcceptedStream, Address, HostConnections, peer_id_of
@@ -57,16 +58,23 @@ class CloseSummary:
         """The time at which the next event is due; infinite while there is nothing to report."""
         return self._last_event_at + EVENT_EVERY_S if self._reasons else math.inf
 
-    def take(self, now: float) -> StrangersClosed | None:
+    def take(self, now: float) -> Notice | None:
         """Return the event that is due by `now` and restart the counts; None if no event is due."""
         if self.due_at > now:
             return None
         (busiest, _), *_ = self._addresses.most_common(1)
-        event = StrangersClosed(self._reasons[CloseReason.SILENT], self._reasons[CloseReason.CROWDED], busiest)
+        silent, crowded = self._reasons[CloseReason.SILENT], self._reasons[CloseReason.CROWDED]
+        where, _, relay = busiest.rpartition(" ")
+        source = clean(f"{where} {short(relay)}" if where else busiest)
+        text = (
+            f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, {crowded} for lack "
+            f"of room), most of them from {source}"
+        )
+        details = {"silent": silent, "crowded": crowded, "busiest": busiest}
         self._reasons.clear()
         self._addresses.clear()
         self._last_event_at = now
-        return event
+        return Notice("info", text, NoticeCode.STRANGERS_CLOSED, details)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -109,7 +117,7 @@ class InboundConnections:
         reputation: Reputation,
         limits: InboundLimits,
         members: Members,
-        on_closed: Callable[[StrangersClosed], None],
+        on_closed: Callable[[Notice], None],
         doors: Mapping[bytes, Door],
     ) -> None:
         self._reputation, self._on_closed, self._doors = reputation, on_closed, doors

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import trio
 from multiaddr import Multiaddr
 
-from protocol.events.events import Event, LinkChanged, PeerBanned
+from protocol.events.events import Event, LinkChanged, Notice, NoticeCode
+from protocol.formatting import clean
 from protocol.short_id import short_id
 from protocol.transport import connections
 from protocol.transport.addresses import (
@@ -394,7 +395,8 @@ class Stack:
 
     def _on_ban(self, peer: PeerId, why: str) -> None:
         log.warning("banned %s: %s", peer, why)
-        self._emit(PeerBanned(peer, why))
+        text = f"{peer} was disconnected and stays out for a while: {clean(why)}"
+        self._emit(Notice("warning", text, NoticeCode.PEER_BANNED, {"peer": peer, "reason": why}))
         self.inbound.revoke(peer)
         if self._tasks.is_open:
             self.bulk.disconnected(peer)
@@ -429,7 +431,7 @@ CLOSE_S = 2.0
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    own: our addresses.  emit: receives `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
+    own: our addresses.  emit: receives `Notice`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
 
     See also `open_network`.
     """

@@ -32,8 +32,8 @@ from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.leases import RowRange, stretches_in
 from protocol.chain.store import Store
-from protocol.corpora.leased import blocks_held_out, blocks_needed
 from protocol.corpora.manifest import Block, CorpusManifest, read_manifest
+from protocol.corpora.rows import blocks_needed
 from protocol.events import events as ev
 from protocol.node.run_corpora import splits_of
 from protocol.run.manifest import open_manifest
@@ -207,7 +207,8 @@ def measure(folder: Path, manners: Sequence[str], size: SwarmSize) -> BlockSourc
         swarm.equal(joiner.committed, organiser, joiner)
         assert joiner.leave() == 0, joiner.log[-2000:]
     cached, consumed = blocks_cached(joiner, manifest), blocks_consumed(swarm, joiner, manifest)
-    held_out = cached & set(blocks_held_out(manifest))
+    splits = [source.held_out for source in manifest.sources]
+    held_out = cached & {manifest.block(split, number) for split in splits for number in range(manifest.blocks(split))}
     read = consumed | held_out
     read_bytes, downloaded_bytes = (sum(block.size for block in blocks) for blocks in (read, cached))
     tokens = sum(split.tokens for source in manifest.sources for split in (source.train, source.held_out))

@@ -110,8 +110,8 @@ class Assault:
         return min(peer.committed for peer in self.swarm.peers)
 
     def _ban_of(self, cast: Cast) -> str:
-        bans = [ban for ban in self.target.heard(ev.PeerBanned) if ban.peer == cast.identity.peer_id]
-        return str(bans[0].reason) if bans else ""
+        bans = [ban for ban in self.target.notices(ev.NoticeCode.PEER_BANNED) if ban["peer"] == cast.identity.peer_id]
+        return str(bans[0]["reason"]) if bans else ""
 
     async def _in_thread(self, work: Callable[[], Any]) -> None:
         await trio.to_thread.run_sync(work)

@@ -218,6 +218,10 @@ class Peer:
         """Events of a kind in its present life."""
         return [event for event in self.events if isinstance(event, kind)]
 
+    def notices(self, code: ev.NoticeCode) -> list[dict[str, Any]]:
+        """Details of the notices with a code in its present life."""
+        return [event.details for event in self.heard(ev.Notice) if event.code == code]
+
     @property
     def committed(self) -> int:
         """Rounds that it has committed or caught up with."""

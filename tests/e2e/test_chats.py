@@ -111,8 +111,9 @@ def test_rollouts_of_a_model_with_a_tokenizer_are_made_verified_and_learned_from
         validator = swarm.peer("validator").start("--role", "validator")
         swarm.until("a version of rollouts", lambda: trainer.heard(ev.RolloutsUsed))
         swarm.until("a verdict", lambda: validator.heard(ev.BatchJudged))
-        (chosen,) = trainer.heard(ev.RoleChosen)
-        assert chosen.role == "trainer" and "organiser" in chosen.reason and not writer.heard(ev.RoleChosen)
+        (chosen,) = trainer.notices(ev.NoticeCode.ROLE_CHOSEN)
+        assert chosen["role"] == "trainer" and "organiser" in chosen["reason"]
+        assert not writer.notices(ev.NoticeCode.ROLE_CHOSEN)
         made = {event.root for event in writer.heard(ev.RolloutsGenerated)}
         assert {root for event in trainer.heard(ev.RolloutsUsed) for root in event.batches} <= made
         assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))

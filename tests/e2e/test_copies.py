@@ -126,7 +126,9 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
         waiting = [peer.status()["why_detail"] for peer in friends]
         print(swarm.newest(), waiting)
         organiser.start()
-        swarm.until("the end of the data", lambda: all(peer.heard(ev.RunEnded) for peer in (organiser, *friends)))
+        swarm.until(
+            "the end of the data", lambda: all(peer.notices(ev.NoticeCode.RUN_ENDED) for peer in (organiser, *friends))
+        )
         swarm.equal(swarm.newest(), organiser, *friends)
         for peer in (organiser, *friends):
             assert peer.leave() == 0

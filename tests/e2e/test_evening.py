@@ -78,7 +78,7 @@ def warnings_of(peer: Peer) -> list[str]:
 
 
 def says_the_end(peer: Peer) -> bool:
-    return bool(peer.heard(ev.RunEnded))
+    return bool(peer.notices(ev.NoticeCode.RUN_ENDED))
 
 
 def test_friends_train_a_model_on_a_folder_of_one_of_them(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def exported(swarm: Swarm, peer: Peer, name: str) -> tuple[str, Path]:
 
 
 def says_the_end(peer: Peer) -> bool:
-    return bool(peer.heard(ev.RunEnded))
+    return bool(peer.notices(ev.NoticeCode.RUN_ENDED))
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_run_ends_says_so_and_is_exported(tmp_path: Path) -> None:
         swarm.create_run()
         alone = swarm.peer("alone").start("--until-end")
         assert alone.wait() == ExitCode.OK
-        assert '"event":"RunEnded"' in alone.log.replace(" ", "") and '"event":"RunExtended"' not in alone.log.replace(
+        assert '"code":"run_ended"' in alone.log.replace(" ", "") and '"code":"run_extended"' not in alone.log.replace(
             " ", ""
         )
         said, folder = exported(swarm, alone, "model")
@@ -70,7 +70,7 @@ def test_the_run_of_a_document_is_run_to_its_end(name: str, tmp_path: Path) -> N
         assert "2 rounds" in created and "organiser   …" in created
         alone = swarm.peer("alone", str(swarm.run_file)).start("--until-end")
         assert alone.wait() == ExitCode.OK
-        assert "this run trains" in alone.log and '"event":"RunEnded"' in alone.log.replace(" ", "")
+        assert "this run trains" in alone.log and '"code":"run_ended"' in alone.log.replace(" ", "")
         said, folder = exported(swarm, alone, "model")
         assert "final state of the run" in said and (folder / "model.safetensors").is_file()
 
@@ -106,6 +106,11 @@ def test_an_ended_run_serves_newcomers_survives_a_kill_and_is_extended(tmp_path:
         )
         assert "give --rounds" in swarm.command(organiser.folder, "run", "extend", "--tokens", "9", code=ExitCode.INPUT)
         assert "5 rounds" in swarm.command(organiser.folder, "run", "extend", "--rounds", "5")
-        swarm.until("the new end at every peer", lambda: all(len(each.heard(ev.RunEnded)) == 2 for each in swarm.up()))
+        swarm.until(
+            "the new end at every peer", lambda: all(len(each.notices(ev.NoticeCode.RUN_ENDED)) == 2 for each in swarm.up())
+        )
         swarm.equal(5)
-        swarm.until("word of the extension at every peer", lambda: all(each.heard(ev.RunExtended) for each in swarm.up()))
+        swarm.until(
+            "word of the extension at every peer",
+            lambda: all(each.notices(ev.NoticeCode.RUN_EXTENDED) for each in swarm.up()),
+        )

@@ -32,8 +32,8 @@ def listed(swarm: Swarm, peer: Peer) -> list[dict[str, Any]]:
     return found
 
 
-def amended(peer: Peer) -> list[ev.TasksAmended]:
-    return [event for event in peer.heard(ev.TasksAmended) if event.sets]
+def amended(peer: Peer) -> list[dict[str, Any]]:
+    return [details for details in peer.notices(ev.NoticeCode.TASKS_AMENDED) if details["sets"]]
 
 
 def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
         said = swarm.command(volunteer.folder, "tasks", "publish", str(source))
         assert "20 of 21, 1 left out by a solve_rate" in said
         name = said.split()[1]
-        swarm.until("the organiser to hear of it", lambda: organiser.heard(ev.TaskSetOffered))
+        swarm.until("the organiser to hear of it", lambda: organiser.notices(ev.NoticeCode.TASK_SET_OFFERED))
         said = swarm.command(volunteer.folder, "tasks", "admit", name[:12], code=ExitCode.FAILED)
         assert "only the run's organiser admits tasks" in said
         assert "letter 0: say a" in swarm.command(organiser.folder, "tasks", "show", name[:12])
@@ -59,7 +59,7 @@ def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
 
         swarm.until("it to be in force", lambda: amended(organiser) and amended(volunteer))
         assert amended(organiser)[0] == amended(volunteer)[0], "from one version on for everybody"
-        first = amended(organiser)[0].version
+        first = amended(organiser)[0]["version"]
         swarm.until(
             "rollouts of its tasks", lambda: any(event.version >= first for event in volunteer.heard(ev.RolloutsGenerated))
         )

@@ -97,12 +97,12 @@ class Trial:
             strangers.stdin.close()
             *_, last = strangers.stdout.read().splitlines()
             said = json.loads(last)
-        told = self.target.heard(ev.StrangersClosed)
+        closed = self.target.notices(ev.NoticeCode.STRANGERS_CLOSED)
         self.row(
             "the strangers leave",
             f"{said['opened']} connections opened, {said['closed']} closed by the peer; events: "
-            + ", ".join(f"{event.silent} silent + {event.crowded} crowded" for event in told),
-            bool(told),
+            + ", ".join(f"{told['silent']} silent + {told['crowded']} crowded" for told in closed),
+            bool(closed),
         )
 
 

@@ -13,8 +13,8 @@ import pytest
 from peer.cli import GROUPS, ORDER, SYNONYMS, build_parser, explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
-from peer.formatting import visible
 from peer.keyfile import identity_lock
+from protocol.formatting import visible
 from protocol.run.admission import DEFAULT_USES, read_token, verify_admission
 from protocol.run.invitation import read_invitation
 from protocol.run.manifest import open_manifest

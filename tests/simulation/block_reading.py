@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 import trio
 
 from kernels.mixture import MixturePhase, RowMixture
-from protocol.corpora.leased import blocks_needed, train_splits
 from protocol.corpora.manifest import Block
+from protocol.corpora.rows import MixedSplit, blocks_needed
 from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
 from tests.protocol.corpora.corpora import a_corpus
 
@@ -45,7 +45,7 @@ def measure(peers: int, rounds: int) -> BlockReading:
     """Let peers read some rounds."""
     corpus = a_corpus((1_200_000, 400_000), block_tokens=4096, shard_blocks=64)
     mixture, found = RowMixture([MixturePhase(0, (3, 1))]), list[BlockReading]()
-    splits = train_splits(corpus.manifest)
+    splits = [MixedSplit(corpus.manifest, source.train) for source in corpus.manifest.sources]
 
     def leased(number: int, round_: int) -> list[Block]:
         first = (round_ * peers + number) * ROWS

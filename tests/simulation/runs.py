@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol.chain.electorate import tolerated
-from protocol.events.events import Event, PeerEjected
+from protocol.events.events import Event, Notice, NoticeCode, PeerEjected
 from protocol.run.manifest import SignedManifest
 from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio, shared_decoding
@@ -50,6 +50,11 @@ def holds(run: Finished) -> Finished:
     """The run, in which every invariant held; else an AssertionError with the end of its trace."""
     assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
     return run
+
+
+def is_notice(event: Event, code: NoticeCode) -> bool:
+    """Return True for a notice with this code."""
+    return isinstance(event, Notice) and event.code == code
 
 
 async def begin(world: World, round: int = 2, *, within_s: float = 60.0) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import trio
 
 from protocol.chain.records import most_tokens
-from protocol.events.events import Event, RunEnded
+from protocol.events.events import Event, NoticeCode
 from protocol.node.contributor import Contributor, Work
 from protocol.rollouts.selection import Selection
 from protocol.run.manifest import SignedManifest, sign
@@ -20,7 +20,7 @@ from protocol.wire.messages import UsedBatch, learned_from
 from protocol.wire.presence import Role
 from tests.attacks.stage import identity_of
 from tests.simulation.rollouts import cast, rl_run
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import holds, is_notice, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
@@ -72,7 +72,7 @@ def test_free_keys_that_are_most_of_the_members_do_not_end_a_run_of_rollouts() -
 
     async def scenario(world: World) -> None:
         _, found = cast(world, HONEST)
-        world.listeners.append(lambda seat, event: ended.append(event) if isinstance(event, RunEnded) else None)
+        world.listeners.append(lambda seat, event: ended.append(event) if is_notice(event, NoticeCode.RUN_ENDED) else None)
         for seat in world.seats[honest:]:
             seat.role, seat.make_trainer = Role.TRAINER, found[Role.TRAINER][0].make_trainer
             false.peers[seat.peer] = world

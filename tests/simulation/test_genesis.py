@@ -12,8 +12,8 @@ from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.chain.stored_run import StoredRun
 from protocol.disk import Disk
 from protocol.events.events import Event, HandlerFailed, TransferProgress
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, SignedManifest, sign
-from protocol.run.sections import ModelSection
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity
 from tests.simulation.blob_liars import Claimer, Corrupter, turn
@@ -33,7 +33,7 @@ def named_run(manifest: RunManifest) -> tuple[SignedManifest, list[Hash], bytes]
 
 
 SIGNED, LEAVES, STATE = named_run(simulated_run().manifest)
-LARGE_MODEL = ModelSection(vocab=256, dim=64, layers=2, heads=2, kv_heads=1, ffn=64)
+LARGE_MODEL = ModelConfig(vocab=256, dim=64, layers=2, heads=2, kv_heads=1, ffn=64)
 
 
 def give(seat: Seat, state: bytes = STATE, signed: SignedManifest = SIGNED, leaves: list[Hash] = LEAVES) -> None:

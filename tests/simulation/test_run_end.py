@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from protocol.chain.progress import RunProgress
-from protocol.events.events import Event, RolloutsGenerated, RunEnded, RunExtended
+from protocol.events.events import Event, Notice, NoticeCode, RolloutsGenerated
 from protocol.events.status import WhyIdle
 from protocol.node.node import Node
 from protocol.run.manifest import SignedManifest, sign
@@ -19,7 +19,7 @@ from protocol.run.sections import Unit
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollouts import cast, rl_run
-from tests.simulation.runs import Finished, begin, holds, simulate
+from tests.simulation.runs import Finished, begin, holds, is_notice, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
 from tests.simulation.world import World, simulated_run
@@ -81,8 +81,8 @@ def ended_in(seed: int, **total: int) -> Finished:
 
 
 def _note_end(ends: dict[str, set[str]], seat: Seat, event: Event) -> None:
-    if isinstance(event, RunEnded):
-        ends.setdefault(seat.peer, set()).add(event.tip)
+    if isinstance(event, Notice) and event.code == NoticeCode.RUN_ENDED:
+        ends.setdefault(seat.peer, set()).add(event.details["tip"])
 
 
 @pytest.mark.parametrize("seed", first_fast([2, 1, 3, 4, 5]))
@@ -174,7 +174,9 @@ def test_an_ended_run_goes_on_when_its_organiser_extends_it(kills: bool) -> None
         organiser = world.seats[0]
         organiser.identity = ORGANISER
         extended: list[Seat] = []
-        world.listeners.append(lambda seat, event: extended.append(seat) if isinstance(event, RunExtended) else None)
+        world.listeners.append(
+            lambda seat, event: extended.append(seat) if is_notice(event, NoticeCode.RUN_EXTENDED) else None
+        )
         await begin(world, 1)
         await until_ended(world)
         await node_of(organiser).extensions.extend(Unit.ROUNDS, TOTAL + 3)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import trio
 
-from protocol.events.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
+from protocol.events.events import Event, Notice, NoticeCode
 from protocol.run.manifest import sign
 from protocol.short_id import short_id
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
@@ -24,7 +24,7 @@ from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
 from tests.simulation.rollout_liars import FalseScores, FalseScoresOfPrograms
 from tests.simulation.rollouts import ROLES, cast, rl_run
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import holds, is_notice, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
 from tests.simulation.world import World
@@ -102,8 +102,8 @@ def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_die
         seats = cast_with_organiser(world)
 
         def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, TasksAmended):
-                amended.add((event.number, event.version))
+            if isinstance(event, Notice) and event.code == NoticeCode.TASKS_AMENDED:
+                amended.add((event.details["number"], event.details["version"]))
 
         world.listeners.append(note)
         organiser, late = seats[Role.TRAINER][0], seats[Role.ROLLOUT][-1]
@@ -144,8 +144,8 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
         seats = cast_with_organiser(world)
 
         def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, TaskSetFellOut):
-                fallen[seat.peer] = event.version
+            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
+                fallen[seat.peer] = event.details["version"]
 
         world.listeners.append(note)
         organiser = seats[Role.TRAINER][0]
@@ -165,12 +165,14 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
 
 @pytest.mark.slow
 def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -> None:
-    fallen: list[TaskSetFellOut] = []
+    fallen: list[Event] = []
 
     async def scenario(world: World) -> None:
         world.seats[0].identity = ORGANISER
         judge, seats = cast(world, ROLES, {(Role.VALIDATOR, 1): FalseScores})
-        world.listeners.append(lambda _, event: fallen.append(event) if isinstance(event, TaskSetFellOut) else None)
+        world.listeners.append(
+            lambda _, event: fallen.append(event) if is_notice(event, NoticeCode.TASK_SET_FELL_OUT) else None
+        )
         organiser, liar = seats[Role.TRAINER][0], seats[Role.VALIDATOR][1]
         for seat in world.seats:
             world.start(seat)
@@ -189,13 +191,15 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
 @pytest.mark.slow
 def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> None:
     """Nobody can prove that they are false, and keys are free: all validators say them here, and no honest one."""
-    fallen: list[TaskSetFellOut] = []
+    fallen: list[Event] = []
 
     async def scenario(world: World) -> None:
         world.seats[0].identity = ORGANISER
         liars = {(Role.VALIDATOR, place): FalseScoresOfPrograms for place in range(ROLES[Role.VALIDATOR])}
         judge, seats = cast(world, ROLES, liars)
-        world.listeners.append(lambda _, event: fallen.append(event) if isinstance(event, TaskSetFellOut) else None)
+        world.listeners.append(
+            lambda _, event: fallen.append(event) if is_notice(event, NoticeCode.TASK_SET_FELL_OUT) else None
+        )
         organiser = seats[Role.TRAINER][0]
         for seat in world.seats:
             world.start(seat)
@@ -225,8 +229,8 @@ def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
         seats = cast_with_organiser(world)
 
         def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, TaskSetFellOut):
-                fallen[seat.peer] = event.version
+            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
+                fallen[seat.peer] = event.details["version"]
 
         world.listeners.append(note)
         for seat in world.seats:
@@ -249,8 +253,8 @@ def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatc
         seats = cast_with_organiser(world)
 
         def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, TaskSetFellOut):
-                fallen[seat.peer] = event.version
+            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
+                fallen[seat.peer] = event.details["version"]
             elif isinstance(event, Notice) and "leave the set out" in event.text:
                 warned.add(seat.peer)
 
@@ -332,7 +336,9 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
 
     async def scenario(world: World) -> None:
         seats = cast_with_organiser(world)
-        world.listeners.append(lambda seat, event: told.update([seat.number] * isinstance(event, TaskSetOffered)))
+        world.listeners.append(
+            lambda seat, event: told.update([seat.number] * is_notice(event, NoticeCode.TASK_SET_OFFERED))
+        )
         for seat in world.seats:
             world.start(seat)
         await world.until_round(1, within_s=240)

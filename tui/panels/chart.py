@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from peer.formatting import amount, columns, fit
+from peer.formatting import columns, fit
+from protocol.formatting import amount
 from tui.panels.drawing import FAINT, line
 
 LABEL = 7

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, clean, columns, fit, short, spread, to_go, wrapped
+from peer.formatting import bar, columns, fit, spread, wrapped
+from protocol.formatting import clean, short, to_go
 from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, hanging, line, paragraph
 from tui.picture import Picture
 

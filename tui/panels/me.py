@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import (
-    amount,
-    clean,
-    computer_rows,
-    contribution_rows,
-    duration,
-    goal_line,
-    limit_rows,
-    many,
-    number,
-    rounds_line,
-    short,
-    size,
-    trainer_line,
-)
+from peer.formatting import computer_rows, contribution_rows, goal_line, limit_rows, rounds_line, trainer_line
 from protocol.events.status import PeerStatus
+from protocol.formatting import amount, clean, duration, many, number, short, size
 from tui.panels.drawing import Look, hanging
 from tui.picture import Picture
 

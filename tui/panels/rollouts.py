@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.text import Text
 
-from peer.formatting import amount, clean, fit, many, naming, number, pad
+from peer.formatting import fit, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen, RolloutTally
+from protocol.formatting import amount, clean, many, naming, number
 from tui.panels.chart import Curve, amounts, chart
 from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, hanging, line, paragraph
 from tui.picture import Picture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, clean, fit, naming, of_fragment, pad, rounds_line, short, wrapped
+from peer.formatting import bar, fit, pad, rounds_line, wrapped
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import clean, naming, of_fragment, short
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line, paragraph
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
 
@@ -56,9 +57,7 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> list[Text]:
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""
         return paragraph(f"{which}: exchanging {done}/{total} chunks{waits}", width)
-    why = clean(status.why_detail or status.why_idle, 300).removeprefix(
-        f"round {status.round}: "
-    )  # older peers add this prefix
+    why = clean(status.why_detail or status.why_idle, 300)
     text = f"{which}: {status.phase}" + (f": {why}" if why else "")
     return paragraph(text, width, WARNING if why and not status.trains_ahead else GOOD)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import amount, bar, clean, epochs_read, fit, goal_amount, many, pad, roughly, short, votes_line, wrapped
+from peer.formatting import bar, epochs_read, fit, goal_amount, pad, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
+from protocol.formatting import amount, clean, many, roughly, short
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, hanging, line
 from tui.picture import Picture
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from peer.control.curves import MOST_CHARACTERS, MOST_PROMPTS, AnswersOfRound, SampledState
-from peer.formatting import fit, many, naming, plain
+from peer.formatting import fit
+from protocol.formatting import many, naming, plain
 from tui.panels.drawing import FAINT, STRONG, Look, line
 from tui.picture import Picture
 

@@ -10,9 +10,10 @@ from math import inf
 
 from rich.text import Text
 
-from peer.formatting import amount, claimed_pace, clean, duration, fit, many, pad, short, size
+from peer.formatting import claimed_pace, fit, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import amount, clean, duration, many, short, size
 from tui.contributions import Contributions
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, hanging, line
 from tui.picture import PeerAudit, Picture

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from rich.text import Text
 
 from peer.control.curves import LossPoint, StepBack
-from peer.formatting import amount, clean, fit, many, naming, number, spread, wrapped
-from peer.sentences import preferences_of
+from peer.formatting import fit, spread, wrapped
 from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import amount, clean, many, naming, number
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
 from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line, paragraph
 from tui.panels.rollouts import reward_curves
@@ -52,7 +52,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if is_rl:
         return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]
     lines += paragraph(_held_out(picture), width, HELD_OUT if picture.evals else FAINT)
-    if picture.ready is not None and (pairs := preferences_of(picture.ready)):
+    if picture.ready is not None and (pairs := picture.ready.preferences):
         lines += paragraph(pairs, width)
     if status is not None and len(status.losses) > 1:
         told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())

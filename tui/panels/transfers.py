@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import duration, fit, size, sparkline
-from peer.sentences import blob, blocks_by_origin, chunk_map, coming, copies
+from peer.formatting import blocks_by_origin, chunk_map, copies, fit, sparkline
+from protocol.events.events import blob_name
+from protocol.formatting import duration, size
 from tui.panels.drawing import FAINT, GOOD, Look, line, paragraph
 from tui.picture import Picture
 
@@ -30,10 +31,10 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     for told in reversed(picture.coming.values()):
         cells = chunk_map(told.chunks, width)
         drawn = cells.replace("#", "█").replace("+", "▒").replace(".", "░") if look.unicode else cells
-        blobs += [*paragraph(coming(told), width), line((drawn, GOOD))]
+        blobs += [*paragraph(told.progress(), width), line((drawn, GOOD))]
     for ended in reversed(picture.ended):
         word = "fetched" if ended.complete else "gave up"
-        text = f"{word} {blob(ended.what, ended.number)}: {size(ended.fetched_bytes)} in {duration(ended.seconds)}"
+        text = f"{word} {blob_name(ended.what, ended.number)}: {size(ended.fetched_bytes)} in {duration(ended.seconds)}"
         blobs += paragraph(text, width, FAINT)
     if not blobs:
         blobs.append(line((fit("nothing is being fetched", width), FAINT)))

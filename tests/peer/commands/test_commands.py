@@ -19,8 +19,9 @@ from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
 from peer.control.ledger import TeamCredit, team_credits
 from peer.errors import ExitCode
-from peer.formatting import naming, rounds_line, votes_line
+from peer.formatting import rounds_line, votes_line
 from peer.keyfile import identity_lock
+from protocol.formatting import naming
 from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.protocol.example_status import FACTS, NEIGHBOUR, TRAINING, status
 from tests.simulation.world import simulated_run

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from peer.control.client import stamped_in
-from peer.sentences import sentence
 from tui.picture import Picture
 from tui.player import EventFile
 
@@ -64,12 +63,12 @@ def test_a_line_that_no_peer_writes_is_passed_over_and_counted(tmp_path: Path, s
     assert len(file) == 2 and file.damaged == 1
     for stamped in file.read(0, 2):
         picture.apply(stamped)
-        assert sentence(stamped.event)
+        assert stamped.event.sentence()
     assert picture.committed == 2
 
 
 @pytest.mark.parametrize("changes", [{}, {"loss": None}, {"tokens": 2**63}, {"loss": 1e300}, {"at": 0}, {"mono": -5.0}])
 def test_a_line_that_a_peer_may_write_is_read(changes: dict[str, object]) -> None:
     stamped = stamped_in(line(**changes))
-    assert stamped is not None and sentence(stamped.event)
+    assert stamped is not None and stamped.event.sentence()
     Picture().apply(stamped)

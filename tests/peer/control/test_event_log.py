@@ -28,8 +28,8 @@ def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
 
     trio.run(main)
     assert [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
-        {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "one"},
-        {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "two"},
+        {"at": 100.0, "mono": 5.0, **Notice("info", "one").to_fields()},
+        {"at": 100.0, "mono": 5.0, **Notice("info", "two").to_fields()},
     ]
 
 

@@ -10,8 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
-from peer.sentences import level, sentence
-from protocol.events.events import Event, NobodyAnswers, from_fields
+from protocol.events.events import Event, Notice, NoticeCode, from_fields
 from protocol.transport.dialer import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
 
@@ -40,11 +39,11 @@ class Watch:
     """A search under virtual time, and what it said with the time of each word."""
 
     def __init__(self) -> None:
-        self.network, self.said, self.met = Dialled(), list[tuple[float, NobodyAnswers]](), False
+        self.network, self.said, self.met = Dialled(), list[tuple[float, Notice]](), False
         self.search = Search(self.network, [at(ONE), at(TWO, 2)], self._take, lambda: self.met)
 
     def _take(self, event: Event) -> None:
-        assert isinstance(event, NobodyAnswers)
+        assert isinstance(event, Notice) and event.code == NoticeCode.NOBODY_ANSWERS
         self.said.append((trio.current_time(), event))
 
     def run(self, seconds: float) -> None:
@@ -63,12 +62,12 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
     assert times[0] <= 3 and len(times) >= 4
     assert all(later - sooner >= 5 for sooner, later in itertools.pairwise(times))
     first = watch.said[0][1]
-    assert first.tried == [
+    assert first.details["tried"] == [
         {"address": at(TWO, 2), "times": 0, "problem": TRYING},
         {"address": at(ONE), "times": 3, "problem": REFUSED},
     ]
-    assert from_fields(first.to_fields()) == first and level(first) == "warning"
-    line = sentence(first)
+    assert from_fields(first.to_fields()) == first and first.severity == "warning"
+    line = first.sentence()
     assert "192.0.2.1 port 4001 (3 times: refused, nothing listens there)" in line and "peer runs" in line
     assert "\n" not in line and "nothing listens there" in watch.search.summary
 
@@ -115,7 +114,7 @@ def test_nothing_is_said_while_somebody_may_answer_and_all_about_one_of_another_
     foreign.network.here = [ONE]
     foreign.network.tried = [Attempt(at(ONE), 1, OTHER_RUN)]
     foreign.run(10)
-    assert foreign.said and "another run" in sentence(foreign.said[0][1])
+    assert foreign.said and "another run" in foreign.said[0][1].sentence()
 
 
 def test_the_search_ends_when_somebody_was_met() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer.formatting import plain
 from peer.hubs.card import CardFacts, escaped, model_card
 from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
+from protocol.formatting import plain
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.sections import AboutSection
 from tests.hostile_texts import HARMFUL, HOSTILE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.formatting import goal_line, roughly
+from peer.formatting import goal_line
 from peer.joining.purpose import (
     Speed,
     about_lines,
@@ -21,6 +21,7 @@ from peer.joining.purpose import (
 )
 from peer.resources.pace import STEP_S, TYPICAL, keep_pace, round_s, run_s, typical_tokens_per_s
 from protocol.events.status import PeerStatus
+from protocol.formatting import roughly
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
 from protocol.wire.identity import Identity

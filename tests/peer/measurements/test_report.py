@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from peer.console.streams import ProgressLine
-from peer.formatting import line_rate, table
+from peer.formatting import table
 from peer.measurements.exchange import ExchangeSpeed
 from peer.measurements.report import RunSize, fields, rows
 from peer.measurements.speeds import CodecSpeed, DiskSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
+from protocol.formatting import line_rate
 from protocol.run.manifest import demo_manifest
 
 RUN = RunSize("ours", 1_000_000, 2_040_000, members=4, round_tokens=50_000)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer.control.curves import AnswersOfRound, RewardedAnswer
-from peer.formatting import plain
 from peer.page.history import HeldOut, Round, RunHistory
 from protocol.chain.credit import Credit
 from protocol.chain.progress import RunProgress
 from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.formatting import plain
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import SignedManifest, demo_manifest, sign
 from protocol.run.sections import AboutSection, Goal, Unit

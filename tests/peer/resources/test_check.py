@@ -8,7 +8,7 @@ import trio
 from peer.resources import check
 from peer.resources.check import choose_role
 from peer.resources.computer import StatePlace, memory_need
-from protocol.events.events import Event, Notice, RoleChosen
+from protocol.events.events import Event, Notice, NoticeCode
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity, PeerId
@@ -90,7 +90,8 @@ def test_it_is_told_in_a_run_with_rollouts(monkeypatch: pytest.MonkeyPatch) -> N
     told: list[Event] = []
     assert trio.run(check.chosen_role, RUN, run_id(RUN), FOUNDER, told.append) is Role.TRAINER
     (event,) = told
-    assert isinstance(event, RoleChosen) and event.role == "trainer" and "founder" in event.reason
+    assert isinstance(event, Notice) and event.code == NoticeCode.ROLE_CHOSEN and "founder" in event.text
+    assert event.details["role"] == "trainer"
     plain = parse_run_file('name = "plain"', FOUNDER)
     assert trio.run(check.chosen_role, plain, run_id(plain), FOUNDER, told.append) is Role.TRAINER and len(told) == 1
 

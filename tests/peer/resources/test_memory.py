@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.resources import check, computer
 from peer.resources.computer import (
     StatePlace,
@@ -22,6 +21,7 @@ from peer.resources.computer import (
     training_sentence,
 )
 from protocol.events.events import Event, Notice
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity

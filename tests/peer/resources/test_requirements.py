@@ -9,7 +9,6 @@ import pytest
 
 from peer.doctor import checks
 from peer.doctor.examination import known_lines
-from peer.formatting import size
 from peer.joining.purpose import run_definition
 from peer.resources import requirements
 from peer.resources.computer import memory_need
@@ -25,6 +24,7 @@ from peer.resources.requirements import (
 )
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
+from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.version import NOT_INSTALLED

@@ -76,7 +76,7 @@ def test_a_file_that_became_shorter_is_a_part_again(tmp_path: Path, left: int) -
 
 def test_a_lost_index_is_made_anew_and_a_false_one_is_not_believed(tmp_path: Path) -> None:
     files = complete(tmp_path)
-    index = files.path(ROOT).with_suffix(".leaves")
+    index = files.folder / f"{files.name(ROOT)}.leaves"
     for damage in (b"", b"x" * 64, index.read_bytes()[:-32]):
         index.write_bytes(damage)
         assert files.leaves(ROOT) is None
@@ -119,7 +119,7 @@ def test_statements_are_kept_by_number_and_a_damaged_one_counts_as_absent(tmp_pa
 def test_a_part_that_was_copied_without_its_blocks_gets_them_before_anything_is_written(tmp_path: Path) -> None:
     """To write where a full disk has no block ends the process."""
     files = opened(tmp_path)
-    path = files.folder / f"{ROOT.hex()}.part"
+    path = files.folder / f"part-{ROOT.hex()}.blob"
     with path.open("wb") as file:
         file.truncate(1 << 20)
     assert path.stat().st_blocks == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,17 +17,8 @@ from protocol.blobs.download import (
     MOST_IN_WINDOW,
     MOST_OWED_BYTES,
     MOST_SOURCES,
-    Busy,
-    Came,
     Download,
-    DownloadEvent,
-    DownloadTick,
-    SourceGone,
-    SourceGot,
-    SourceHas,
-    TurnedDown,
-    Unanswered,
-    Wrong,
+    Wants,
 )
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS, even
@@ -57,15 +49,15 @@ class DownloadMachine(RuleBasedStateMachine):
         self.before = here
         self.download = Download(even(CHUNKS, BYTES), here, seed)
 
-    def tell(self, event: DownloadEvent) -> None:
-        for want in self.download.handle(event, self.now):
-            assert want.peer not in self.download.barred and self.download.has_use_of(want.peer)
-            for chunk in want.chunks:
+    def take(self, wants: Wants) -> None:
+        for peer, chunks in wants.items():
+            assert peer not in self.download.barred and self.download.has_use_of(peer)
+            for chunk in chunks:
                 assert self.download.missing >> chunk & 1, "it asks for what is here"
-                since = self.owed.get((want.peer, chunk))
+                since = self.owed.get((peer, chunk))
                 assert since is None or self.now - since >= LEAST_DEADLINE_S, "asked twice at a time"
-                self.owed[want.peer, chunk] = self.now
-                assert self.download.expects(want.peer, chunk)
+                self.owed[peer, chunk] = self.now
+                assert self.download.expects(peer, chunk)
 
     def taken(self, pick: int) -> tuple[PeerId, int]:
         """Something that was asked for, and is settled now."""
@@ -77,16 +69,16 @@ class DownloadMachine(RuleBasedStateMachine):
 
     @rule(peer=sources, chunks=chunk_sets)
     def a_source_says_what_it_has(self, peer: PeerId, chunks: ChunkSet) -> None:
-        self.tell(SourceHas(peer, chunks))
+        self.take(self.download.has(peer, chunks, self.now))
 
     @rule(peer=sources, chunks=chunk_sets)
     def a_source_got_more(self, peer: PeerId, chunks: ChunkSet) -> None:
-        self.tell(SourceGot(peer, chunks))
+        self.take(self.download.got(peer, chunks, self.now))
 
     @rule(peer=sources)
     def a_source_goes(self, peer: PeerId) -> None:
         self.owed = {each: since for each, since in self.owed.items() if each[0] != peer}
-        self.tell(SourceGone(peer))
+        self.take(self.download.gone(peer, self.now))
 
     @precondition(lambda self: self.owed)
     @rule(pick=picks)
@@ -94,7 +86,7 @@ class DownloadMachine(RuleBasedStateMachine):
         peer, chunk = self.taken(pick)
         if self.download.expects(peer, chunk):
             self.came[chunk] += 1
-            self.tell(Came(peer, chunk))
+            self.take(self.download.came(peer, chunk, self.now))
 
     @precondition(lambda self: self.owed)
     @rule(pick=picks)
@@ -102,19 +94,19 @@ class DownloadMachine(RuleBasedStateMachine):
         peer, chunk = self.taken(pick)
         if self.download.expects(peer, chunk):
             self.owed = {each: since for each, since in self.owed.items() if each[0] != peer}
-            self.tell(Wrong(peer, chunk))
+            self.take(self.download.wrong(peer, self.now))
             assert peer in self.download.barred
 
     @precondition(lambda self: self.owed)
-    @rule(pick=picks, kind=st.sampled_from([TurnedDown, Busy, Unanswered]))
-    def a_source_refuses(self, pick: int, kind: type[TurnedDown | Busy | Unanswered]) -> None:
+    @rule(pick=picks, refuse=st.sampled_from([Download.turned_down, Download.busy, Download.unanswered]))
+    def a_source_refuses(self, pick: int, refuse: Callable[[Download, PeerId, Collection[int], float], Wants]) -> None:
         peer, chunk = self.taken(pick)
-        self.tell(kind(peer, (chunk,)))
+        self.take(refuse(self.download, peer, (chunk,), self.now))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.tell(DownloadTick())
+        self.take(self.download.tick(self.now))
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -142,16 +134,16 @@ class DownloadMachine(RuleBasedStateMachine):
         """An honest source with everything comes, and the others say nothing any more: the download ends."""
         if not hasattr(self, "download"):
             return
-        self.tell(SourceHas(HONEST, even(CHUNKS).all))
+        self.take(self.download.has(HONEST, even(CHUNKS).all, self.now))
         end = self.now + PATIENCE_S
         while self.download.missing and self.now < end:
             for peer, chunk in [each for each in self.owed if each[0] == HONEST]:
                 del self.owed[peer, chunk]
                 if self.download.expects(peer, chunk):
                     self.came[chunk] += 1
-                    self.tell(Came(peer, chunk))
+                    self.take(self.download.came(peer, chunk, self.now))
             self.now += 0.5
-            self.tell(DownloadTick())
+            self.take(self.download.tick(self.now))
         assert not self.download.missing and self.download.owed_bytes == 0 and not self.download.has_hope()
         self.each_chunk_is_taken_once()
 

@@ -7,13 +7,9 @@ from random import Random
 from protocol.blobs.download import (
     MOST_OWED_BYTES,
     MOST_UNPROVEN_BYTES,
-    Came,
     Download,
-    DownloadTick,
     Picker,
-    SourceHas,
     Sources,
-    Wrong,
 )
 from protocol.blobs.reliability import MAX_REMEMBERED, PROVEN, Reliability
 from protocol.wire.identity import PeerId
@@ -79,39 +75,39 @@ def test_what_only_less_reliable_sources_owe_is_asked_for_at_once() -> None:
 def test_withholders_of_one_download_are_asked_last_in_the_next_and_no_chunk_waits_for_them() -> None:
     known = Reliability()
 
-    def begin(now: float) -> tuple[Download, dict[str, tuple[int, ...]]]:
-        download, wants = Download(even(4, 1000), 0, b"seed", reliability=known), dict[str, tuple[int, ...]]()
+    def begin(now: float) -> tuple[Download, dict[str, list[int]]]:
+        download, wants = Download(even(4, 1000), 0, b"seed", reliability=known), dict[str, list[int]]()
         for peer in (BOB, CYN, ANN):
-            for want in download.handle(SourceHas(peer, download.blob.all), now):
-                wants[want.peer] = wants.get(want.peer, ()) + want.chunks
+            for asked, chunks in download.has(peer, download.blob.all, now).items():
+                wants[asked] = wants.get(asked, []) + chunks
         return download, wants
 
     first, wants = begin(0.0)
     assert wants[BOB] and wants[CYN], "nobody is known"
-    first.handle(DownloadTick(), 100.0)
+    first.tick(100.0)
     for chunk in range(4):
-        first.handle(SourceHas(ANN, first.blob.all), 100.0)
+        first.has(ANN, first.blob.all, 100.0)
         if ANN in first.asked_for(chunk):
-            first.handle(Came(ANN, chunk), 100.1)
+            first.came(ANN, chunk, 100.1)
     assert known.rank(BOB) == known.rank(CYN) == -1 and known.rank(ANN) > 0
     second, _ = begin(200.0)
     for number in range(4):
         owed = [chunk for chunk in range(4) if ANN in second.asked_for(chunk)]
         assert owed, "Ann is never idle while a chunk is missing that only they owe"
-        second.handle(Came(ANN, owed[0]), 200.1 + number)
+        second.came(ANN, owed[0], 200.1 + number)
     assert not second.missing
 
 
 def test_a_chunk_that_comes_late_counts_as_brought_and_one_with_wrong_bytes_as_withheld() -> None:
     known = Reliability()
     download = Download(even(1, 1000), 0, b"seed", reliability=known)
-    download.handle(SourceHas(ANN, 1), 0.0)
-    download.handle(DownloadTick(), 100.0)
-    download.handle(Came(ANN, 0), 101.0)
+    download.has(ANN, 1, 0.0)
+    download.tick(100.0)
+    download.came(ANN, 0, 101.0)
     assert known.rank(ANN) == 0
     other = Download(even(1, 1000), 0, b"seed", reliability=known)
-    other.handle(SourceHas(BOB, 1), 0.0)
-    other.handle(Wrong(BOB, 0), 1.0)
+    other.has(BOB, 1, 0.0)
+    other.wrong(BOB, 1.0)
     assert known.rank(BOB) == -1
 
 

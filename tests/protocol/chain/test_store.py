@@ -155,13 +155,6 @@ def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert found is not None and bytes(found) == STATE and again.leaves(CheckpointName(4, ROOTS[4])) == HASHES
 
 
-def test_a_download_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
-    """It was named by the hashes."""
-    checkpoints = Store(tmp_path).checkpoints
-    (tmp_path / "checkpoints" / "part-0123456789abcdef").write_bytes(STATE[:8] + b"??")
-    assert checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE)).missing(HASHES, SPANS) == [1]
-
-
 def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
     begun = results.begin(name, len(STATE))

@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from peer.sentences import level, sentence
 from protocol.blobs.store import BlobStore
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
@@ -179,7 +178,7 @@ def test_three_rounds_without_different_rewards_are_told_with_a_typical_answer_a
     alarms = [each for each in told if isinstance(each, NothingLearned)]
     assert [each.informative for each in used] == [0, 0, 0, 1, *[0] * 10]
     assert [(each.round, each.rounds) for each in alarms] == [(2, 3), (6, 3), (9, 6)], "again when their number has doubled"
-    said = sentence(alarms[0])
+    said = alarms[0].sentence()
     assert "in 3 rounds all answers to each problem had the same reward (mean reward 0.000)" in said
-    assert "»It is 7.«; expected: 7 alone" in said and level(alarms[0]) == "warning"
-    assert sentence(used[0]).startswith("round 0: learned nothing from 8 rollouts") and "learned from" in sentence(used[3])
+    assert "»It is 7.«; expected: 7 alone" in said and alarms[0].severity == "warning"
+    assert used[0].sentence().startswith("round 0: learned nothing from 8 rollouts") and "learned from" in used[3].sentence()

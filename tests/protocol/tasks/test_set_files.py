@@ -52,7 +52,7 @@ def test_a_set_that_was_begun_and_is_not_needed_any_more_is_removed(tmp_path: Pa
         for root in (kept, abandoned):
             store.end(store.begin(root, 100))
         await sets.tidy([kept])
-        assert [path.name for path in sets.folder.iterdir()] == [f"{kept.hex()}.part"]
+        assert [path.name for path in sets.folder.iterdir()] == [f"part-{kept.hex()}.blob"]
 
     trio.run(main)
 

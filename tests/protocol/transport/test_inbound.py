@@ -11,7 +11,7 @@ import psutil
 import pytest
 import trio
 
-from protocol.events.events import Event, StrangersClosed
+from protocol.events.events import Event, Notice
 from protocol.transport.inbound import address_group
 from protocol.transport.inbound_policy import InboundLimits, Stage
 from protocol.transport.library import agent_version
@@ -132,9 +132,9 @@ def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_sta
                     await stay_silent(address)
                     for sock in (silent, handshaking):
                         await until_closed(sock)
-                    while not (closed := [event for event in told if isinstance(event, StrangersClosed)]):
+                    while not (closed := [event for event in told if isinstance(event, Notice)]):
                         await trio.sleep(0.01)
-            assert closed[0].silent >= 1 and closed[0].busiest == "127.0.0.1"
+            assert closed[0].details["silent"] >= 1 and closed[0].details["busiest"] == "127.0.0.1"
             assert one.connected() == [member.peer_id] and len(a.disconnected) == before
             assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.mixture import MixturePhase, RowMixture
-from protocol.corpora.leased import blocks_held_out, blocks_needed, train_splits
 from protocol.corpora.manifest import Block, CorpusManifest, Split
+from protocol.corpora.rows import MixedSplit, blocks_needed
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 
 
@@ -42,7 +42,8 @@ def test_the_tokens_of_every_row_lie_in_the_blocks_and_every_block_is_read(
     first = weights[:count] if any(weights[:count]) else [1] * count
     mixture = RowMixture([MixturePhase(0, tuple(first)), MixturePhase(40, tuple(later[:count]))])
     half_open = [(start, start + rows) for start, rows in ranges]
-    needed = blocks_needed(train_splits(corpus.manifest), mixture, half_open, length)
+    splits = [MixedSplit(corpus.manifest, source.train) for source in corpus.manifest.sources]
+    needed = blocks_needed(splits, mixture, half_open, length)
     rows = [*chain.from_iterable(range(*pair) for pair in half_open)]
     read = [read_by(corpus, mixture, row, length) for row in rows]
     assert set(needed) == set().union(*read) and len(set(needed)) == len(needed)
@@ -52,16 +53,9 @@ def test_the_tokens_of_every_row_lie_in_the_blocks_and_every_block_is_read(
 
 def test_an_epoch_that_begins_again_needs_the_first_blocks_again_once() -> None:
     corpus = a_corpus((4096,))
-    (stream,) = train_splits(corpus.manifest)
+    stream = MixedSplit(corpus.manifest, corpus.manifest.sources[0].train)
     rows = corpus.manifest.rows(stream.split, 512)
     needed = blocks_needed(
         [stream], RowMixture([MixturePhase(0, (1,))]), [(rows - 1, rows + 1), (3 * rows, 3 * rows + 1)], 512
     )
     assert [block.number for block in needed] == [3, 0]
-
-
-def test_held_out_blocks_are_those_of_the_held_out_splits() -> None:
-    corpus = a_corpus((3000, 3000), held_out=1500)
-    blocks = blocks_held_out(corpus.manifest)
-    assert len(blocks) == 4 and sum(block.size for block in blocks) == 2 * 2 * 1500
-    assert all(corpus.shards[block.shard].is_held_out for block in blocks)
