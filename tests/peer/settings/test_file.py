@@ -193,8 +193,8 @@ def test_the_command_writes_one_key_and_keeps_the_rest(
     assert main(["config", "max_up", "--unset"]) == ExitCode.OK
     assert "max_up" not in path.read_text()
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "SETTING  VALUE     DEFAULT               FROM",
-        "max_up   no limit  no limit              default",
+        "SETTING  VALUE     DEFAULT   FROM",
+        "max_up   no limit  no limit  default",
     ]
     assert main(["config", "relay", "off"]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines()[2].split() == ["relay", "off", "10Mbit", "peer.toml"]
