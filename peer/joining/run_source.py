@@ -50,7 +50,10 @@ def environment_problem(manifest: RunManifest) -> str | None:
     unknown = {path for path, _ in files_of(rl.environment)} ^ {file.path for file in rl.files}
     if unknown:
         told = ", ".join(sorted(unknown))
-        return f"[rl] files are not those that the environment reads ({told}); remove files, which follow from it"
+        return (
+            f"[rl] files differ from the files that the environment reads ({told}); remove files from [rl], because they "
+            "follow from the environment"
+        )
     return None
 
 

@@ -151,7 +151,7 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
         ("max_up = [1]", "max_up is neither text nor a number"),
         ("max_up = ", "is not TOML"),
         ("threads = " + "9" * 5000, "is not TOML"),
-        ("max_up = 3\nmax-up = 4", "max_up is there twice"),
+        ("max_up = 3\nmax-up = 4", "max_up appears twice"),
         ("#" * (1 << 20) + "\nthreads = 3", "is larger than"),
         ("port = 70000", "port: 70000 is not a port"),
     ],
