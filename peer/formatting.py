@@ -92,10 +92,10 @@ def pad(text: str, width: int) -> str:
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
     """Return the rows as lines whose columns are aligned.  numbers: places of the columns that are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place in numbers else cell.ljust(width)
+            " " * (width - columns(cell)) + cell if place in numbers else cell + " " * (width - columns(cell))
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -384,7 +384,7 @@ class MomentsFile:
                 raise ValueError(f"{self.path} is damaged")
         for place in _places(optimiser):
             if place.name not in stored or stored[place.name].shape != place.shape:
-                raise ValueError(f"{self.path} is of another model")
+                raise ValueError(f"{self.path} belongs to another model")
         with torch.no_grad():
             for name, spans in optimiser.spans().items():
                 for span in spans:

@@ -86,9 +86,7 @@ def _own_template(folder: Path) -> str:
     except FileNotFoundError:
         return found
     except OSError as error:
-        raise PeerError(
-            f"{own}: {error.strerror}; put the file itself into its folder, or remove it", ExitCode.INPUT
-        ) from error
+        raise PeerError(f"{own}: {error.strerror}; put the file into the folder, or remove it", ExitCode.INPUT) from error
 
 
 def _settings(path: Path) -> dict[str, object]:
@@ -160,7 +158,8 @@ class ChatModel:
         self._cores = cores
         if self.length < LEAST_CONTEXT:
             raise PeerError(
-                f"the model reads {self.length} tokens at a time, too few to answer; take another", ExitCode.INPUT
+                f"the model reads {self.length} tokens at a time, too few for an answer; use a model with a longer context",
+                ExitCode.INPUT,
             )
         place = self._place(device)
         self.device = place.type

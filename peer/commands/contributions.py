@@ -31,8 +31,9 @@ def _folder(root: Path, wanted: str | None) -> Path:
 
     runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:
-        what = "such run" if wanted else "run"
-        raise PeerError(f"there is no {what} in {root}; join one with `peer join`", ExitCode.INPUT)
+        if wanted:
+            raise PeerError(f"{wanted[:80]} is not a run in {root}; `peer runs` lists the runs", ExitCode.INPUT)
+        raise PeerError(f"there is no run in {root}; join one with `peer join`", ExitCode.INPUT)
     if wanted is None:
         try:
             running = ControlClient(root).status().run

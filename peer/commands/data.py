@@ -314,7 +314,7 @@ def _tokenizer(text: str) -> str | int:
 def _condition(text: str) -> tuple[str, tuple[str, ...]]:
     name, equals, values = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text} is no condition; write FIELD=VALUE or FIELD=VALUE,VALUE")
+        raise argparse.ArgumentTypeError(f"{text} is not a condition; write FIELD=VALUE or FIELD=VALUE,VALUE")
     return name, tuple(values.split(","))
 
 
@@ -324,7 +324,7 @@ def _percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < MAX_PERCENT:
-        raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to below 100")
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage; give a number from 0 to below 100")
     return value
 
 

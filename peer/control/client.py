@@ -46,14 +46,19 @@ MAX_UNIX_PATH = 100
 class ControlError(Exception):
     """Refusal or invalid answer of the daemon; the text is one sentence."""
 
+    @property
+    def with_remedy(self) -> str:
+        """Sentence with what a person can do."""
+        return str(self)
+
 
 class NotRunning(ControlError):
     """Error: no process listens on this data directory's control socket."""
 
     @property
     def with_remedy(self) -> str:
-        """Sentence with the command that starts a peer."""
-        return f"{self}; start one with `peer join`"
+        """Sentence with the command that starts a peer, and the option that names another directory."""
+        return f"{self}; start one with `peer join`, or name the directory of a running peer with --data-dir"
 
 
 class StillStarting(NotRunning):

@@ -302,7 +302,7 @@ class Controls:
         if seconds is not None and not (
             isinstance(seconds, (int, float)) and math.isfinite(seconds) and 0 < seconds <= MAX_PAUSE_S
         ):
-            raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
+            raise ControlError("a pause lasts from one second to a year; try `peer pause 30m`")
         now = time.time()
         pause = TimedPause(math.inf if seconds is None else now + float(seconds))
         await self._peer.pause(pause)

@@ -179,7 +179,7 @@ class Pusher:
         name = self._repository.name
         if ORIGIN not in head.files:
             if any(path == CONFIG or _is_weights(path) for path in head.files):
-                raise PeerError(f"{name} has a model that is no push of a run; name another repository", ExitCode.INPUT)
+                raise PeerError(f"{name} holds a model that no run pushed; name another repository", ExitCode.INPUT)
             return None
         with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
             fields = json.loads(self._repository.read(ORIGIN, head.commit))

@@ -184,6 +184,26 @@ def often_read(manifest: RunManifest) -> str:
     )
 
 
+YEAR_S = 365 * 86_400
+MOST_YEARS = 100
+"""Longest run that a person may intend."""
+
+
+def endless(manifest: RunManifest) -> str:
+    """Return a warning if the run would not end within a lifetime on typical computers; empty otherwise.
+
+    A round of rollouts is counted as a second.
+    """
+    goal = manifest.goal
+    counted = goal.total if goal.unit is Unit.TOKENS else goal.total * manifest.counted_per_round
+    least_s = min(run_s(manifest, counted, typical_tokens_per_s(manifest, one)) for one in TYPICAL)
+    if manifest.rl is not None:
+        least_s = float(goal.total) if goal.unit is Unit.ROUNDS else 0.0
+    if least_s <= MOST_YEARS * YEAR_S:
+        return ""
+    return f"the run would take more than {MOST_YEARS} years; make total_{goal.unit.value} smaller"
+
+
 def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return the line on the prompts; none for a run without them."""
     if manifest.samples is None:

@@ -217,7 +217,7 @@ def _count(value: Any) -> int:
 def _number(value: Any) -> float:
     """Return a number in a file; raises ValueError for one that no message has."""
     if not abs(float(value)) <= MAX_NUMBER:
-        raise ValueError(f"{value} is no loss and no reward")
+        raise ValueError(f"{value} is neither a loss nor a reward")
     return float(value)
 
 

@@ -60,7 +60,7 @@ def open_tracker(target: str, run: str, name: str) -> Tracker:
     makers: dict[str, Callable[[str, str, str], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
     if kind not in makers or not place:
         raise PeerError(
-            f"{clean(target)} is no tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI", ExitCode.INPUT
+            f"{clean(target)} is not a tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI", ExitCode.INPUT
         )
     return makers[kind](place, run, clean(name, 80))
 
@@ -149,7 +149,7 @@ class Mlflow:
     def __init__(self, place: str, run: str, name: str) -> None:
         if not _is_server(place):
             shown = clean(place.rpartition("@")[2])  # without a password
-            raise PeerError(f"{shown} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
+            raise PeerError(f"{shown} is not an MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
         self._base, self._opener = f"{place.rstrip('/')}/api/2.0/mlflow", build_opener(_NoRedirects)
         try:
             self._run, self._last = self._resume(run, name)

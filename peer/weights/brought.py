@@ -205,6 +205,11 @@ class Brought:
         """Facts, as in `Start.facts`."""
         return self._folder.facts if self._folder is not None else None
 
+    @property
+    def flaws(self) -> Sequence[str]:
+        """Mistakes, as in `Start.flaws`."""
+        return self.corpora.flaws if self.corpora is not None else ()
+
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest as `Start.digest` describes."""
         assert self._folder is not None, "asked only where there are facts"

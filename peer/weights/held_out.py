@@ -111,7 +111,7 @@ def _stored(corpus: Path) -> StoredCorpus:
         read_manifest(read_outside(path, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise ValueError(
-            f"{corpus} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
+            f"{corpus} is not a corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
             "`peer data build OUT INPUT --tokenizer FOLDER` made"
         ) from error
     except Malformed as error:

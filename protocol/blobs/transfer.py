@@ -552,7 +552,7 @@ class Fetch:
         """Check a chunk that has arrived, and write it to its place if it is right and not here yet."""
         try:
             if landing.found != self.blob.leaves[chunk]:
-                self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
+                self._session.emit(Dropped(peer, "chunk", "its bytes differ from the certified bytes"))
                 self._send(self._download.wrong(peer, trio.current_time()))
             elif not self.here >> chunk & 1:
                 await self._places.write(chunk, landing.buffer, peer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from math import ceil, prod
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
-from protocol.formats.section import Misfit
+from protocol.formats.section import Misfit, rule_of, shortened
 from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
@@ -270,6 +270,10 @@ BROUGHT = {
     )
 }
 """Fields of a section that say what a file brings along, where there are others than `from`."""
+PEERS = ("allowlist", "founders", "organiser")
+"""Fields that hold peer IDs."""
+OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
+"""Endings of the rules of fields that are a word or something else."""
 PLACEHOLDERS = {"name": "run"}
 """Values that stand in for wrong required fields, so that the others can be checked."""
 
@@ -289,6 +293,11 @@ class Start(Protocol):
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """Fields of further sections of the manifest."""
+        ...
+
+    @property
+    def flaws(self) -> Sequence[str]:
+        """Mistakes in what the file says about these parts, each in a sentence."""
         ...
 
     def digest(self, piece_bytes: int) -> Hash:
@@ -372,7 +381,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
         fields["data"] = _of_members(data, name)
     fields |= _brought(start, fields, name)
     tunes = start is not None and start.facts is not None
-    mistakes = _mistakes(fields, tunes=tunes)
+    mistakes = [*(start.flaws if start is not None else ()), *_mistakes(fields, tunes=tunes)]
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
     if mistakes:
@@ -517,27 +526,41 @@ def _text(path: Path) -> str:
 
 def _sentence(error: ErrorDetails) -> str:
     """Return a sentence with the problem of one field and the remedy."""
-    place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
-    field = _shown(".".join(part[:MAX_NAME_CHARS] for part in place), MAX_NAME_CHARS)
+    parts = [part for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
+    place = [part[:MAX_NAME_CHARS] for part in parts if isinstance(part, str)]
+    field = _shown(_field(parts), MAX_NAME_CHARS)
     kind = error["type"]
     if kind == "extra_forbidden" and field in REPLACED:
-        return f"{field} is no field of a run any more; {REPLACED[field]}"
+        return f"{field} is not a field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)
-        return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
+        near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
+        return f"{field} is not a field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
-    if kind == "string_pattern_mismatch":
-        about = _description(place)
-        return f"{field} is {error['input']!r:.60}, which is not allowed there; change it" + (f" ({about})" if about else "")
-    rule = error["msg"].removeprefix("Input should be ")
-    article = "" if rule != error["msg"] else ": "
-    value = f"{error['input']!r:.40}"
-    text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
-    if kind == "multiple_of":
-        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
     about = _description(place)
-    return f"{text} ({about})" if about else text
+    rule = f" ({about})" if about else ""
+    if place[-1] in PEERS and isinstance(error["input"], str) and kind.startswith("string_"):
+        return f"{field} is {shortened(error['input'])}; it must be a peer ID, as `peer id` prints it{rule}"
+    if kind == "string_pattern_mismatch":
+        return f"{field} is {error['input']!r:.60}, which is not allowed there; change it{rule}"
+    text = f"{field} is {shortened(error['input'])}; it must be {rule_of(error)}"
+    if kind == "literal_error":
+        text += OTHER_FORMS.get(field, "")
+    elif kind.startswith("model_"):
+        text += f", below a line [{field}]" if len(parts) == len(place) == 1 else " in braces"
+    elif kind == "multiple_of":
+        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
+    return text + rule
+
+
+def _field(parts: Sequence[str | int]) -> str:
+    """Return the name of a field: "model.dim", "weight in entry 2 of data.sources", "an entry of founders"."""
+    names = [part[:MAX_NAME_CHARS] if isinstance(part, str) else part for part in parts]
+    for number, part in enumerate(names):
+        if isinstance(part, int):
+            before, behind = ".".join(map(str, names[:number])), ".".join(map(str, names[number + 1 :]))
+            return f"{behind} in entry {part + 1} of {before}" if behind else f"an entry of {before}"
+    return ".".join(map(str, names))
 
 
 def _shown(text: str, most: int) -> str:

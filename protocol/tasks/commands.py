@@ -52,7 +52,9 @@ def removing(tasks: TasksInForce, pending: Amendment | None, root: Hash) -> Amen
     number, sets, _ = _newest(tasks, pending)
     left = [each for each in sets if each.root != root]
     if len(left) == len(sets):
-        raise CannotAmend(f"the set {root.hex()[:12]} is not admitted, or fell out; `peer tasks list` shows those that are")
+        raise CannotAmend(
+            f"the set {root.hex()[:12]} is not admitted, or was removed; `peer tasks list` shows the admitted sets"
+        )
     percent = pending.percent if pending is not None else tasks.percent
     return Amendment(number=number + 1, percent=percent or PERCENT, sets=left)
 

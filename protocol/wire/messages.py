@@ -177,7 +177,7 @@ def check_losses(stated: bytes, sources: int) -> None:
     if numbers != sorted({*numbers}) or any(number >= sources for number in numbers):
         raise Malformed("losses of sources that the run does not have, or not in order")
     if not all(1 <= mean.tokens <= MAX_CLAIMED and abs(mean.loss) <= MAX_NUMBER for mean in means):
-        raise Malformed("a loss of a source that is no number, or of no tokens")
+        raise Malformed("the loss of a source is not a number, or counts no tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def read_turns(
             raise ValueError(f"after turn {len(turns)} the rollout has something else than the environment's reply")
         place += len(said)
         if reply is None and place < len(output):
-            raise ValueError(f"the rollout goes on after turn {len(turns)}, where the conversation is over")
+            raise ValueError(f"the rollout continues after turn {len(turns)}, the end of the conversation")
     return tuple(turns)
 
 

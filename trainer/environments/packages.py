@@ -226,7 +226,7 @@ class ReasoningGym(Environment):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
         if problem.answer is None:
-            raise ValueError(f"{self._what['task']} of reasoning-gym names no answers, so it has no examples")
+            raise ValueError(f"{self._what['task']} of reasoning-gym has no answers, so it cannot serve as examples")
         return (str(problem.answer),)
 
     def _make_block(self, block: int) -> list[tuple[str, str | None]]:
@@ -350,4 +350,4 @@ class VerifiersTasks(Environment):
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Raise ValueError, because tasks of verifiers name no solutions."""
-        raise ValueError("tasks of verifiers name no solutions, so they give no examples")
+        raise ValueError("tasks of verifiers have no solutions, so they cannot serve as examples")

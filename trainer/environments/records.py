@@ -153,7 +153,7 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[TaskRecord, ...]:
         numbers[task.problem_id] = number
         tasks.append(task)
     if not tasks:
-        raise ValueError("there is no task: every line is blank")
+        raise ValueError("the file has no task: every line is blank")
     return tuple(tasks)
 
 
@@ -229,11 +229,11 @@ def _problem_id(record: Mapping[str, Any], number: int) -> str:
 def _solve_rate(record: Mapping[str, Any]) -> float | None:
     rate, samples = record.get("solve_rate"), record.get("samples")
     if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
-        raise ValueError("solve_rate is no number from 0 to 1")
+        raise ValueError("solve_rate is not a number from 0 to 1")
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MAX_SAMPLES):
-        raise ValueError(f"samples is no whole number from 1 to {MAX_SAMPLES}")
+        raise ValueError(f"samples is not a whole number from 1 to {MAX_SAMPLES}")
     if rate is None and samples is not None:
-        raise ValueError("samples says how many answers solve_rate is of, which is not there")
+        raise ValueError("samples counts the answers behind solve_rate, and solve_rate is missing")
     return None if rate is None else float(rate)
 
 
@@ -267,7 +267,7 @@ def _read_code(info: Mapping[str, Any]) -> Verification:
         raise ValueError("language is something else than 'python'")
     cases = info["test_cases"]
     if not isinstance(cases, list) or not 1 <= len(cases) <= MAX_CASES:
-        raise ValueError(f"test_cases is no list of 1 to {MAX_CASES} cases")
+        raise ValueError(f"test_cases is not a list of 1 to {MAX_CASES} cases")
     read = [_read_case(_object(f"test case {number}", case)) for number, case in enumerate(cases, start=1)]
     inputs = tuple(case for case in read if isinstance(case, InputCase))
     calls = tuple(case for case in read if isinstance(case, CallCase))
@@ -287,9 +287,9 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
         _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
         name = _text(case, "fn_name", MAX_NAME_BYTES)
         if not (name.isascii() and name.isidentifier()):  # which other letters Python allows depends on its version
-            raise ValueError("fn_name is no name of a function")
+            raise ValueError("fn_name is not the name of a function")
         if not isinstance(case["input"], list):
-            raise ValueError("input of a function_call is no list of arguments")
+            raise ValueError("input of a function_call is not a list of arguments")
         return CallCase(name, _dumps(case["input"]), _dumps(case["output"]))
     raise ValueError("the type of a test case is neither stdin_stdout nor function_call")
 
@@ -305,7 +305,7 @@ _READERS = {
 def _json(text: str) -> Any:
     try:
         value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is no number in JSON")
+            text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is not a JSON number")
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
@@ -335,7 +335,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _object(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
+        raise ValueError(f"{what} is not a JSON object")
     return value
 
 
@@ -350,7 +350,7 @@ def _check_fields(what: str, found: Mapping[str, Any], needed: set[str], allowed
 def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: bool = False) -> str:
     value = record[name]
     if not isinstance(value, str) or not (value or may_be_empty):
-        raise ValueError(f"{name} is no text" if not isinstance(value, str) else f"{name} is empty")
+        raise ValueError(f"{name} is not text" if not isinstance(value, str) else f"{name} is empty")
     if _check_text(name, value) > most_bytes:
         raise ValueError(f"{name} is longer than {most_bytes} bytes")
     return value
@@ -369,10 +369,10 @@ def _check_text(name: str, value: str) -> int:
 def _number(record: Mapping[str, Any], name: str) -> Fraction:
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     number = number_in(str(value))
     if number is None:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     return number
 
 

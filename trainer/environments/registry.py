@@ -303,7 +303,9 @@ def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | Non
     if name == MIXTURE:
         parts = _parts(options["of"])
         if not parts or any(part["name"] == MIXTURE for part in parts):
-            raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
+            raise ValueError(
+                "a mixture cannot contain a mixture; write its environments, as in mixture(add(digits=3), sort)"
+            )
         sizes = [_check(part["name"], _options(part), tasks) for part in parts]
         known = [size for size in sizes if size is not None]
         return len(sizes) * min(known) if len(known) == len(sizes) else None

@@ -155,7 +155,7 @@ class WeightsFolder:
     def _blocks(self, name: str) -> Iterator[F32]:
         for block in self._stored[name].values():
             if not np.isfinite(block).all():
-                raise FolderError(f"{self.folder}: {name} has values that are no finite numbers; take another model")
+                raise FolderError(f"{self.folder}: {name} contains NaN or infinite values; use another model")
             yield block
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
@@ -180,8 +180,8 @@ class WeightsFolder:
         )
         if strange:
             raise FolderError(
-                f"{self.folder} has a tensor {strange[0][:80]}, which a run's model has not; take a model of the Llama, "
-                "Qwen2 or Qwen3 family for text generation, without adapters"
+                f"{self.folder} has a tensor {strange[0][:80]}, which a run's model does not have; use a model of the "
+                "Llama, Qwen2 or Qwen3 family for text generation, without adapters"
             )
         return found
 
@@ -196,7 +196,7 @@ class WeightsFolder:
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise FolderError(
-                    f"{self.folder} has no file {missing[0][:80]}{more}, which its index names; copy the folder again"
+                    f"{self.folder} has no file {missing[0][:80]}{more}, although its index names it; copy the folder again"
                 )
             files = {name: tensors_in(self.folder / name) for name in sorted(set(names.values()))}
         except OSError as error:

@@ -205,7 +205,7 @@ def test_pipes_and_links_that_lead_out_of_a_corpus_are_named(
     out = tmp_path / "above" / "inner" / "out"
     build([BuildInput("a", [Document(text=f"{number:1000}") for number in range(20)])], BuildOptions(), out)
     replace_by(next(out.glob(name)))
-    reason = "it is no regular file" if replace_by is pipe else "it is a link that leads out of the folder"
+    reason = "it is not a regular file" if replace_by is pipe else "it is a link that leads out of the folder"
     with pytest.raises(PeerError, match=reason):
         FinishedCorpus(out).verify()
 

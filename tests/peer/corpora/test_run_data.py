@@ -32,5 +32,5 @@ def test_too_many_sources_of_a_run_file_are_told_by_their_field(tmp_path: Path) 
         write_rows(tmp_path / source["from"], [{"text": "a text"}])
     with pytest.raises(PeerError, match=r"give several inputs one name: name in \[\[data.sources\]\]"):
         built(tmp_path, {"sources": sources})
-    with pytest.raises(PeerError, match=r"change held_out_percent in \[data\]"):
+    with pytest.raises(PeerError, match=r"\[data\] held_out_percent is 100; it must be"):
         built(tmp_path, {"from": "0.jsonl", "held_out_percent": 100})

@@ -110,7 +110,7 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
         (RUN, CHAT, "the source talk has no document to learn from; all its documents are held out"),
         (RUN.replace("= 10", "= 1"), FEW, "nothing that is held out fills a row of data.sequence_length (32)"),
         (RUN, "", "the source talk has no document to learn from"),
-        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl does not exist"),
+        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl, which does not exist"),
         (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file or folder, in quotes"),
         (RUN.replace('from = "talk.jsonl"', "").replace("held_out_percent = 10", ""), CHAT, "no chats are named; add from"),
         (RUN.replace('format = "chat"', ""), CHAT, "talk.jsonl, row 1: it has no field text, but prompt, completion"),

@@ -28,7 +28,7 @@ def test_set_is_named_by_its_bytes_however_it_was_sent() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "there is no task"),
+        (b"", "the file has no task"),
         (SET + b"\n{}", "line 11: no task: it has neither task_type"),
         (zstandard.compress(SET)[:-9], "damaged"),
         (zstandard.compress(SET)[:6], "damaged"),
