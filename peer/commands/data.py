@@ -363,11 +363,15 @@ def _print_result(out: Path, result: BuildResult, *, as_json: bool) -> None:
 
     corpus = FinishedCorpus(out)
     if as_json:
-        print_json({"event": "built", **_described(corpus), "tally": result.tally.to_json(), **result.survey.to_json()})
+        held_out = {"cut_for_held_out": list(result.cut), "shortage": result.shortage}
+        built = {"event": "built", **_described(corpus), **held_out}
+        print_json({**built, "tally": result.tally.to_json(), **result.survey.to_json()})
         return
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    print("\n".join([*_lines(corpus), *_files(result.survey), *_left_out(result.tally)]))
+    cut = [f"{'held out':<12}{CUT.format(', '.join(result.cut))}"] if result.cut else []
+    lacks = [f"{'too small':<12}{result.shortage}"] if result.shortage else []
+    print("\n".join([*_lines(corpus), *cut, *_files(result.survey), *_left_out(result.tally), *lacks]))
 
 
 def _described(corpus: FinishedCorpus) -> dict[str, Any]:
@@ -410,6 +414,7 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
     return lines
 
 
+CUT = "the end of a document of {}, as whole documents would not be about that share"
 SHOWN_NAMES = 3
 
 

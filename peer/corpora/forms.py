@@ -17,8 +17,8 @@ from peer.corpora.compressed import ENDINGS
 from protocol.corpora.manifest import CorpusKind
 from trainer.git_lfs import is_pointer
 
-READING = 2
-"""Version of the reading of inputs: another one may find other documents in the same files."""
+READING = 3
+"""Version of the reading of inputs: another one may find other documents in the same files, or hold out others."""
 HEAD_BYTES = 1 << 16
 """Bytes of a file, after decompression, that tell its form."""
 BOM = b"\xef\xbb\xbf"

@@ -132,7 +132,8 @@ class RunData:
         if not any(each.rows(source.held_out, length) for each in manifests for source in each.sources):
             raise ValueError(
                 f"nothing that is held out fills a row of data.sequence_length ({length}), so no loss could be measured; "
-                "give more data, make held_out_percent larger, or make data.sequence_length smaller"
+                "give more data, make held_out_percent larger (of a corpus that is built already, build it again with "
+                "`peer data build --held-out`), or make data.sequence_length smaller"
             )
 
     def link(self, run_folder: Path) -> None:
@@ -390,6 +391,7 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
         size = f"{sum(manifest.rows(split, manifest.row_tokens - 1) for split in train)} windows"
     told = f"{documents} {noun} in {size} to learn from, {sum(split.documents for split in held_out)} held out"
     recipe = json.loads(manifest.recipe)
+    told += ", the end of one of them" if recipe.get("cut_for_held_out") else ""
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
     told += f"; read: {', '.join(_files(Form, recipe['forms']))}" if "forms" in recipe else ""

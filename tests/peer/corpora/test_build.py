@@ -38,15 +38,17 @@ def test_corpus_is_a_permutation_of_the_documents(texts: list[str], seed: int, h
         out = Path(folder) / "out"
         documents = [Document(text=text) for text in texts]
         options = BuildOptions(seed=seed, held_out_percent=held_out)
-        try:
-            result = build([BuildInput("all", documents)], options, out)
-        except PeerError as error:
-            assert held_out and "no document to learn from" in error.text
-            return
+        result = build([BuildInput("all", documents)], options, out)
         found = texts_of(out)
-        assert sorted(found["all", "train"] + found["all", "held out"]) == sorted(set(texts))
+        train, other = found["all", "train"], found["all", "held out"]
+        if result.cut:  # a document of two characters or more, whose end is held out; bytes of one may be in both parts
+            train, other = train[:-1], other[1:]
+            assert len(set(texts) - {*train, *other}) == 1 and {*train, *other} <= set(texts)
+        else:
+            assert sorted(train + other) == sorted(set(texts))
         assert result.tally.left_out.get(LeftOut.SAME_TEXT, 0) == len(texts) - len(set(texts))
-        assert sum(split.documents for _, _, split in FinishedCorpus(out).splits) == len(set(texts))
+        documents_in = sum(split.documents for _, _, split in FinishedCorpus(out).splits)
+        assert documents_in == len(set(texts)) + len(result.cut)
         assert sum(split.text_bytes for _, _, split in FinishedCorpus(out).splits) == sum(
             len(text.encode()) for text in set(texts)
         )
