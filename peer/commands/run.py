@@ -119,7 +119,7 @@ def run_create(args: argparse.Namespace) -> int:
 
     from peer.files import write_atomically
     from peer.joining.inviting import friends_line, token_for_friends
-    from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
+    from peer.joining.purpose import about_lines, ends_early, often_read, purpose_lines, speed_here, unusual_data
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.resources.requirements import need_lines
@@ -146,12 +146,12 @@ def run_create(args: argparse.Namespace) -> int:
     if manifest.admission is not Admission.INVITE:
         print("invitation")
         print(_invitation(signed, addresses, None))
-        return _warn([unusual_data(manifest), often_read(manifest), *warnings])
+        return _warn([unusual_data(manifest), often_read(manifest), ends_early(manifest), *warnings])
     now, key = time.time(), Identity.generate()
     token = token_for_friends(load_or_create_identity(data), signed.run, key, now)
     print(f"{'invitation':<12}{friends_line(now)}")
     print(_invitation(signed, addresses, token, key.seed))
-    return _warn([unusual_data(manifest), often_read(manifest), *warnings])
+    return _warn([unusual_data(manifest), often_read(manifest), ends_early(manifest), *warnings])
 
 
 def _warn(warnings: Sequence[str]) -> int:
