@@ -274,7 +274,9 @@ class InputsSurvey:
         }
 
 
-TRAITS = tuple(FolderTraits(records, train) for records in (False, True) for train in (False, True))
+TRAITS = tuple(
+    FolderTraits(records, train, card) for records in (False, True) for train in (False, True) for card in (False, True)
+)
 
 
 def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
@@ -303,7 +305,7 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
                 final = form_read(each, seen, some, options)
                 counted.note(each.name, final, found.st_size if found is not None else 0)
         digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
-    whole = _Counts()
+    whole, traits = _Counts(), tuple(each.settled() for each in traits)
     for each_input, its_traits, its_counts in zip(inputs, traits, counts, strict=True):
         chosen = its_counts[TRAITS.index(its_traits)]
         chosen.check(each_input.name, options)

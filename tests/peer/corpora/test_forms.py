@@ -207,6 +207,7 @@ def test_links_to_folders_that_are_read_anyway_and_pipes_are_named_and_stop_noth
     assert {reason: each.names for reason, each in skipped.items()} == {Skipped.INSIDE: ["a"], Skipped.SPECIAL: ["pipe"]}
 
 
+CARD = b"---\nlicense: mit\n---\n# Poems"
 CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
     "shards by split": (
         {"data/train-00000.jsonl": b"a", "data/test-00000.jsonl": b"b", "data/validation-00000.jsonl": b"c"},
@@ -216,9 +217,30 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
     "folders by split": ({"train/x.jsonl": b"a", "dev/x.jsonl": b"b"}, {"a"}, {Skipped.OTHER_SPLIT: 1}),
     "texts by split": (
         {"wiki.train.tokens": b"a", "wiki.valid.tokens": b"b", "wiki.test.tokens": b"c", "README": b"d"},
+        {"a", "b", "c", "d"},
+        {},
+    ),
+    "texts by split in a clone": (
+        {"wiki.train.tokens": b"a", "wiki.valid.tokens": b"b", "wiki.test.tokens": b"c", "README.md": CARD},
         {"a"},
         {Skipped.OTHER_SPLIT: 2, Skipped.ABOUT: 1},
     ),
+    "prose": (
+        {"train.txt": b"a", "dev.txt": b"b", "crash-test.txt": b"c", "my train journey.txt": b"d", "test/b.txt": b"e"},
+        {"a", "b", "c", "d", "e"},
+        {},
+    ),
+    "prose with a card": (
+        {"README.md": CARD, "my train journey.txt": b"a", "crash-test.txt": b"b", "test/c.txt": b"c"},
+        {"a", "b", "c"},
+        {Skipped.ABOUT: 1},
+    ),
+    "prose beside records": (
+        {"a.jsonl": b"a", "train.txt": b"b", "dev.txt": b"c", "changes-in-the-weather.txt": b"d", "notice of a.txt": b"e"},
+        {"a", "b", "c", "d", "e"},
+        {},
+    ),
+    "records with spaces": ({"my train journey.jsonl": b"a", "the driving test.jsonl": b"b"}, {"a", "b"}, {}),
     "compressed": ({"c4-train.0.json.gz": b"a", "c4-validation.0.json.gz": b"b"}, {"a"}, {Skipped.OTHER_SPLIT: 1}),
     "the last word": ({"train/test.jsonl": b"a", "test/train.jsonl": b"b"}, {"b"}, {Skipped.OTHER_SPLIT: 1}),
     "one file": ({"training.jsonl": b"a", "LICENSE.txt": b"b", "dataset_infos.json": b"c"}, {"a"}, {Skipped.ABOUT: 2}),
@@ -232,7 +254,7 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
         {Skipped.OTHER_SPLIT: 3},
     ),
     "texts with a card": (
-        {"README.md": b"---\nlicense: mit\n---\n# Poems", "LICENSE": b"d", "poems.txt": b"a"},
+        {"README.md": CARD, "LICENSE": b"d", "poems.txt": b"a"},
         {"a"},
         {Skipped.ABOUT: 2},
     ),
