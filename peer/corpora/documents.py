@@ -91,9 +91,12 @@ class DocumentEncoder:
         tally.tokens += sum(document.tokens for document in documents)
         return documents, tally
 
-    def texts(self, batch: RawBatch) -> Iterator[str]:
-        """Yield the texts of a batch that would become documents, for a tokenizer that is trained on them."""
-        for row, raw in self._rows(batch, BuildTally()):
+    def texts(self, batch: RawBatch, tally: BuildTally) -> Iterator[str]:
+        """Yield the texts of a batch that would become documents, for a tokenizer that is trained on them.
+
+        tally: counts the rows, with those that are left out.
+        """
+        for row, raw in self._rows(batch, tally):
             try:
                 if self._options.tokens.kind is CorpusKind.TEXT:
                     yield self._text(row, raw).text
@@ -101,8 +104,10 @@ class DocumentEncoder:
                 record = _record(raw)
                 self._filter_fields(record)
                 yield from self._conversations.contents(record)
-            except (_Rejected, ValueError):
-                continue  # the build counts it
+            except _Rejected as error:
+                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
+            except ValueError as error:
+                tally.leave_out(LeftOut.CHAT, row_with(row, str(error)), raw.size)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from peer.corpora.inputs import (
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, FieldSelection
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
+from protocol.formatting import many
 from trainer.extras import install_command
 
 BATCH_BYTES = 512 << 10
@@ -302,7 +303,8 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
                     twice = next(name for name in names if names.count(name) > 1)
                     raise BrokenFile(f"the column {twice!r:.40} stands twice in its header; rename one") from None
             elif len(row) != len(names):
-                yield RowForm.BROKEN, f"it has {len(row)} values, and the header {len(names)}; mend its quotes", lines.size
+                values = many(len(row), "value")
+                yield RowForm.BROKEN, f"it has {values}, and the header {len(names)}; mend its quotes", lines.size
             elif not _is_utf8(row):
                 yield RowForm.BROKEN, "it is not UTF-8 text; save the file as UTF-8", lines.size
             else:
