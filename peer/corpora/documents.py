@@ -133,7 +133,7 @@ class DocumentEncoder:
     def _rows(self, batch: RawBatch, tally: BuildTally) -> Iterator[tuple[NamedRow, RawRow]]:
         """Yield the rows that can be read, and count all."""
         for raw in batch.rows:
-            if raw.form is RowForm.JSON and not raw.content.strip():
+            if raw.form in (RowForm.JSON, RowForm.OBJECT) and not raw.content.strip():
                 continue
             tally.rows += 1
             tally.bytes += raw.size
@@ -156,6 +156,8 @@ class DocumentEncoder:
         else:
             record = _record(raw)
             text = _text_of(record, self._fields)
+            if raw.form is RowForm.OBJECT:
+                _check_alone(record, text)
         self._filter(record, text)
         try:
             data = text.encode()
@@ -308,12 +310,27 @@ def _record(raw: RawRow) -> Mapping[str, Any]:
 def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
     name = fields.text
     text = field_of(record, name)
-    if text is MISSING or text is None:
+    if text is None:
+        raise _Rejected(LeftOut.FIELD, f"its field {name} is null")
+    if text is MISSING:
         others = ", ".join(map(str, record))[:80]
-        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; {fields.words.text}")
+        if not others:
+            raise _Rejected(LeftOut.FIELD, "it has no field at all")
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others}; {fields.words.text}")
     if not isinstance(text, str):
         raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
     return text
+
+
+def _check_alone(record: Mapping[str, Any], text: str) -> None:
+    """Raise `_Rejected` for a file with one object that has a text, and a list of records with more text than that."""
+    for name, value in record.items():
+        records = [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+        if sum(len(each) for one in records for each in one.values() if isinstance(each, str)) > len(text):
+            raise _Rejected(
+                LeftOut.FIELD,
+                f"its field {name[:40]} is a list of records, which would be lost; write each of them on a line of a file",
+            )
 
 
 def _identity_of(record: Mapping[str, Any], name: str) -> bytes:

@@ -58,7 +58,7 @@ VALUE_BYTES = 8
 
 
 class RowForm(IntEnum):
-    """Form of a raw row.  LONG and BROKEN: the row cannot be read, and its content is the flaw."""
+    """Form of a raw row.  LONG and BROKEN: the row cannot be read, and its content is the flaw.  OBJECT: JSON of a file."""
 
     FILE = 0
     PAGE = 1
@@ -67,6 +67,7 @@ class RowForm(IntEnum):
     DOCUMENT = 4
     LONG = 5
     BROKEN = 6
+    OBJECT = 7
 
 
 class RawRow(NamedTuple):
@@ -301,7 +302,7 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
                 names = [row[0].removeprefix("\ufeff"), *row[1:]]
                 if len(set(names)) < len(names):
                     twice = next(name for name in names if names.count(name) > 1)
-                    raise BrokenFile(f"the column {twice!r:.40} stands twice in its header; rename one") from None
+                    raise BrokenFile(f"the column {twice!r:.40} appears twice in its header; rename one") from None
             elif len(row) != len(names):
                 values = many(len(row), "value")
                 yield RowForm.BROKEN, f"it has {values}, and the header {len(names)}; mend its quotes", lines.size
@@ -475,7 +476,7 @@ def _first_line(error: BaseException) -> str:
 READERS: Mapping[Form, Reader] = {
     Form.LINES: lambda opened: _rows_of(lines_of(opened.chunks(), MAX_LINE_BYTES)),
     Form.ARRAY: lambda opened: _rows_of(elements_of(opened.chunks(), MAX_LINE_BYTES)),
-    Form.OBJECT: _whole(RowForm.JSON),
+    Form.OBJECT: _whole(RowForm.OBJECT),
     Form.TABLE: _from_table,
     Form.PARQUET: _from_parquet,
     Form.ARROW: _from_arrow,

@@ -167,7 +167,7 @@ def test_events_of_a_build_are_lines_of_json(inputs: Path, tmp_path: Path, capsy
     built = lines[-1]
     assert built["event"] == "built" and built["splits"][0]["documents"] == 2
     assert built["tally"]["left_out"] == {"field": 1}
-    assert built["tally"]["bad"] == [[0, 3, "a.jsonl", "it has no field text, but none; name one with --text"]]
+    assert built["tally"]["bad"] == [[0, 3, "a.jsonl", "it has no field at all"]]
 
 
 def test_import_keeps_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

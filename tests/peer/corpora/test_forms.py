@@ -339,12 +339,12 @@ def test_folder_of_chats_that_also_has_texts_is_refused_unless_they_are_about_it
 
 
 BAD_TABLES: dict[str, tuple[bytes, int, str]] = {
-    "too few values": (b"id,text\n1\n2,b\n", 1, "it has 1 values, and the header 2"),
+    "too few values": (b"id,text\n1\n2,b\n", 1, "it has 1 value, and the header 2"),
     "too many values": (b"id,text\n1,a,b\n2,b\n", 1, "it has 3 values, and the header 2"),
     "a text after a quote": (b'id,text\n1,"a"x\n2,b\n', 1, "it is no row of a table"),
     "a quote that stays open": (b'id,text\n2,b\n1,"a\n3,c\n', 1, "unexpected end of data"),
     "another encoding": (b"id,text\n1,\xe4\n2,b\n", 1, "it is not UTF-8 text"),
-    "a column twice": (b"text,text\na,b\n", 0, "the column 'text' stands twice in its header"),
+    "a column twice": (b"text,text\na,b\n", 0, "the column 'text' appears twice in its header"),
     "UTF-16": ("id,text\n1,a\n".encode("utf-16"), 0, "it is UTF-16 text"),
     "no such column": (b"id,body\n1,a\n", 0, "it has no field text, but id, body; name one with --text"),
     "a long line": (b"id,text\n1," + b"a" * 2000 + b"\n2,b\n", 1, "it has more than 0 MiB"),
