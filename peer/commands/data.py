@@ -268,6 +268,12 @@ def _named(text: str, source: str | None) -> tuple[str, Path]:
 def _split_name(text: str) -> tuple[str, str]:
     """Return the name before an input, and the input; a file whose name has an = is no such pair."""
     name, equals, where = text.partition("=")
+    if equals and not SOURCE_NAME.fullmatch(name) and not Path(text).exists() and Path(where).exists():
+        raise PeerError(
+            f"{name!r} cannot be the name of a source, which has up to {SOURCE_CHARS} letters, digits, _, . and -; choose "
+            "another before the =",
+            ExitCode.INPUT,
+        )
     return (name, where) if equals and SOURCE_NAME.fullmatch(name) and where and not Path(text).exists() else ("", text)
 
 
@@ -296,6 +302,12 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
     from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 
     path = Path(args.tokenizer)
+    if not path.exists():
+        number = f", or a number of tokens from {LEAST_TOKENS} to {MOST_TOKENS}" * (args.run is run_build)
+        raise PeerError(
+            f"there is no {path}; give --tokenizer a folder with a tokenizer.json, that file, or {BYTES}{number}",
+            ExitCode.INPUT,
+        )
     if path.is_dir():
         check_readable(path)
         path /= "tokenizer.json"
@@ -515,4 +527,7 @@ def _samples(corpus: FinishedCorpus, count: int, *, held_out: bool) -> Iterator[
     for source, which, split in corpus.splits:
         if (which == "held out") == held_out:
             for document in islice(corpus.documents(split), count):
-                yield source, tokenizer.decode(document.tokens.tolist())
+                tokens = document.tokens
+                if not any(corpus.manifest.tokenizer):  # the end token of bytes is no character
+                    tokens = tokens[tokens != corpus.manifest.end]
+                yield source, tokenizer.decode(tokens.tolist())

@@ -187,6 +187,11 @@ def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) 
         raise PeerError(
             f"the held-out share is a percentage from 0 to below 100; change {options.fields.words.held_out}", ExitCode.INPUT
         )
+    if options.fields.most is not None and options.fields.least > options.fields.most:
+        raise PeerError(
+            f"no text has at least {options.fields.least} and at most {options.fields.most} characters; correct the limits",
+            ExitCode.INPUT,
+        )
     is_text = options.tokens.kind is CorpusKind.TEXT
     if is_text != (options.tokens.row_tokens == 0):
         raise PeerError("chats and preferences need the length of their rows, and text has none", ExitCode.INPUT)

@@ -22,7 +22,7 @@ READING = 3
 HEAD_BYTES = 1 << 16
 """Bytes of a file, after decompression, that tell its form."""
 BOM = b"\xef\xbb\xbf"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
+UTF16, UTF32 = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Form(StrEnum):
@@ -58,9 +58,10 @@ class Skipped(StrEnum):
     ABOUT = "about the data"
     INSIDE = "a link to a folder that is read where it is"
     HIDDEN = "hidden"
+    LEFT_OUT = "left out by a pattern"
 
 
-COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE, Skipped.HIDDEN}
+COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE, Skipped.HIDDEN, Skipped.LEFT_OUT}
 """Reasons of files that may be data, so that their share of an input is limited."""
 UNMEASURED = frozenset({Skipped.FOLDER, Skipped.MISSING})
 """Reasons of links whose size is unknown, so that they count as much as all the rest of their input."""
@@ -125,7 +126,7 @@ def form_of(name: str, head: bytes, *, is_whole: bool, is_compressed: bool = Fal
         return found_json
     if ending in _TABLES:
         return Form.TABLE
-    if b"\0" in head and not head.startswith(UTF16):
+    if b"\0" in head and not head.startswith((*UTF16, *UTF32)):
         return Skipped.BINARY
     return Form.PAGE if _is_page(ending, head.removeprefix(BOM).lstrip()) else Form.TEXT
 

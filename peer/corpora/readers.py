@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kernels.outside_files import UnusableFile, open_outside
 from peer.corpora.compressed import BrokenFile, Note, chunks_of, elements_of, head_of, lines_of
-from peer.corpora.forms import HEAD_BYTES, UTF16, FolderTraits, Form, Skipped
+from peer.corpora.forms import HEAD_BYTES, UTF16, UTF32, FolderTraits, Form, Skipped
 from peer.corpora.inputs import (
     HUB,
     BuildInput,
@@ -187,8 +187,19 @@ def _contents(file: InputFile, options: BuildOptions, traits: FolderTraits, note
         return
     with open_outside(file.path, file.folder) as opened:
         form = form_read(file, seen_form(file, opened, options.fields), traits, options)
-        if not isinstance(form, Skipped):
+        if not isinstance(form, Skipped) and _ends_lines_oddly(opened, form):
+            flaw = "its lines end with carriage returns alone; save it with line feeds"
+            yield RowForm.BROKEN, flaw, os.fstat(opened.fileno()).st_size
+        elif not isinstance(form, Skipped):
             yield from READERS[form](OpenedFile(opened, file.path, options, note))
+
+
+def _ends_lines_oddly(opened: BinaryIO, form: Form) -> bool:
+    """Return True for records whose lines no reader would find, because carriage returns alone end them."""
+    if form not in (Form.LINES, Form.TABLE, Form.OBJECT):
+        return False
+    head = head_of(opened, HEAD_BYTES)[0].strip()
+    return b"\n" not in head and re.search(rb"[^\r]\r+[^\r]" if form is Form.TABLE else rb"}\s*\r\s*{", head) is not None
 
 
 @dataclass(frozen=True)
@@ -278,8 +289,9 @@ class _TableLines:
 def _from_table(opened: OpenedFile) -> Iterator[Content]:
     """Yield the rows of a table with a header, with quotes as in RFC 4180.  After a row with a fault the next is read."""
     head, _ = head_of(opened.file, HEAD_BYTES)
-    if head.startswith(UTF16):
-        yield RowForm.BROKEN, "it is UTF-16 text; save it as UTF-8", opened.size
+    if head.startswith((*UTF16, *UTF32)):
+        called = "UTF-32" if head.startswith(UTF32) else "UTF-16"
+        yield RowForm.BROKEN, f"it is {called} text; save it as UTF-8", opened.size
         return
     delimiter = _delimiter(head)
     lines = _TableLines(lines_of(opened.chunks(), MAX_LINE_BYTES), delimiter.encode())

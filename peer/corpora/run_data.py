@@ -45,13 +45,15 @@ WORDS = OptionWords(
     "name one with text in [data]",
     "held_out_percent in [data]",
     "name in [[data.sources]]",
-    "mend the rows",
+    "correct it, or read each file as one text with read_as in [data]",
+    "",
     "leave files out with leave_out in [data], or name the files to read",
     "close other programs, and run the command again",
 )
 MEMBERS_WORDS = replace(
     WORDS,
     text="the run reads no other, so rename the field",
+    json="correct it",
     skipped="move such files elsewhere, or name other data with --data",
 )
 """Words for the data of a member, who cannot change the run file."""
@@ -258,7 +260,7 @@ def _fields(
             if name in sources:
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
-                    "`peer data build OUT NAME=INPUT --tokenizer FOLDER`",
+                    "`peer data build OUT NAME=INPUT`",
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}

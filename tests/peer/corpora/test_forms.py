@@ -180,7 +180,8 @@ def test_unread_file_beside_a_readme_stops_the_build_and_is_named(name: str, tmp
         assert "would be passed over, more than 1 %" in error.value.text and f"{said} {flaw}" in error.value.text
         assert not (tmp_path / "out").exists()
     result = build([BuildInput("s", tmp_path / "in")], options(leave_out=("en",)), tmp_path / "out")
-    assert result.survey.read == {Form.TEXT: 1} and not result.survey.skipped
+    assert result.survey.read == {Form.TEXT: 1} and {*result.survey.skipped} == {Skipped.LEFT_OUT}
+    assert result.survey.skipped[Skipped.LEFT_OUT].names == ["en"]
     build([BuildInput("s", tmp_path / "in")], options(bad=99.99), tmp_path / "allowed")
 
 
@@ -475,6 +476,45 @@ def test_text_of_a_page_takes_time_in_proportion_to_its_size(piece: str) -> None
 
     text_of_page(Page(piece * 2000))
     assert calls <= 2 * 2000
+
+
+def test_several_files_that_are_passed_over_are_counted_before_the_remedy(tmp_path: Path) -> None:
+    for name in ("a.zip", "b.zip", "c.txt"):
+        written(tmp_path / "in" / name, archive(zipped) if name != "c.txt" else b"words")
+    with pytest.raises(PeerError) as error:
+        build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
+    assert error.value.text.endswith(
+        "a.zip is an archive or an office document (1 more file would be, too); unpack it, or export its text; or leave "
+        "files out with --leave-out PATTERN, or allow more with --bad"
+    )
+
+
+def test_patterns_that_leave_nothing_say_so(tmp_path: Path) -> None:
+    written(tmp_path / "in" / "a.txt", b"words")
+    with pytest.raises(PeerError, match="the patterns that leave files out match all files of in; leave out fewer"):
+        build([BuildInput("s", tmp_path / "in")], options(leave_out=("*",)), tmp_path / "out")
+
+
+ODD_LINES = {
+    "lines.jsonl": jsonl(ROWS).replace(b"\n", b"\r"),
+    "lines.json": jsonl(ROWS).replace(b"\n", b"\r"),
+    "table.csv": delimited(",").replace(b"\r\n", b"\r"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+def test_records_whose_lines_end_with_carriage_returns_alone_are_named_as_such(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, ODD_LINES[name])
+    with pytest.raises(PeerError, match="its lines end with carriage returns alone; save it with line feeds"):
+        build([BuildInput("s", path)], options(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-32-be"])
+def test_wide_characters_are_called_what_they_are(encoding: str, name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, ("\ufeff" * encoding.endswith("be") + "text,b\nc,d\n").encode(encoding))
+    with pytest.raises(PeerError, match=f"it is {encoding[:6].upper()} text; save it as UTF-8"):
+        build([BuildInput("s", path)], options(), tmp_path / "out")
 
 
 def test_options_of_the_command_line_are_the_forms() -> None:

@@ -127,6 +127,30 @@ def test_parquet_without_pyarrow_names_the_remedy(tmp_path: Path, monkeypatch: p
         build([BuildInput("s", tmp_path / "a.parquet")], alone(), tmp_path / "out")
 
 
+REMEDIES: dict[str, tuple[str, bytes, str]] = {
+    "no JSON": ("a.jsonl", b"{x\n", "correct it, or read each file as one text with --read-as text, or allow more"),
+    "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is no text; correct such rows, or allow more with --bad"),
+    "a table": ("a.csv", b"text,b\nc\n", "and the header 2; mend its quotes, or allow more with --bad"),
+    "a field": ("a.jsonl", b'{"body": "x"}\n', "but body; name one with --text, or allow more with --bad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_sentence_on_bad_rows_ends_with_what_helps_them(case: str, tmp_path: Path) -> None:
+    name, data, said = REMEDIES[case]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(PeerError) as error:
+        build([BuildInput("s", tmp_path / name)], alone(), tmp_path / "out")
+    assert said in error.value.text and error.value.text.endswith("or allow more with --bad")
+    assert error.value.text.count("; ") <= 2, error.value.text
+
+
+def test_limits_that_no_text_meets_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    fields = FieldSelection(least=50, most=5)
+    with pytest.raises(PeerError, match="no text has at least 50 and at most 5 characters; correct the limits"):
+        build([BuildInput("s", [Document(text="x")])], alone(fields=fields), tmp_path / "out")
+
+
 def test_equal_ids_are_bad_rows(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [*GOOD, {"id": 2, "text": "another"}])
     with pytest.raises(PeerError, match=r"1 of 5 rows are bad.*a.jsonl, row 5: it has the ID of an earlier row"):

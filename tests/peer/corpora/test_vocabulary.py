@@ -62,7 +62,7 @@ REFUSED = {
     "--tokenizer 500 --end 0": "leave --end out",
     "--least 9999": "the first row left out is rows.jsonl, row 1: it has ",
     "--text body": "it has no field body, but text; name one with --text",
-    "--tokenizer nowhere": "cannot read nowhere",
+    "--tokenizer nowhere": "there is no nowhere; give --tokenizer a folder with a tokenizer.json, that file, or bytes, or a",
 }
 
 

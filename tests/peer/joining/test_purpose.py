@@ -143,7 +143,10 @@ def test_a_run_says_how_often_it_reads_its_data_and_warns_of_learning_by_heart()
     )
 
 
-BOOK = f'[data]\ncorpora = [{FILE}]\nsequence_length = 100\nsequences_per_step = 8\nepochs = 2\nsources = [{{name = "book", rows = 800}}]\n'
+BOOK = (
+    f"[data]\ncorpora = [{FILE}]\nsequence_length = 100\nsequences_per_step = 8\nepochs = 2\n"
+    'sources = [{name = "book", rows = 800}]\n'
+)
 """In each round a member reads 80 rows of 100 tokens."""
 ROUND = "[rounds]\ninner_steps = 10\n"
 
