@@ -269,17 +269,18 @@ class _LongRow(Exception):
 class _TableLines:
     """Lines of a table for the library's reader, which may ask for several for one row.
 
-    size: bytes that were given since it was set to 0.
+    size, count: bytes and lines that were given since they were set to 0.
     """
 
     def __init__(self, lines: Iterator[bytes | int], delimiter: bytes) -> None:
-        self._lines, self._delimiter, self.size = lines, delimiter, 0
+        self._lines, self._delimiter, self.size, self.count = lines, delimiter, 0, 0
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         line = next(self._lines)
+        self.count += 1
         self.size += line if isinstance(line, int) else len(line) + 1
         if isinstance(line, int) or self.size > MAX_LINE_BYTES or line.count(self._delimiter) >= MAX_COLUMNS:
             raise _LongRow
@@ -298,7 +299,7 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
     csv.field_size_limit(MAX_LINE_BYTES)
     rows, names = csv.reader(lines, delimiter=delimiter, strict=True), list[str]()
     while True:
-        lines.size = 0
+        lines.size = lines.count = 0
         try:
             row = next(rows)
         except StopIteration:
@@ -306,7 +307,8 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
         except _LongRow:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), lines.size
         except csv.Error as error:
-            yield RowForm.BROKEN, f"it is no row of a table ({error}); mend its quotes", lines.size
+            taken = f", after {lines.count} lines" if lines.count > 1 else ""
+            yield RowForm.BROKEN, f"it is no row of a table ({error}{taken}); mend its quotes", lines.size
         else:
             if not row:
                 continue

@@ -131,6 +131,7 @@ REMEDIES: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("a.jsonl", b"{x\n", "correct it, or read each file as one text with --read-as text, or allow more"),
     "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is no text; correct such rows, or allow more with --bad"),
     "a table": ("a.csv", b"text,b\nc\n", "and the header 2; mend its quotes, or allow more with --bad"),
+    "an open quote": ("a.csv", b'text\n"c\n' + b"d\n" * 59, "end of data, after 60 lines); mend its quotes, or allow"),
     "a field": ("a.jsonl", b'{"body": "x"}\n', "but body; name one with --text, or allow more with --bad"),
 }  # fmt: skip
 
