@@ -156,9 +156,10 @@ def run_create(args: argparse.Namespace) -> int:
 
 def _doubts(manifest: RunManifest) -> list[str]:
     """Return warnings about a possible run that its organiser hardly intends."""
-    from peer.joining.purpose import endless, often_read, unusual_data
+    from peer.joining.purpose import endless, ends_early, often_read, unusual_data
 
-    return [each for each in (unusual_data(manifest), often_read(manifest), endless(manifest)) if each]
+    doubts = (unusual_data(manifest), often_read(manifest), ends_early(manifest), endless(manifest))
+    return [each for each in doubts if each]
 
 
 def _note(notes: Sequence[str]) -> int:

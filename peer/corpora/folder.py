@@ -51,7 +51,7 @@ class FinishedCorpus:
         except OSError as error:
             raise PeerError(
                 f"{path} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
-                "`peer data build OUT INPUT --tokenizer FOLDER` made",
+                "`peer data build OUT INPUT` made",
                 ExitCode.INPUT,
             ) from error
         try:

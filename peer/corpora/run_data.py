@@ -47,13 +47,15 @@ WORDS = OptionWords(
     "name one with text in [data]",
     "held_out_percent in [data]",
     "name in [[data.sources]]",
-    "mend the rows",
+    "correct it, or read each file as one text with read_as in [data]",
+    "",
     "leave files out with leave_out in [data], or name the files to read",
     "close other programs, and run the command again",
 )
 MEMBERS_WORDS = replace(
     WORDS,
     text="the run reads no other, so rename the field",
+    json="correct it",
     skipped="move such files elsewhere, or name other data with --data",
 )
 """Words for the data of a member, who cannot change the run file."""
@@ -136,7 +138,8 @@ class RunData:
         if not any(each.rows(source.held_out, length) for each in manifests for source in each.sources):
             raise ValueError(
                 f"nothing that is held out fills a row of data.sequence_length ({length}), so no loss could be measured; "
-                "give more data, make held_out_percent larger, or make data.sequence_length smaller"
+                "give more data, make held_out_percent larger (of a corpus that is built already, build it again with "
+                "`peer data build --held-out`), or make data.sequence_length smaller"
             )
 
     def link(self, run_folder: Path) -> None:
@@ -266,7 +269,7 @@ def _fields(
             if name in sources:
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
-                    "`peer data build OUT NAME=INPUT --tokenizer FOLDER`",
+                    "`peer data build OUT NAME=INPUT`",
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}
@@ -423,6 +426,7 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
         size = f"{sum(manifest.rows(split, manifest.row_tokens - 1) for split in train)} windows"
     told = f"{documents} {noun} in {size} to learn from, {sum(split.documents for split in held_out)} held out"
     recipe = json.loads(manifest.recipe)
+    told += ", the end of one of them" if recipe.get("cut_for_held_out") else ""
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
     told += f"; read: {', '.join(_files(Form, recipe['forms']))}" if "forms" in recipe else ""

@@ -20,11 +20,12 @@ from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
 from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
+from protocol.chain.progress import data_total
 from protocol.events.status import PeerStatus
 from protocol.formatting import plain
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
-from protocol.run.sections import AboutSection
+from protocol.run.sections import AboutSection, Unit
 from protocol.team import team_named
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -234,6 +235,9 @@ def _utc(at: float) -> str:
 def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None) -> RunSummary:
     manifest, progress = signed.manifest, history.progress
     about, said = manifest.about or AboutSection(), dict(purpose_lines(manifest))
+    unit, done, total = progress.goal.unit.value, progress.done, progress.goal.total
+    if of_data := data_total(manifest, progress):
+        unit, done, total = Unit.TOKENS.value, progress.tokens, of_data
     return RunSummary(
         id=signed.run.hex(),
         name=plain(manifest.name, 64),
@@ -244,9 +248,9 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
         model=plain(said["trains"], TEXT_CHARACTERS),
         data=plain(said["reads"], TEXT_CHARACTERS),
         rate=plain(said["rate"], TEXT_CHARACTERS),
-        unit=progress.goal.unit.value,
-        done=progress.done,
-        total=progress.goal.total,
+        unit=unit,
+        done=done,
+        total=total,
         ended=progress.is_over or (status is not None and status.run_ended),
         left_s=_finite(status.goal_left_s) if status is not None else None,
         rounds=progress.rounds,

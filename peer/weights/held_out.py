@@ -112,7 +112,7 @@ def _stored(corpus: Path) -> StoredCorpus:
     except OSError as error:
         raise ValueError(
             f"{corpus} is not a corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
-            "`peer data build OUT INPUT --tokenizer FOLDER` made"
+            "`peer data build OUT INPUT` made"
         ) from error
     except Malformed as error:
         raise ValueError(f"{path} is damaged: {error}; copy the corpus again, or build it again") from error

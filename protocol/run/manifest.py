@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -146,6 +147,17 @@ class Admission(StrEnum):
     OPEN = "open"
     INVITE = "invite"
     ALLOWLIST = "allowlist"
+
+
+@dataclass(frozen=True)
+class DataEnd:
+    """End of a run that may read its data only so often.
+
+    tokens: of all members together, as the loss counts them.  rounds: of one member.
+    """
+
+    tokens: int
+    rounds: int
 
 
 class RunManifest(Section, Body):
@@ -319,6 +331,26 @@ class RunManifest(Section, Body):
         if not self.data.epochs or not self.data.sources:
             return None
         return _rows_within(self._phases, tuple(source.rows * self.data.epochs for source in self.data.sources))
+
+    @property
+    def data_end(self) -> DataEnd | None:
+        """End of the run by `data.epochs`, whether or not its total comes first; None without a limit on epochs.
+
+        Members read whole steps, so the rows of an unfinished step at the end are not read.
+        """
+        if self.rl is not None or (rows := self.data_rows) is None:
+            return None
+        step_rows = self.data.sequences_per_step
+        whole = rows - rows % step_rows
+        return DataEnd(self.tokens_of_rows(whole), ceil(whole / (self.round_steps * step_rows)))
+
+    @property
+    def ending_data(self) -> DataEnd | None:
+        """The same if it comes before the total of the manifest, with one member; else None."""
+        end, goal = self.data_end, self.goal
+        if end is None or (end.tokens if goal.unit is Unit.TOKENS else end.rounds) > goal.total:
+            return None
+        return end
 
     def times_read(self) -> dict[str, float]:
         """Return how often the run reads each source until its total; for a total of rounds, with one member.

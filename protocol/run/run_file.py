@@ -115,7 +115,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     filled |= _with_lengths(filled, model.get("context", 0))
     filled.setdefault("checkpoint_chunk_bytes", checkpoint_chunk_size(STATE_BYTES_PER_PARAMETER * parameters))
     if "total_tokens" not in filled and "total_rounds" not in filled:
-        filled |= _by_epochs(filled, tunes=tunes) or _total(filled, parameters, tunes=tunes)
+        filled |= _by_epochs(filled, tunes=tunes) or _within_epochs(filled, _total(filled, parameters, tunes=tunes))
     return _with_warm_ups(filled)
 
 
@@ -165,6 +165,15 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
     return total | {"rounds": {**said, "inner_steps": inner_steps}}
 
 
+def _within_epochs(fields: Mapping[str, Any], total: dict[str, int]) -> dict[str, int]:
+    """Return the total, or that of the data if `data.epochs` ends the run before: so the rate has come down at its end."""
+    try:
+        end = RunManifest.model_validate({**fields, **total}).ending_data
+    except ValidationError:
+        return total
+    return total if end is None else {"total_tokens": max(1, end.tokens)}
+
+
 def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
     inner, rl = fields.get("inner", {}), fields.get("rl")
@@ -177,6 +186,8 @@ def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     if run.rl is not None and run.total_rounds is None:
         return fields
     rounds = run.total_rounds or ceil((run.total_tokens or 1) / run.counted_per_round)
+    if run.ending_data is not None:
+        rounds = min(rounds, run.ending_data.rounds)
     warm = rounds if run.rl is None else min(rounds, run.rl.warm_rounds)
     filled = fields | {"inner": {"warmup_steps": min(run.inner.warmup_steps, warm * run.round_steps // WARM_UP), **inner}}
     if run.rl is None or not isinstance(rl, dict):

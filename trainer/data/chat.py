@@ -120,7 +120,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the field {twice!r:.40} stands there twice")
+        raise ValueError(f"the field {twice!r:.40} appears twice")
     return found
 
 
@@ -151,13 +151,28 @@ def _listed(fields: dict[str, Any]) -> Any:
     elif form == "output":
         listed = _alpaca(fields, listed)
     else:
-        fields.pop("prompt", None)  # some data sets repeat the first question here
+        _check_repeated(fields.pop("prompt", None), listed)
     system = fields.pop("system" if "system" in fields else "system_prompt", None)
     if system is not None and isinstance(listed, list):
         if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
             raise ValueError("the record has a field with the system prompt and a message of the system as well; keep one")
         listed = [{"role": "system", "content": system}, *listed]
     return listed
+
+
+def _check_repeated(prompt: Any, listed: Any) -> None:
+    """Raise ValueError unless a prompt beside the messages repeats their first question, as it does in some data sets."""
+    asked = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    text = asked.get("content", asked.get("value")) if isinstance(asked, Mapping) else asked
+    first = next((each for each in listed if isinstance(each, Mapping) and _role(each) == "user"), {}) if listed else {}
+    question = first.get("content", first.get("value"))
+    if prompt is None or not isinstance(listed, list) or not isinstance(question, str):
+        return
+    if not isinstance(text, str) or " ".join(text.split()) not in " ".join(question.split()):
+        raise ValueError(
+            "the record has the fields prompt and messages, and the prompt is not their first question; put it into the "
+            "messages, or remove it"
+        )
 
 
 def _asked_and_answered(asked: Any, answered: Any) -> Any:

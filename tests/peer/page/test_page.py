@@ -19,8 +19,9 @@ from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
 from peer.page.writer import PageWriter, Written
 from protocol.chain.credit import Credit
+from protocol.run.builtin import BUILTIN
 from protocol.run.invitation import make_invitation, read_invitation
-from protocol.run.sections import RlSection
+from protocol.run.sections import DataSection, RlSection, SourceSection
 from protocol.wire.identity import PeerId
 from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.peer.page.crowds import (
@@ -65,6 +66,13 @@ class Reader(HTMLParser):
 
 
 # -- the facts ------------------------------------------------------------------------------------------------------------
+
+
+def test_data_that_end_the_run_first_are_its_total(tmp_path: Path) -> None:
+    data = DataSection(corpora=[BUILTIN], sources=[SourceSection(name="book", rows=1000)], epochs=2)
+    signed = replace(SIGNED, manifest=SIGNED.manifest.model_copy(update={"data": data}))
+    run = gather(signed, history(tmp_path, 40, 4, 10), status(4), NOW).run
+    assert (run.unit, run.done, run.total) == ("tokens", run.tokens, 2000 * data.sequence_length)
 
 
 def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
