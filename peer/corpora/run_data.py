@@ -486,7 +486,7 @@ def _manifest(folder: Path) -> CorpusManifest:
     try:
         return read_manifest(_manifest_bytes(folder))
     except Malformed as error:
-        raise PeerError(f"{folder} is no corpus that can be read ({error}); build it again", ExitCode.INPUT) from error
+        raise PeerError(f"{folder} is not a readable corpus ({error}); build it again", ExitCode.INPUT) from error
 
 
 def _manifest_bytes(folder: Path) -> bytes:
@@ -494,7 +494,7 @@ def _manifest_bytes(folder: Path) -> bytes:
         return read_outside(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise PeerError(
-            f"{folder} is no corpus that can be read ({error.strerror}); build it again", ExitCode.INPUT
+            f"{folder} is not a readable corpus ({error.strerror}); build it again", ExitCode.INPUT
         ) from error
 
 

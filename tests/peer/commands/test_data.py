@@ -132,7 +132,7 @@ DAMAGE = {
     "a manifest with another count": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
     "a flipped digest": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
     "no digest": "corpus.digest cannot be read (No such file or directory)",
-    "no manifest": "is no corpus: cannot read corpus.msgpack",
+    "no manifest": "is not a corpus: cannot read corpus.msgpack",
 }
 
 
