@@ -126,7 +126,8 @@ class Auditor:
             if not await self._offload(self._all_signed, case, strange[start : start + SIGNATURES_AT_ONCE]):
                 raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
-        if exchange is None and not case.well_vouched():
+        signers = len({*provenance.signers})
+        if exchange is None and signers < min(quorum_size(len(case.members)), len(index)):
             out_of_turn = strange  # we do not know the plan: its few signers may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
@@ -294,10 +295,6 @@ class _Case:
 
     def signer(self, chunk: int) -> PeerId:
         return self.members[self.provenance.signers[chunk]]
-
-    def well_vouched(self) -> bool:
-        """Return True if the number of signers is a quorum of the members, or equals the number of chunks."""
-        return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
 
     def statement(self, run: Hash, chunk: int) -> Envelope:
         """Return the signed `ChunkResult` of a chunk; the signature is not checked."""
