@@ -148,10 +148,8 @@ class Reference:
             return
         try:
             history, mark = self._replica.history, self._keeping.mark
-            has_begun = self._round > 0 or self._replica.manifest.genesis in (
-                None,
-                mark.digest,
-            )  # the initial weights are here
+            # the run's initial weights may still be missing
+            has_begun = self._round > 0 or self._replica.manifest.genesis in (None, mark.digest)
             if mark.digest and mark.rounds == history.length == self._round and has_begun:
                 root = await self._offload(self._write)
                 self._known, self._named_by, self._written_of = (history.tip, root), None, mark.digest
