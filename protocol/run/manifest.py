@@ -8,6 +8,7 @@ memory or wait absurdly long.  The peer decides whether its own machine can carr
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,30 +82,20 @@ class OuterSection(Section):
 
 OUTER_FORMS = ("outer as a word", "outer as a section")
 """Names that pydantic gives to the two forms of the outer step in the places of its errors."""
-
-
 FOUNDERS_FORMS = ("founders as a word", "founders as a list")
 """Names that pydantic gives to the two forms of the founders."""
 
 
-def _form_of_outer(value: Any) -> str:
-    return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
-
-
 Outer = Annotated[
     Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
-    Discriminator(_form_of_outer),
+    Discriminator(lambda value: OUTER_FORMS[isinstance(value, Mapping | OuterSection)]),
 ]
-
-
-def _form_of_founders(value: Any) -> str:
-    return FOUNDERS_FORMS[isinstance(value, list)]
 
 
 Founders = Annotated[
     Annotated[Literal["anyone"], Tag(FOUNDERS_FORMS[0])]
     | Annotated[list[PeerField], Field(min_length=1, max_length=MAX_ELECTORS), Tag(FOUNDERS_FORMS[1])],
-    Discriminator(_form_of_founders),
+    Discriminator(lambda value: FOUNDERS_FORMS[isinstance(value, list)]),
 ]
 
 
@@ -330,9 +321,9 @@ class RunManifest(Section, Body):
             return {}
         round_rows = self.round_steps * data.sequences_per_step
         rounds = self.total_rounds if warm is None else min(warm, self.total_rounds or warm)
-        rows = (
-            self._rows_of_tokens(self.total_tokens) if rounds is None and self.total_tokens else (rounds or 0) * round_rows
-        )
+        rows = (rounds or 0) * round_rows
+        if rounds is None and self.total_tokens:  # the rows after which the loss has counted so many tokens
+            rows = bisect_left(range(self.total_tokens), self.total_tokens, key=self.tokens_of_rows)
         limit = self.data_rows
         counts = self.mixture.counts(rows if limit is None else min(rows, limit))
         return {source.name: count / source.rows for source, count in zip(data.sources, counts, strict=True)}
@@ -343,14 +334,6 @@ class RunManifest(Section, Body):
         return sum(
             count * self.data.epoch_tokens(each) // each.rows for count, each in zip(counts, self.data.sources, strict=True)
         )
-
-    def _rows_of_tokens(self, tokens: int) -> int:
-        """Return the rows after which the loss has counted this many tokens."""
-        low, high = 0, tokens
-        while low < high:
-            rows = (low + high) // 2
-            low, high = (low, rows) if self.tokens_of_rows(rows) >= tokens else (rows + 1, high)
-        return low
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""

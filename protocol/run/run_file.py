@@ -100,7 +100,12 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         filled.setdefault("founders", [filled["organiser"]])
     if filled.get("founders", "anyone") != "anyone":  # where keys are free, founders would have to vote alone for long
         filled.setdefault("admission", Admission.INVITE.value)
-    filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)
+    data = filled.setdefault("data", {})
+    if "tokenizer" not in filled and reads_builtin(data):
+        length = data.get("sequence_length", DataSection.model_fields["sequence_length"].default)
+        if _is_size(length, 1 << 17):
+            builtin = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
+            filled["data"] = {**data, **builtin}
     section = filled.get("model", {})
     if not isinstance(section, dict):
         return filled
@@ -120,10 +125,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
 
 
 def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the section on rollouts with lengths that fit the positions of a model; unchanged if they are unknown.
-
-    Half of the positions are for the prompt.
-    """
+    """Return a section on rollouts with lengths that fit the model's positions, half of them for the prompt."""
     rl = fields.get("rl")
     if not isinstance(rl, dict) or not _is_size(context, 1 << 24):
         return {}
@@ -205,16 +207,6 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
 
 
-def _with_builtin(section: Any, has_tokenizer: bool) -> Any:
-    """Return a data section that reads the text that comes with the program, as bytes, if it names no other data."""
-    if has_tokenizer or not reads_builtin(section):
-        return section
-    length = section.get("sequence_length", DataSection.model_fields["sequence_length"].default)
-    if not _is_size(length, 1 << 17):
-        return section
-    return {**section, "corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
-
-
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model section with heads, kv_heads and ffn."""
     model = dict(section)
@@ -270,8 +262,6 @@ BROUGHT = {
     )
 }
 """Fields of a section that say what a file brings along, where there are others than `from`."""
-PLACEHOLDERS = {"name": "run"}
-"""Values that stand in for wrong required fields, so that the others can be checked."""
 
 
 class RunFileError(Exception):
@@ -395,7 +385,11 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
     """Return the sections of a file that has `from` in them, with the parts that it brings along."""
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
-        found["model"] = _begun_with(start.facts, fields, name)
+        if others := sorted(set(fields["model"]) - {"from"}):
+            raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
+        if fields.get("initial_state"):
+            raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
+        found["model"] = dict(start.facts)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
         if not isinstance(said, dict):
@@ -428,16 +422,6 @@ def _of_members(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**rest, "local": {**said, **local} if isinstance(said, Mapping) else said} if local else rest
 
 
-def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the model section of a file with `[model] from`, which defines all of it."""
-    others = sorted(set(fields["model"]) - {"from"})
-    if others:
-        raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
-    if fields.get("initial_state"):
-        raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
-    return dict(facts)
-
-
 def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
     """Return a sentence for each mistake.
 
@@ -454,7 +438,8 @@ def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
             found = [mistake for item in error.errors() for mistake in _read(item)]
         before = len(wrong)
         for places, text in found:
-            if not any(_concern(place, other) for place in places for other in wrong):
+            names = [(place, other) for place in places for other in wrong]  # a field, or a field and its section
+            if not any(f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") for one, other in names):
                 sentences[text] = None
         wrong.update(place for places, _ in found for place in places)
         fields = _without(fields, wrong)
@@ -477,11 +462,6 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 
-def _concern(one: str, other: str) -> bool:
-    """Return True if two dotted names are one field, or a field and its section."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
 def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
     left = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     for place in places:
@@ -490,8 +470,8 @@ def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]
             left.pop(section, None)
         elif isinstance(within := left.get(section), dict):
             within.pop(field, None)
-        if place in PLACEHOLDERS:
-            left[place] = PLACEHOLDERS[place]
+        if place == "name":
+            left[place] = "run"  # stands in for the required field, so that the others can be checked
     return left
 
 
@@ -523,7 +503,8 @@ def _sentence(error: ErrorDetails) -> str:
     if kind == "extra_forbidden" and field in REPLACED:
         return f"{field} is no field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)
+        section = _section(place[:-1])
+        near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], section.model_fields if section is not None else (), 1)
         return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
@@ -531,11 +512,11 @@ def _sentence(error: ErrorDetails) -> str:
         about = _description(place)
         return f"{field} is {error['input']!r:.60}, which is not allowed there; change it" + (f" ({about})" if about else "")
     rule = error["msg"].removeprefix("Input should be ")
-    article = "" if rule != error["msg"] else ": "
     value = f"{error['input']!r:.40}"
-    text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
+    text = f"{field} is {value}: {rule}; change it" if rule == error["msg"] else f"{field} is {value}; it must be {rule}"
     if kind == "multiple_of":
-        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
+        step = error["ctx"]["multiple_of"]
+        text += f"; {place[-1]} = {max(step, round(error['input'] / step) * step)} would do"
     about = _description(place)
     return f"{text} ({about})" if about else text
 
@@ -551,21 +532,12 @@ def _section(place: list[str]) -> type[BaseModel] | None:
     for part in place:
         field = section.model_fields.get(part)
         forms = () if field is None else (field.annotation, *get_args(field.annotation))
-        sections = [form for form in map(_bare, forms) if isinstance(form, type) and issubclass(form, BaseModel)]
+        bare = (get_args(form)[0] if get_origin(form) is Annotated else form for form in forms)
+        sections = [form for form in bare if isinstance(form, type) and issubclass(form, BaseModel)]
         if not sections:
             return None
         section = sections[0]
     return section
-
-
-def _bare(annotation: Any) -> Any:
-    """Return a type without its `Annotated`."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _names(place: list[str]) -> list[str]:
-    section = _section(place)
-    return [] if section is None else list(section.model_fields)
 
 
 def _description(place: list[str]) -> str:
@@ -578,11 +550,6 @@ def _description(place: list[str]) -> str:
         return f"{about}; left out, it follows from {source}"
     simple = isinstance(field.default, (bool, int, float, str)) and not isinstance(field.default, Enum)
     return f"{about}; default {_value(field.default)}" if about and simple else about
-
-
-def _nearest(value: int, step: int) -> int:
-    """Return the multiple of `step` that is nearest to `value`, and not 0."""
-    return max(step, round(value / step) * step)
 
 
 def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:

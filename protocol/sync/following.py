@@ -187,7 +187,7 @@ class Following:
 
         known: ask for known peers if True, for strangers if False, for both if None.
         """
-        if not self._claims.any_leads():
+        if next(self._claims.leading(trio.current_time()), None) is None:
             return False  # nearly always: this is asked four times a second
         return any(self._claims.ahead(known=kind) for kind in ((True, False) if known is None else (known,)))
 

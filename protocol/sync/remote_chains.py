@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import inf
 from typing import TypeVar
 
 import trio
@@ -82,10 +83,6 @@ class Claims:
         neighbour = self._membership.get(peer)
         return neighbour.heartbeat.round if neighbour else 0
 
-    def any_leads(self) -> bool:
-        """Return True if a live, believed peer's tip is not in our chain."""
-        return any(True for _ in self._leading(trio.current_time()))
-
     def ahead(self, *, known: bool) -> list[PeerId]:
         """Return live, believed peers whose tip is not in our chain, in the order in which to look at them.
 
@@ -96,7 +93,7 @@ class Claims:
         now = trio.current_time()
         if not known and now < self._strangers.until:
             return []
-        claimants = sorted(peer for peer in self._leading(now) if self.is_known(peer) is known)
+        claimants = sorted(peer for peer in self.leading(now) if self.is_known(peer) is known)
         if known:
             return sorted(claimants, key=lambda peer: (*self._disbelieved.get(peer, (0.0, 0.0)), -self.rounds_of(peer)))
         for peer in claimants:
@@ -108,7 +105,7 @@ class Claims:
         both = (peer for pair in zip_longest(by_age, again) for peer in pair if peer is not None)
         return list(dict.fromkeys(both))
 
-    def _leading(self, now: float) -> Iterator[PeerId]:
+    def leading(self, now: float) -> Iterator[PeerId]:
         """Yield live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
         history = self._replica.history
         length, tip, alive = history.length, history.tip, Liveness.ALIVE
@@ -330,7 +327,13 @@ class RemoteChains:
                 self._check_anchor(branch)
                 self.progressed_at = trio.current_time()
                 look.records += 1
-            if branch.size_bytes > self._most_bytes(look, branch):
+            if branch.start < self._replica.history.length:
+                is_ours = self.anchor is None or self.anchor.holds(self._replica.history)
+                most_bytes: float = FORK_BYTES if is_ours and not look.known else BEGINNING_BYTES
+            else:
+                is_anyones = branch.start == 0 and self._replica.rounds.founders is None
+                most_bytes = BEGINNING_BYTES if is_anyones else inf
+            if branch.size_bytes > most_bytes:
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress(branch.length, length))
 
@@ -338,13 +341,6 @@ class RemoteChains:
         anchor = self.anchor
         if anchor is not None and branch.length >= anchor.rounds and not anchor.holds(branch):
             raise Malformed("a history without the record that our invitation names")
-
-    def _most_bytes(self, look: LookCost, branch: Branch) -> float:
-        if branch.start < self._replica.history.length:
-            is_ours = self.anchor is None or self.anchor.holds(self._replica.history)
-            return FORK_BYTES if is_ours and not look.known else BEGINNING_BYTES
-        is_anyones = branch.start == 0 and self._replica.rounds.founders is None
-        return BEGINNING_BYTES if is_anyones else float("inf")
 
     async def _commits(self, look: LookCost, start: int, count: int) -> list[Commit]:
         question = CommitsRequest(start=start, count=min(count, MAX_COMMITS))
