@@ -86,8 +86,8 @@ class BatchVerifier:
         sets: TasksInForce | None = None
         try:
             with self._files.using(batch.root):
-                async with self._turn.lent() as lent:
-                    lent.about(body.version, Hash(body.tip))
+                async with self._turn.lent():
+                    self._turn.about(body.version, Hash(body.tip))
                     sets = self._tasks.on(body.version, Hash(body.tip))
                     if sets is None or held().get(body.version) != body.tip:
                         return BatchVerified(batch.author, batch.root, None)
@@ -297,12 +297,12 @@ class RolloutMaker:
         Returns None if there are no weights, or if the work was cancelled.  Raises `TrainerDied`, `StoreFailed`.
         """
         begun, rl, made = trio.current_time(), self._rl, None
-        async with self._trainer.lock.lent() as lent:
+        async with self._trainer.lock.lent():
             newest = self._versions.newest
             if newest is None or self.obstacle():
                 return None
             version, tip = newest
-            lent.about(version, tip)
+            self._trainer.lock.about(version, tip)
             number = self._next.get(tip, 0)
             run, me, sets = self._session.run, self._session.me, self._trainer.tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
