@@ -30,9 +30,8 @@ from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
 from protocol.corpora.rows import corpora_flaw
 from protocol.formatting import amount, many
-from protocol.run.builtin import BUILTIN, EXAMPLES
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
+from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, TOKENIZER, DataSection
 from protocol.sync.supplies import file_section
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash

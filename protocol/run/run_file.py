@@ -21,7 +21,6 @@ from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.section import Misfit
-from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
@@ -31,7 +30,7 @@ from protocol.run.manifest import (
     RoundSection,
     RunManifest,
 )
-from protocol.run.sections import DataSection, LocalSection, RlSection
+from protocol.run.sections import BUILTIN, DataSection, LocalSection, RlSection, builtin_source, reads_builtin
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
