@@ -32,9 +32,8 @@ from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, Co
 from protocol.corpora.rows import corpora_flaw
 from protocol.formats.section import shortened
 from protocol.formatting import amount, many
-from protocol.run.builtin import BUILTIN, EXAMPLES, builtin_source
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
+from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, TOKENIZER, DataSection, builtin_source
 from protocol.sync.supplies import file_section
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -493,9 +492,7 @@ def _manifest_bytes(folder: Path) -> bytes:
     try:
         return read_outside(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except OSError as error:
-        raise PeerError(
-            f"{folder} is not a readable corpus ({error.strerror}); build it again", ExitCode.INPUT
-        ) from error
+        raise PeerError(f"{folder} is not a readable corpus ({error.strerror}); build it again", ExitCode.INPUT) from error
 
 
 def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:

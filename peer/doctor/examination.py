@@ -38,8 +38,8 @@ from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
 from protocol.formatting import amount, clean, line_rate, many, size
-from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
+from protocol.run.sections import BUILTIN
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.hashes import Hash

@@ -18,9 +18,8 @@ from protocol.chain.electorate import FEWEST_SEATED, Electorate
 from protocol.chain.founding import founders_vote_until
 from protocol.events.status import RunDefinition, RunMixture
 from protocol.formatting import amount, clean, many, roughly, short
-from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import Admission, RunManifest
-from protocol.run.sections import AboutSection, Goal, Unit
+from protocol.run.sections import EXAMPLES, SOURCE, AboutSection, Goal, Unit
 from protocol.wire.hashes import ZERO_HASH
 
 ASSUMED_FLOPS = 1e12

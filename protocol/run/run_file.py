@@ -21,7 +21,6 @@ from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.section import Misfit, rule_of, shortened
-from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
@@ -31,7 +30,7 @@ from protocol.run.manifest import (
     RoundSection,
     RunManifest,
 )
-from protocol.run.sections import DataSection, LocalSection, RlSection
+from protocol.run.sections import BUILTIN, DataSection, LocalSection, RlSection, builtin_source, reads_builtin
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -100,7 +99,12 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         filled.setdefault("founders", [filled["organiser"]])
     if filled.get("founders", "anyone") != "anyone":  # where keys are free, founders would have to vote alone for long
         filled.setdefault("admission", Admission.INVITE.value)
-    filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)
+    data = filled.setdefault("data", {})
+    if "tokenizer" not in filled and reads_builtin(data):
+        length = data.get("sequence_length", DataSection.model_fields["sequence_length"].default)
+        if _is_size(length, 1 << 17):
+            builtin = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
+            filled["data"] = {**data, **builtin}
     section = filled.get("model", {})
     if not isinstance(section, dict):
         return filled
@@ -120,10 +124,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
 
 
 def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the section on rollouts with lengths that fit the positions of a model; unchanged if they are unknown.
-
-    Half of the positions are for the prompt.
-    """
+    """Return a section on rollouts with lengths that fit the model's positions, half of them for the prompt."""
     rl = fields.get("rl")
     if not isinstance(rl, dict) or not _is_size(context, 1 << 24):
         return {}
@@ -214,16 +215,6 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
     ]
     read = prod(sizes) if all(_is_size(size, 1 << 17) for size in sizes) else 1
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
-
-
-def _with_builtin(section: Any, has_tokenizer: bool) -> Any:
-    """Return a data section that reads the text that comes with the program, as bytes, if it names no other data."""
-    if has_tokenizer or not reads_builtin(section):
-        return section
-    length = section.get("sequence_length", DataSection.model_fields["sequence_length"].default)
-    if not _is_size(length, 1 << 17):
-        return section
-    return {**section, "corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
 
 
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -415,7 +406,11 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
     """Return the sections of a file that has `from` in them, with the parts that it brings along."""
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
-        found["model"] = _begun_with(start.facts, fields, name)
+        if others := sorted(set(fields["model"]) - {"from"}):
+            raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
+        if fields.get("initial_state"):
+            raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
+        found["model"] = dict(start.facts)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
         if not isinstance(said, dict):
@@ -448,16 +443,6 @@ def _of_members(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**rest, "local": {**said, **local} if isinstance(said, Mapping) else said} if local else rest
 
 
-def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the model section of a file with `[model] from`, which defines all of it."""
-    others = sorted(set(fields["model"]) - {"from"})
-    if others:
-        raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
-    if fields.get("initial_state"):
-        raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
-    return dict(facts)
-
-
 def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
     """Return a sentence for each mistake.
 
@@ -474,7 +459,8 @@ def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
             found = [mistake for item in error.errors() for mistake in _read(item)]
         before = len(wrong)
         for places, text in found:
-            if not any(_concern(place, other) for place in places for other in wrong):
+            names = [(place, other) for place in places for other in wrong]  # a field, or a field and its section
+            if not any(f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") for one, other in names):
                 sentences[text] = None
         wrong.update(place for places, _ in found for place in places)
         fields = _without(fields, wrong)
@@ -497,11 +483,6 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 
-def _concern(one: str, other: str) -> bool:
-    """Return True if two dotted names are one field, or a field and its section."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
 def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
     left = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     for place in places:
@@ -510,8 +491,8 @@ def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]
             left.pop(section, None)
         elif isinstance(within := left.get(section), dict):
             within.pop(field, None)
-        if place in PLACEHOLDERS:
-            left[place] = PLACEHOLDERS[place]
+        if place == "name":
+            left[place] = "run"  # stands in for the required field, so that the others can be checked
     return left
 
 
@@ -544,7 +525,8 @@ def _sentence(error: ErrorDetails) -> str:
     if kind == "extra_forbidden" and field in REPLACED:
         return f"{field} is not a field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
+        section = _section(place[:-1])
+        near = difflib.get_close_matches(place[-1], section.model_fields if section is not None else (), 1)
         return f"{field} is not a field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
@@ -560,7 +542,8 @@ def _sentence(error: ErrorDetails) -> str:
     elif kind.startswith("model_"):
         text += f", below a line [{field}]" if len(parts) == len(place) == 1 else " in braces"
     elif kind == "multiple_of":
-        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
+        step = error["ctx"]["multiple_of"]
+        text += f"; {place[-1]} = {max(step, round(error['input'] / step) * step)} would do"
     return text + rule
 
 
@@ -585,21 +568,12 @@ def _section(place: list[str]) -> type[BaseModel] | None:
     for part in place:
         field = section.model_fields.get(part)
         forms = () if field is None else (field.annotation, *get_args(field.annotation))
-        sections = [form for form in map(_bare, forms) if isinstance(form, type) and issubclass(form, BaseModel)]
+        bare = (get_args(form)[0] if get_origin(form) is Annotated else form for form in forms)
+        sections = [form for form in bare if isinstance(form, type) and issubclass(form, BaseModel)]
         if not sections:
             return None
         section = sections[0]
     return section
-
-
-def _bare(annotation: Any) -> Any:
-    """Return a type without its `Annotated`."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _names(place: list[str]) -> list[str]:
-    section = _section(place)
-    return [] if section is None else list(section.model_fields)
 
 
 def _description(place: list[str]) -> str:
@@ -612,11 +586,6 @@ def _description(place: list[str]) -> str:
         return f"{about}; left out, it follows from {source}"
     simple = isinstance(field.default, (bool, int, float, str)) and not isinstance(field.default, Enum)
     return f"{about}; default {_value(field.default)}" if about and simple else about
-
-
-def _nearest(value: int, step: int) -> int:
-    """Return the multiple of `step` that is nearest to `value`, and not 0."""
-    return max(step, round(value / step) * step)
 
 
 def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:

@@ -96,8 +96,7 @@ class TaskSetCommands:
                 root, size = await sets.files.adopt(source)
                 body = TaskSet(name=name, count=count, size=size, root=root)
                 raw = self._session.seal(body).raw
-                await sets.keep_offer(raw)
-                sets.own_offer(root, raw)
+                await sets.keep_offer(root, raw)
         except (StoreFailed, OSError) as error:
             raise CannotAmend(f"the tasks cannot be kept: {error}") from error
         except ValueError as error:

@@ -19,9 +19,8 @@ from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
 from peer.page.writer import PageWriter, Written
 from protocol.chain.credit import Credit
-from protocol.run.builtin import BUILTIN
 from protocol.run.invitation import make_invitation, read_invitation
-from protocol.run.sections import DataSection, RlSection, SourceSection
+from protocol.run.sections import BUILTIN, DataSection, RlSection, SourceSection
 from protocol.wire.identity import PeerId
 from tests.hostile_texts import HARMFUL, HOSTILE
 from tests.peer.page.crowds import (

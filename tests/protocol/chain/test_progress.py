@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from protocol.chain.base import Base
 from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
-from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import Admission
-from protocol.run.sections import DataSection, Goal, SourceSection, Unit
+from protocol.run.sections import BUILTIN, DataSection, Goal, SourceSection, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Extension, mask_of, pack

@@ -17,10 +17,9 @@ from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
-from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.run.sections import DataSection
+from protocol.run.sections import BUILTIN, DataSection, builtin_source
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal

@@ -16,7 +16,6 @@ from kernels.layout import chunk_count
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
-from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import LEAST_CHECKPOINT_CHUNK_BYTES
 from protocol.run.manifest import MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
@@ -29,7 +28,7 @@ from protocol.run.run_file import (
     sections_of,
     sketch_run_file,
 )
-from protocol.run.sections import AboutSection, DataSection, Goal, Unit
+from protocol.run.sections import BUILTIN, AboutSection, DataSection, Goal, Unit, builtin_source
 from protocol.wire import canonical
 from protocol.wire.identity import Identity, PeerId
 
