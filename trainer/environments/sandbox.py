@@ -160,8 +160,7 @@ class Sandbox:
         here = protections()
         self._limits = limits
         self._mechanisms = here.mechanisms & set(mechanisms)
-        paths = sysconfig.get_paths()
-        self._packages = sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")}) if packages else []
+        self._packages = _package_folders() if packages else []
         given = Protections(self._mechanisms, {}).given
         lacking = sorted(set(required) - given)
         if lacking:
@@ -326,3 +325,8 @@ def remove_folder(path: str) -> None:
 
 def _is_folder(parent: int, name: str) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+def _package_folders() -> list[str]:
+    paths = sysconfig.get_paths()
+    return sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")})
