@@ -43,7 +43,7 @@ from trainer.optim import (
     part_of,
     units_at_once,
 )
-from trainer.parameters import F32, LocalParameters, Residual
+from trainer.parameters import F32, LocalParameters
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
 from trainer.reference import ReferenceWeights
 from trainer.rl.policy import PolicyObjective, adamw_config
@@ -99,17 +99,13 @@ class RankWork:
         courses: Mapping[CourseName, Course],
         ranks: Ranks | None = None,
         *,
-        folder: Path | None = None,
         spares_memory: bool = False,
     ) -> None:
-        """Make the work of a rank, which begins with rows if there are any.
-
-        ranks: None for this process alone.  folder: of the residual of error feedback; None to keep it in memory.
-        """
+        """Make the work of a rank, which begins with rows if there are any.  ranks: None for this process alone."""
         self.parameters, self.layouts = parameters, layouts
-        self._residual = None
-        if layouts.codec.feedback is not None:
-            self._residual = Residual(parameters.model.config.parameters, folder)
+        count = parameters.model.config.parameters
+        self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
+        """What earlier contributions left out, of the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
         self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
         self._inner: InnerLoop | None = None
@@ -176,15 +172,8 @@ class RankWork:
 
     def encode_difference(self, theta: F32, out: memoryview, fragment: int = 0) -> float:
         """Encode theta minus the parameters of a fragment into `out`; return the difference's norm.  Raises NotFinite."""
-        leads, span = self._ranks.number == 0, self._span(fragment)
-        if self._residual is not None and leads:
-            self._residual.verify()
         with self._ranks.operation("encode", fragment):
-            residual = self._residual.values if self._residual is not None else None
-            norm = self.parameters.encode_difference(theta, self.layouts, residual, out, span.start)
-            if self._residual is not None and leads:
-                self._residual.seal(span)
-            return norm
+            return self.parameters.encode_difference(theta, self.layouts, self._residual, out, self._span(fragment).start)
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""
@@ -253,11 +242,9 @@ class RankWork:
             moments.store(self._inner.optimiser, self._ranks)
 
     def remove_moments(self) -> None:
-        """Remove the files of the moments and of the residual, so that a later process begins without."""
+        """Remove the file of the moments, so that a later process begins without."""
         if (moments := self._courses[self._name].moments) is not None:
             moments.remove()
-        if self._residual is not None:
-            self._residual.remove()
 
     def write_moments(self, path: Path) -> None:
         """Write this rank's moments into the file that rank 0, in `MomentsFile.store`, has begun."""
@@ -313,14 +300,7 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
-    return RankWork(
-        parameters,
-        layouts_of(order.config),
-        courses,
-        ranks,
-        folder=order.folder,
-        spares_memory=order.config.spares_memory,
-    )
+    return RankWork(parameters, layouts_of(order.config), courses, ranks, spares_memory=order.config.spares_memory)
 
 
 def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) -> None:
