@@ -25,8 +25,8 @@ from peer.corpora.inputs import Document
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
 from peer.corpora.readers import RawBatch, RawRow, RowForm
 from protocol.corpora.manifest import CorpusKind
-from trainer.data.chat import UndecodableText, parsed
 from trainer.data.rows import Tokens
+from trainer.data.strict_json import UndecodableText, parsed
 from trainer.data.tokens import UnreadableText
 
 PIECE_CHARACTERS = 1 << 20
