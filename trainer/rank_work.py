@@ -44,7 +44,7 @@ from trainer.optim import (
     units_at_once,
 )
 from trainer.parameters import F32, LocalParameters
-from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
+from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
 from trainer.reference import ReferenceWeights
 from trainer.rl.policy import PolicyObjective, adamw_config
 from trainer.samples import next_tokens
@@ -107,7 +107,7 @@ class RankWork:
         self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
         """What earlier contributions left out, of the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
-        self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
+        self._ranks, self._spares_memory = ranks or Ranks(), spares_memory
         self._inner: InnerLoop | None = None
         self._shown: Decoder | None = None
         self._kept: int | None = None
@@ -308,31 +308,13 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     match name:
-        case "load":
-            work.load(theta)
-        case "step":
-            work.step(*arguments).read()
+        case "load" | "merge" | "show":
+            getattr(work, name)(theta)
         case "encode":
             work.encode_difference(theta, out, *arguments)
-        case "keep":
-            work.keep(*arguments)
-        case "merge":
-            work.merge(theta)
-        case "show":
-            work.show(theta)
-        case "show_reference":
-            work.show_reference(*arguments)
-        case "measure":
-            work.measure(*arguments)
-        case "next_tokens":
-            work.next_tokens(*arguments)
-        case "log_probabilities":
-            work.log_probabilities(*arguments)
-        case "take":
-            work.take(*arguments)
-        case "hide":
-            work.hide()
-        case "write_moments":
-            work.write_moments(*arguments)
+        case "step":
+            work.step(*arguments).read()
+        case "take" | "keep" | "show_reference" | "measure" | "next_tokens" | "log_probabilities" | "hide" | "write_moments":
+            getattr(work, name)(*arguments)
         case other:
             raise ValueError(f"unknown operation {other!r}")
