@@ -42,7 +42,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "file of the run": (IN_RUN + "files/*.blob",),
     "hashes of that file": (IN_RUN + "files/*.leaves",),
     "moments": (IN_RUN + "moments.safetensors",),
-    "residual": (IN_RUN + "residual.f32",),
     "shards of a corpus": ("corpora/*/shards/*.shard",),
     "hashes of shards": ("corpora/*/shards/*.leaves",),
     "manifest of a corpus": ("corpora/*/corpus.msgpack",),

@@ -22,8 +22,8 @@ from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer, chat_template
 from trainer.data.tokens import ByteTokenizer, Tokenizer
 from trainer.device import default_dtype, is_gpu, pick_device
-from trainer.generate.engine import Engine, Request
-from trainer.generate.generator import MOST_END_TOKENS, Completion, Slots
+from trainer.generate.engine import Engine
+from trainer.generate.generator import MOST_END_TOKENS, Completion, Request, Slots
 from trainer.memory import generator_memory
 from trainer.weights.folder import WeightsFolder, json_in
 from trainer.weights.safetensors_file import FolderError

@@ -26,8 +26,8 @@ from peer.corpora.inputs import Document
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
 from peer.corpora.readers import RawBatch, RawRow, RowForm
 from protocol.corpora.manifest import CorpusKind
-from trainer.data.chat import UndecodableText, parsed
 from trainer.data.rows import Tokens
+from trainer.data.strict_json import UndecodableText, parsed
 from trainer.data.tokens import UnreadableText
 
 PIECE_CHARACTERS = 1 << 20
@@ -299,7 +299,7 @@ def _decoded(data: bytes) -> str:
 def _record(raw: RawRow, remedy: str) -> Mapping[str, Any]:
     """Return the record of a row.  A field must not appear twice in one that is read as JSON.
 
-    remedy: for a row that is no JSON.
+    remedy: for a row that is not JSON.
     """
     record = raw.content
     if isinstance(record, bytes):
@@ -309,9 +309,9 @@ def _record(raw: RawRow, remedy: str) -> Mapping[str, Any]:
             raise _Rejected(LeftOut.UTF8, str(error)) from error
         except ValueError as error:
             flaw = str(error)
-            raise _Rejected(LeftOut.JSON, f"{flaw}; {remedy}" if flaw.startswith("it is no JSON") else flaw) from error
+            raise _Rejected(LeftOut.JSON, f"{flaw}; {remedy}" if flaw.startswith("it is not JSON") else flaw) from error
     if not isinstance(record, Mapping):
-        raise _Rejected(LeftOut.JSON, f"it is no JSON object; {remedy}")
+        raise _Rejected(LeftOut.JSON, f"it is not a JSON object; {remedy}")
     return record
 
 

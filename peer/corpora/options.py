@@ -81,8 +81,8 @@ class OptionWords:
     """Words for options in remedies: the defaults are those of `peer data build`.
 
     held_out: name of an option.  text, source, json, skipped, workers: remedies for a text in another field, too many
-    sources, a row that is no JSON, files that are passed over, or processes.  bad: a remedy for bad rows of all kinds; empty
-    if there is none.
+    sources, a row that is not JSON, files that are passed over, or processes.  bad: a remedy for bad rows of all kinds;
+    empty if there is none.
     """
 
     text: str = "name one with --text"

@@ -370,7 +370,7 @@ class Participation:
         if problem:
             raise StoreFull(problem)
         # moments are as large as the state, and two copies exist during a write
-        kept = 2 * manifest.state_bytes + manifest.residual_bytes + self.scratch_bytes
+        kept = 2 * manifest.state_bytes + self.scratch_bytes
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, kept)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)

@@ -12,12 +12,9 @@ model, and `UNSUPPORTED` lists the fields that runs cannot express. Null or empt
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.data.nesting import check_depth
 from trainer.data.templates import LEARNT, ROLES, Message
 
 MAX_MESSAGES = 1 << 12
@@ -92,36 +89,6 @@ def messages_of(record: Any) -> list[Message]:
 def listed_messages(listed: list[Any]) -> list[Message]:
     """Return the messages in a list of any length.  Raises ValueError with one sentence that names the message."""
     return [_message(number, message) for number, message in enumerate(listed, 1)]
-
-
-class UndecodableText(ValueError):
-    """Error for bytes that are not UTF-8; the text is a sentence."""
-
-
-def parsed(data: bytes) -> Any:
-    """Return the JSON value in `data`.  Raises ValueError with the flaw: "it is no JSON", a field twice, deep nesting."""
-    try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise UndecodableText(f"it is not UTF-8 text at byte {error.start + 1}; save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"it is no JSON ({error.msg} at {line}column {error.colno})") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError("it has a number of too many digits" if "digits" in str(error) else str(error)) from error
-    check_depth(value)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the field {twice!r:.40} appears twice")
-    return found
 
 
 def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
 from trainer.extras import install_command
 
-MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, file_bytes=64 << 20, output_bytes=64 << 20)
 """Limits for making problems from the run's own settings.  NumPy alone reserves a gibibyte of address space."""
 SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
 """Limits for scoring one answer.  Some puzzles take seconds to make, and scoring makes the puzzle again."""

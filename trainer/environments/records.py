@@ -28,9 +28,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
-from trainer.data.nesting import check_depth
+from trainer.data.strict_json import parsed
 
 MAX_LINE_BYTES = 1 << 20
 MAX_TASKS = 1_000_000
@@ -159,14 +159,9 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[TaskRecord, ...]:
 
 def read_task(line: bytes, number: int = 1) -> TaskRecord:
     """Return the task of one line.  Raises ValueError with one sentence."""
-    line = line.removeprefix(BYTE_ORDER_MARK)
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES >> 10} KiB")
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from error
-    record = _in_our_form(_object("the line", _json(text)))
+    record = _in_our_form(_object("the line", parsed(line, has_nan=False)))
     _check_fields("the line", record, _FIELDS, _ALSO)
     prompt = _text(record, "prompt", MAX_PROMPT_BYTES)
     solution = record.get("gold_standard_solution")
@@ -177,7 +172,9 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
     if reader is None:
         raise ValueError(f"task_type {kind!r} is none of {', '.join(sorted(_READERS))}")
     info = record["verification_info"]
-    info = _object("verification_info", _json(info) if isinstance(info, str) else info)
+    if isinstance(info, str):
+        info = parsed(info.encode(errors="surrogatepass"), has_nan=False)
+    info = _object("verification_info", info)
     verification = reader(info)
     if solution is None and isinstance(verification, ExactAnswer | MathsAnswer):
         solution = verification.text
@@ -302,19 +299,6 @@ _READERS = {
 }
 
 
-def _json(text: str) -> Any:
-    try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is not a JSON number")
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    check_depth(value)
-    return value
-
-
 def _dumps(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
@@ -324,13 +308,6 @@ def _dumps(value: Any) -> str:
         raise ValueError(f"a test case is longer than {MAX_CASE_BYTES >> 10} KiB")
     _check_text("a test case", text)
     return text
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field is named twice")
-    return found
 
 
 def _object(what: str, value: Any) -> dict[str, Any]:
@@ -374,10 +351,6 @@ def _number(record: Mapping[str, Any], name: str) -> Fraction:
     if number is None:
         raise ValueError(f"{name} is not a number")
     return number
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise ValueError(reason)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ ALL = alone(held_out_percent=0, bad_percent=99)
 
 
 BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
-    "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is no JSON (Expecting value at column 10)"),
-    "a row that is no object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is no JSON object"),
+    "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is not JSON (Expecting value at column 10)"),
+    "a row that is not an object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is not a JSON object"),
     "deep nesting": ("a.jsonl", b"[" * 10**6 + b"\n", TEXT, LeftOut.JSON, "it is nested too deeply"),
     "a long number": ("a.jsonl", b'{"text": 1' + b"0" * 5000 + b"}\n", TEXT, LeftOut.JSON, "a number of too many digits"),
     "a missing field": ("a.jsonl", b'{"body": "x"}\n', TEXT, LeftOut.FIELD, "it has no field text, but body; name one"),

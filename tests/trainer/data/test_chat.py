@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from trainer.data import chat
 from trainer.data.chat import messages_of
+from trainer.data.strict_json import parsed
 from trainer.data.templates import TEMPLATES, Chat, Message, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
 
@@ -330,7 +331,7 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        (b"{", "it is no JSON"),
+        (b"{", "it is not JSON"),
         (b'{"messages": [], "messages": []}', "the field 'messages' appears twice"),
         ("[\\ud800]".encode("utf-16"), "it is not UTF-8 text"),
         (b"\xff", "it is not UTF-8 text"),
@@ -341,7 +342,7 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
 )
 def test_a_mistake_is_told(line: bytes, part: str) -> None:
     with pytest.raises(ValueError) as caught:
-        messages_of(chat.parsed(line))
+        messages_of(parsed(line))
     assert part in str(caught.value)
 
 

@@ -83,7 +83,7 @@ def test_only_four_fields_are_needed() -> None:
         (line(prompt="\ud800"), "half a character"),
         (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is none of exact_answer, numeric_answer"),
         (line(verification_info=[]), "verification_info is not a JSON object"),
-        (line(verification_info="{'ground_truth': 'python'}"), "not JSON"),
+        (line(verification_info="{'ground_truth': 'python'}"), "it is not JSON"),
         (line(verification_info={"ground_truth": "x", "hint": "y"}), "unknown field 'hint'"),
         (line("numeric_answer", verification_info={"ground_truth": "seven"}), "ground_truth is not a number"),
         (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is not a number"),
@@ -91,11 +91,11 @@ def test_only_four_fields_are_needed() -> None:
         (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
         (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "something else than 'python'"),
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
-        (b'{"prompt": "a", "prompt": "b"}', "a field is named twice"),
-        (b'{"prompt": NaN}', "NaN is not a JSON number"),
-        (b'{"prompt": ', "not JSON: Expecting value at character 11"),
+        (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
+        (b'{"prompt": NaN}', "NaN is not a number in JSON"),
+        (b'{"prompt": ', "it is not JSON .Expecting value at column 12."),
         (b"[]", "the line is not a JSON object"),
-        (b"\xff", "not UTF-8 at byte 0"),
+        (b"\xff", "it is not UTF-8 text at byte 1"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * 1_100_000 + b"{}", "longer than 1024 KiB"),
     ],
@@ -157,7 +157,7 @@ def test_marks_of_editors_are_passed_over(start: bytes, end: bytes) -> None:
 
 
 def test_a_file_in_another_encoding_is_told() -> None:
-    with pytest.raises(ValueError, match="line 1: not UTF-8 at byte 0; save the file as UTF-8"):
+    with pytest.raises(ValueError, match="line 1: it is not UTF-8 text at byte 1; save the file as UTF-8"):
         read_tasks(line().decode().encode("utf-16").splitlines(keepends=True))
 
 
