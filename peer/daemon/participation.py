@@ -19,7 +19,6 @@ from pathlib import Path
 import trio
 
 from peer.addresses import local_remark
-from peer.control.names import NameKeeper
 from peer.control.remote import Door
 from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
@@ -430,7 +429,6 @@ class Participation:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             self._emit(Notice("info", FOUNDS))
-        nursery.start_soon(NameKeeper(self._folder, node.status, replica.history.has_member).keep)
         self._lobby.admit(node.router)
         freeze_gc()
         await node.run()

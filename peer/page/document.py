@@ -14,6 +14,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
+from peer.control.history import CurvePoint
 from peer.control.ledger import TeamCredit
 from peer.page.chart import Axis, Chart, ChartMark, Line, LinePoint
 from peer.page.facts import (
@@ -27,7 +28,6 @@ from peer.page.facts import (
     SampledFacts,
     StepBackFacts,
 )
-from peer.page.history import CurvePoint
 from protocol.formatting import amount, many, number, roughly, short
 
 STYLE = Path(__file__).with_name("page.css")

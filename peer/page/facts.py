@@ -16,10 +16,10 @@ from typing import Any
 
 from peer.addresses import names_only_local
 from peer.control.curves import AnswersOfRound, SampledState, StepBack
+from peer.control.history import CurvePoint, HeldOut, Round, RunHistory, curve
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
-from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
 from protocol.events.status import PeerStatus
 from protocol.formatting import plain
 from protocol.run.invitation import make_invitation, read_invitation
@@ -189,9 +189,9 @@ class PageFacts:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
+def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
     """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
-    here = _here(status) if status is not None else []
+    signed, here = history.signed, _here(status) if status is not None else []
     names = {**history.names, **{each.peer: each.name for each in here}}
     teams = history.teams | (status.teams() if status is not None else {})
     counted = ledger_of(history.ledger.credits, len(history.rounds))
@@ -214,8 +214,8 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         at=_utc(now),
         run=_run(signed, history, status),
         curves=_curves(history.rounds, history.held_out if reads_text else {}, history.steps_back),
-        samples=[_sampled(each, names) for each in history.samples.states],
-        answers=_answers(history.answers),
+        samples=[_sampled(each, names) for each in history.curves.samples.states],
+        answers=_answers(history.curves.answers),
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
         contributor_count=len(contributors),

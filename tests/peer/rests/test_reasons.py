@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.control.requests import Controls
+from peer.daemon.requests import Controls
 from peer.rests.keeper import Rest
 from peer.rests.reasons import (
     FILE,
