@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,7 +17,9 @@ from peer.discovery.contacts import is_loopback
 from protocol.events.events import Event, Notice, NoticeCode
 from protocol.formatting import attempted, duration
 from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
-from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from protocol.transport.network import Libp2pNetwork
 
 LOOK_S = 0.5
 FIRST_S = 2.0
@@ -40,16 +42,6 @@ ELSEWHERE = (
     "an address that you can reach"
 )
 OTHERWISE = "ask the person who invited you for a newer invitation"
-
-
-class DiallingNetwork(Protocol):
-    """Part of the network that the search needs."""
-
-    def connected(self) -> Sequence[PeerId]:
-        """Return the connected peers."""
-
-    def attempts(self) -> Sequence[Attempt]:
-        """Return the attempts at dialled addresses, with their results."""
 
 
 @dataclass
@@ -81,7 +73,7 @@ class Search:
     """Search for the peers at the addresses `wanted`.  met: True once a peer of the run was heard; the search then ends."""
 
     def __init__(
-        self, network: DiallingNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
+        self, network: Libp2pNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
     ) -> None:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
