@@ -51,7 +51,7 @@ from peer.resources.room import (
     default_block_cache,
 )
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
-from peer.rests.reasons import Sensors
+from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings

@@ -58,7 +58,7 @@ def with_rollouts(cheat: Cheat | None) -> tuple[DemoPart, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Present activity of one peer of a demo, folded from its events and its status.
+# One peer of a demo, and its present activity, folded from its events and its status.
 
 
 MEASURING = "measuring the held-out loss"
@@ -75,12 +75,30 @@ class Bar:
 
 
 @dataclass
-class DemoProgress:
-    """Progress of one peer.  status: None before the first status.  bar: None while the activity has no known length."""
+class DemoMember:
+    """Peer of the cast with its process, and its activity according to its events and its status.
 
+    peer: its ID, empty until known.  silent: true once its events have ended.  bar: None while the activity has no known
+    length.
+    """
+
+    part: DemoPart
+    folder: Path
+    process: subprocess.Popen[bytes]
     status: PeerStatus | None = None
     bar: Bar | None = None
     names: dict[str, str] = field(default_factory=dict)
+    committed: int = 0
+    furthest: tuple[int, ...] = ()
+    """Committed rounds, steps of the running round, parts of an evaluation: grows while the peer makes progress."""
+    peer: str = ""
+    stream: EventStream | None = None
+    silent: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the peer and of its folder."""
+        return self.part.name
 
     def update(self, status: PeerStatus) -> None:
         """Store the present status."""
@@ -88,7 +106,7 @@ class DemoProgress:
         self.names.update(status.names())
 
     def apply(self, stamped: Stamped) -> None:
-        """Record an event."""
+        """Record an event of this peer."""
         match stamped.event:
             case ev.ComputeProgress(round, steps, total, _, rate, left_s, ahead):
                 detail = "  ".join(part for part in (f"{amount(rate)} tokens/s", to_go(left_s)) if part)
@@ -106,35 +124,6 @@ class DemoProgress:
                 self.bar = None
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# One peer of a demo, and its progress according to its events.
-
-
-@dataclass
-class DemoMember:
-    """Peer of the cast with its process.  peer: its ID, empty until known.  silent: true once its events have ended."""
-
-    part: DemoPart
-    folder: Path
-    process: subprocess.Popen[bytes]
-    progress: DemoProgress = field(default_factory=DemoProgress)
-    committed: int = 0
-    furthest: tuple[int, ...] = ()
-    """Committed rounds, steps of the running round, parts of an evaluation: grows while the peer makes progress."""
-    peer: str = ""
-    stream: EventStream | None = None
-    silent: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the peer and of its folder."""
-        return self.part.name
-
-    def apply(self, stamped: Stamped) -> None:
-        """Record an event of this peer."""
-        self.progress.apply(stamped)
         match stamped.event:
             case ev.RoundCommitted(round):
                 self.committed = max(self.committed, round + 1)

@@ -262,7 +262,7 @@ class Demo:
             if time.monotonic() - status_at > STATUS_EVERY_S:
                 for member in self.members:
                     with suppress(ControlError):  # not running yet, or gone: `_check` reports it
-                        member.progress.update(ControlClient(member.folder, timeout_s=2.0).status())
+                        member.update(ControlClient(member.folder, timeout_s=2.0).status())
                 status_at = time.monotonic()
             on_tick()
 
@@ -381,7 +381,7 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
 
 def member_line(member: DemoMember, remark: str, *, unicode: bool) -> str:
     """Return a peer's present activity and the remark on it."""
-    status, shown = member.progress.status, member.progress.bar
+    status, shown = member.status, member.bar
     said = f"{remark}  " if remark else ""
     if shown is not None:
         drawn = bar(shown.done, shown.total, 12, unicode=unicode)

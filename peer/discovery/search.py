@@ -7,13 +7,14 @@ addresses to dial.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import trio
 
 from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
+from protocol.bounds import Backoff
 from protocol.events.events import Event, Notice, NoticeCode
 from protocol.formatting import attempted, duration
 from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
@@ -28,7 +29,7 @@ LEAST_GAP_S = 2.0
 """Shortest time between two reports (s), however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
-"""Longest gap in seconds: while nothing changes, each gap is 1.5 times the one before, from `REPEAT_S` up to this limit."""
+"""Longest gap in seconds: while nothing changes, each gap is twice the one before, from `REPEAT_S` up to this limit."""
 TRYING = "being tried"
 CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
@@ -42,31 +43,6 @@ ELSEWHERE = (
     "an address that you can reach"
 )
 OTHERWISE = "ask the person who invited you for a newer invitation"
-
-
-@dataclass
-class Rhythm:
-    """Timing of repeated reports.  Times are trio times."""
-
-    begun: float
-    _last: float | None = None
-    _gap: float = REPEAT_S
-    _said: tuple[tuple[str, str], ...] = ()
-
-    def is_due(self, now: float, attempts: Sequence[Attempt]) -> bool:
-        """Return True if a report is due; it then counts as made."""
-        what = tuple(sorted((attempt.address, attempt.problem) for attempt in attempts))
-        if self._last is None:
-            due = now - self.begun >= FIRST_S
-        elif what != self._said:
-            due = now - self._last >= LEAST_GAP_S
-        else:
-            due = now - self._last >= self._gap
-        if due:
-            again = self._last is not None and what == self._said
-            self._gap = min(MOST_GAP_S, 1.5 * self._gap) if again else REPEAT_S
-            self._last, self._said = now, what
-        return due
 
 
 class Search:
@@ -83,12 +59,18 @@ class Search:
     async def run(self) -> None:
         """Search until a peer was met, or until cancelled."""
         begun = trio.current_time()
-        rhythm = Rhythm(begun)
+        due, last, said, backoff = begun + FIRST_S, begun, list[Attempt](), Backoff(REPEAT_S, MOST_GAP_S)
         while not self._met():
-            attempts = self._tried()
+            attempts, now = self._tried(), trio.current_time()
             self.summary = "" if self._answers(attempts) else told(attempts)
-            if self.summary and rhythm.is_due(trio.current_time(), attempts):
-                seconds, advice = trio.current_time() - begun, check(attempts)
+            what = sorted((replace(each, times=0) for each in attempts), key=lambda each: each.address)
+            if what != said and said:  # a change is told soon
+                due = min(due, last + LEAST_GAP_S)
+            if self.summary and now >= due:
+                if what != said:
+                    backoff.reset()
+                due, last, said = now + backoff.failed(), now, what
+                seconds, advice = now - begun, check(attempts)
                 text = f"no peer of the invitation answers after {duration(seconds)}: {self.summary}; {advice}"
                 details = {"seconds": seconds, "tried": [asdict(attempt) for attempt in attempts], "check": advice}
                 self._emit(Notice("warning", text, NoticeCode.NOBODY_ANSWERS, details))
