@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "traffic of the month": ("month.json",),
     "contacts": (IN_RUN + "contacts.json",),
     "addresses": (IN_RUN + "addresses.json",),
-    "contribution": (IN_RUN + "contribution.json",),
+    "history": (IN_RUN + "history.json",),
     "log of events": (IN_RUN + "events.jsonl",),
     "log of the trainer": (IN_RUN + "trainer.log",),
     "mark of the original": (IN_RUN + "original",),

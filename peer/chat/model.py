@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,20 +80,15 @@ def form_of_folder(weights: WeightsFolder) -> ChatForm:
 def _own_template(folder: Path) -> str:
     """Return the text of the folder's chat template, which is never executed; empty if it has none."""
     config, own = (folder / name for name in TEMPLATE_FILES)
-    found = str(_settings(config).get("chat_template") or "")
+    found = ""
+    with suppress(FolderError):
+        found = str(json_in(config, "copy it again").get("chat_template") or "")
     try:
         return found + read_outside(own, MAX_TEMPLATE_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return found
     except OSError as error:
         raise PeerError(f"{own}: {error.strerror}; put the file into the folder, or remove it", ExitCode.INPUT) from error
-
-
-def _settings(path: Path) -> dict[str, object]:
-    try:
-        return json_in(path, "copy it again")
-    except FolderError:
-        return {}
 
 
 def _bytes(vocab: int) -> Tokenizer:

@@ -78,10 +78,6 @@ def find_corpora(manifest: RunManifest, run_folder: Path, preferences: Preferenc
         return None
     if [file_section(content) for content in contents] != manifest.data.corpora:
         return None
-    return _looked_up(shards, run_folder, preferences)
-
-
-def _looked_up(shards: Shards, run_folder: Path, preferences: Preferences) -> CorporaHere:
     linked = run_folder / CORPORA
     links = sorted(linked.iterdir()) if linked.is_dir() else []
     shelves = [CorpusShelf(folder, shards) for folder in (*map(Path, preferences.corpus or ()), *links)]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from peer.control.history import RunHistory
 from peer.errors import ExitCode, PeerError
 from peer.hubs.card import CARD, MARK, CardFacts, model_card
 from peer.hubs.repository import Head, HubBusy, HubRepository
-from peer.page.history import RunHistory
 from peer.paths import make_private, run_dir
 from peer.weights.folders import ORIGIN, ExportedState, export
 from protocol.bounds import Backoff

@@ -101,16 +101,10 @@ def table(forecasts: Sequence[NamedForecast], needs: RunNeeds) -> list[str]:
     width = max(len(row[0]) for row in rows)
     return [
         *aligned(rows),
-        f"{'memory':<{width}}  {_memory(needs)}",
+        f"{'memory':<{width}}  {size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a "
+        f"GPU's and {size(needs.gpu_host_memory)} of the computer's",
         f"{'disk':<{width}}  {size(needs.disk)} of each peer",
     ]
-
-
-def _memory(needs: RunNeeds) -> str:
-    return (
-        f"{size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a GPU's and "
-        f"{size(needs.gpu_host_memory)} of the computer's"
-    )
 
 
 def _figures(each: NamedForecast) -> list[tuple[str, str]]:

@@ -167,7 +167,7 @@ class Crowd:
         self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
         self.here = random.getrandbits(count) if random.random() < 0.3 else 0
         self.download = Download(self.blob, self.here, random.randbytes(4))
-        self.owed: dict[tuple[str, int], float] = {}
+        self.owed: dict[tuple[PeerId, int], float] = {}
         """Asked for and not settled, since when."""
         self.now = 0.0
 
@@ -200,7 +200,7 @@ class Crowd:
         lies = self.kind[peer] in ("silent", "refusing", "wrong")
         return peer, self.blob.all if lies else self.has[peer]
 
-    def happens(self, peer: str, chunk: int) -> None:
+    def happens(self, peer: PeerId, chunk: int) -> None:
         kind = self.kind[peer]
         if kind == "silent":
             return
