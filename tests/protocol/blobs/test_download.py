@@ -167,7 +167,7 @@ class Crowd:
         self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
         self.here = random.getrandbits(count) if random.random() < 0.3 else 0
         self.download = Download(self.blob, self.here, random.randbytes(4))
-        self.owed: dict[tuple[PeerId, int], float] = {}
+        self.owed: dict[tuple[str, int], float] = {}
         """Asked for and not settled, since when."""
         self.now = 0.0
 
@@ -200,8 +200,8 @@ class Crowd:
         lies = self.kind[peer] in ("silent", "refusing", "wrong")
         return peer, self.blob.all if lies else self.has[peer]
 
-    def happens(self, peer: PeerId, chunk: int) -> None:
-        kind = self.kind[peer]
+    def happens(self, peer: str, chunk: int) -> None:
+        kind = self.kind[PeerId(peer)]
         if kind == "silent":
             return
         del self.owed[peer, chunk]
