@@ -105,7 +105,7 @@ class RankWork:
         self.parameters, self.layouts = parameters, layouts
         count = parameters.model.config.parameters
         self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
-        """What earlier contributions left out, of the flat vector; memory is taken only for this rank's rows."""
+        """Remainder of earlier contributions, in the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
         self._ranks, self._spares_memory = ranks or Ranks(), spares_memory
         self._inner: InnerLoop | None = None
