@@ -155,6 +155,11 @@ def test_it_is_kept_and_a_file_that_is_none_says_nothing(tmp_path: Path) -> None
         assert MonthTraffic(tmp_path).bytes == 0
 
 
+@pytest.fixture(autouse=True)
+def _at_once(no_threads: None) -> None:
+    """The count is written in a thread."""
+
+
 class Table:
     """now, moved, quota: what the clock, the network and the person say."""
 
@@ -177,7 +182,7 @@ class Table:
                     await trio.sleep(seconds / 2)
                     then()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))  # it writes in a thread
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_at_the_quota_it_rests_and_says_until_when(tmp_path: Path) -> None:
@@ -222,7 +227,7 @@ def test_the_count_is_written_once_a_minute_at_the_quota_and_at_the_end(
             with trio.move_on_after(seconds + LOOK_S / 2):
                 await table.quota.watch(lambda: next(moved), table.told.append)
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
     live(600.0)
     assert len(written) == 11, "ten minutes, and the end"
