@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import trio
 from hypothesis import HealthCheck, settings
 
 from protocol.corpora import manifest
@@ -30,6 +32,17 @@ that it cannot take the time of all others."""
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read corpora with blocks of a few tokens too, so that rows of small corpora cross blocks and shards."""
     monkeypatch.setattr(manifest, "LEAST_BLOCK_TOKENS", 1)
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do at once what would be done in a thread: virtual time need not wait, and would not, for threads."""
+
+    async def at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
+
+    monkeypatch.setattr("trio.to_thread.run_sync", at_once)
 
 
 STDERR = pytest.StashKey[int]()

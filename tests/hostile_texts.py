@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from protocol.events.events import EVENTS, Event
 
 HOSTILE = {
@@ -49,6 +51,10 @@ HOSTILE = {
     "nothing": "",
     "spaces": "   \u3000\u00a0  ",
 }
+EACH_HOSTILE = [
+    pytest.param(text, id=name, marks=[pytest.mark.slow] if "megabyte" in name else []) for name, text in HOSTILE.items()
+]
+"""For `pytest.mark.parametrize`; a text of a megabyte takes a second where it is drawn."""
 HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e01ef"
     "\u034f\u115f\u1160\u3164\uffa0\ufe00-\ufe0f]"

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tiers import first_fast
+import pytest
+
+from tests.tiers import crossed, first_fast
 
 BUSY = """
 import subprocess, sys, time
@@ -23,6 +25,12 @@ def test_all_variants_but_the_first_are_slow() -> None:
     assert [each.values for each in first_fast([(1, 2), "ab"], 0)] == [(1, 2), ("ab",)]
 
 
+def test_combinations_that_change_two_choices_are_slow() -> None:
+    assert [hasattr(each, "marks") for each in crossed("ab", "xyz")] == [False, False, False, False, True, True]
+    assert crossed("ab", "xyz")[0] == ("a", "x") and crossed("ab", "xyz")[4].values == ("b", "y")
+
+
+@pytest.mark.slow
 def test_processor_seconds_of_tests_and_their_children_are_told(tmp_path: Path) -> None:
     (tmp_path / "test_busy.py").write_text(BUSY)
     command = [sys.executable, "-m", "pytest", "-p", "tests.processor_time", "-c", "/dev/null", "--rootdir", str(tmp_path)]

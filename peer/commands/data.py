@@ -120,7 +120,11 @@ def _register_build(group: Subparsers) -> None:
     )
     parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
     parser.add_argument(
-        "--workers", type=whole_number(1, 1024), default=0, metavar="N", help="processes (default: one per core)"
+        "--workers",
+        type=whole_number(1, 1024),
+        default=0,
+        metavar="N",
+        help="processes (default: one per core, none for a small corpus)",
     )
 
 

@@ -78,6 +78,8 @@ MOST_BLOCKS = 1 << 20
 """Number of blocks that a corpus of many sources has at most for the sake of the smallest one."""
 PROGRESS_S = 0.25
 INPUTS_NAMED = 100
+SMALL_BYTES = 1 << 20
+"""Size up to which inputs are encoded in this process: it is done with them before others would have started."""
 RESUMABLE = (ExitCode.RESOURCES, ExitCode.UNREACHABLE)
 """Exit codes of errors after which the same command may succeed, so that the partial folder is kept."""
 
@@ -282,7 +284,9 @@ class _Build:
             counted.check(options)
             self._report(meter.progress(counted.documents, counted.tokens, reached))
 
-        workers = options.workers or (1 if all(each.is_in_memory for each in self._inputs) else cores())
+        total = self._survey.total_bytes
+        is_small = all(each.is_in_memory for each in self._inputs) or (total is not None and total <= SMALL_BYTES)
+        workers = options.workers or (1 if is_small else cores())
         pool = (
             LocalPool(options, self._parts_folder, take)
             if workers == 1

@@ -124,7 +124,8 @@ class BuildOptions:
 
     held_out_percent: share of the documents held out.  seed: key of the order and of the held-out share.  block_bytes: most
     bytes of a block.  bad_percent: share of bad rows, or of bytes that are not read, above which a build fails.  workers:
-    number of processes; 0 for one per core, or for this process alone if every input is in memory; 1 for this process alone.
+    number of processes; 0 for one per core, or for this process alone if the inputs are small or in memory; 1 for this
+    process alone.
     """
 
     tokens: TokenFormat = TokenFormat()

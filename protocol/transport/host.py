@@ -287,13 +287,13 @@ def forget(host: Host, identity: LibraryId) -> None:
 
 def _silence() -> None:
     """Switch off the library's logging, which reports normal events between strangers."""
+    silent = logging.CRITICAL + 1
     for name in ("libp2p", "multiaddr", "async_service", "anyio_service"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.CRITICAL + 1)
-        logger.propagate = False
-        for child in list(logging.root.manager.loggerDict):
-            if child.startswith(name + "."):
-                logging.getLogger(child).setLevel(logging.CRITICAL + 1)
+        logging.getLogger(name).propagate = False
+        children = [each for each in list(logging.root.manager.loggerDict) if each.startswith(name + ".")]
+        for logger in map(logging.getLogger, [name, *children]):
+            if logger.level != silent:
+                logger.setLevel(silent)  # which empties the caches of all loggers
 
 
 # ------------------------------------------------------------------------------------------------------------------------

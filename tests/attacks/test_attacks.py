@@ -17,12 +17,10 @@ QUICK = [name for name, attack in SIMULATED.items() if attack.quick]
 FAST = [
     "lone certificate",
     "proposes nothing",
-    "refuses everything",
     "another genesis",
-    "overtakes the owners",
     "peeks",
 ]
-"""Of the fast tier: with certificates, by proposers and voters, with histories, on standing, on contributions."""
+"""Of the fast tier: with certificates, by proposers, with histories, on contributions."""
 BORNE = [burden for burden in BURDENS.values() if not burden.real]
 """The first takes as long as all others."""
 SHORT_S = 20.0

@@ -66,6 +66,7 @@ def reached(config: Config, folder: Path) -> set[tuple[tuple[LockKey | None, ...
     return found
 
 
+@pytest.mark.slow
 def test_everybody_ends_on_one_branch() -> None:
     returned = explore_returns()
     assert returned.flaws == [] and returned.stands > 10_000

@@ -29,6 +29,7 @@ def test_interpreted_kernels_give_the_bytes_of_the_cpu() -> None:
     assert re.search(r"^75 passed", report, re.MULTILINE), report
 
 
+@pytest.mark.slow
 def test_compiled_kernels_round_every_operation_once() -> None:
     ptx = run("tests.kernels.compiled_for_cuda", interpret=False)
     assert ptx.count("div.rn.f32") >= 4 and "mul.rn.f32" in ptx and "sqrt.rn.f32" in ptx

@@ -14,11 +14,11 @@ from protocol.formatting import (
     short,
     visible,
 )
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.protocol.example_status import COMPUTER, status
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("text", EACH_HOSTILE)
 def test_a_hostile_text_is_bounded_and_harmless(text: str) -> None:
     assert len(clean(text)) <= 40 and columns(fit(text, 40)) <= 40 and columns(pad(text, 40)) == 40
     lines = wrapped(text[:5000], 30)

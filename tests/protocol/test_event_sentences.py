@@ -8,7 +8,7 @@ import pytest
 
 from protocol.events import events as ev
 from protocol.formatting import naming, short
-from tests.hostile_texts import HARMFUL, HOSTILE, every_event
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL, every_event
 from tests.protocol.example_status import OTHER
 
 
@@ -45,7 +45,7 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
         assert event.sentence() and event.severity, event
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("text", EACH_HOSTILE)
 @pytest.mark.parametrize(("whole", "number"), [(-1, -math.inf), (0, math.nan), (2**63, 1e308)])
 def test_a_sentence_is_a_harmless_line_whoever_wrote_the_event(text: str, whole: int, number: float) -> None:
     short_text = text[: 1 << 16]

@@ -10,12 +10,14 @@ import trio
 from protocol.run.manifest import RunManifest
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World, simulated_run
+from tests.tiers import first_fast
 
 ROWS = 333
 
 
-@pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (2, 5)])
+@pytest.mark.parametrize(
+    ("fragments", "delay", "dies"), first_fast([(1, 0, True), (2, 5, False), (1, 0, False), (2, 5, True)], 2)
+)
 def test_limited_data_is_read_to_its_last_row_and_ends_the_run(fragments: int, delay: int, dies: bool) -> None:
     signed = simulated_run(fragments=fragments, delay=delay)
 

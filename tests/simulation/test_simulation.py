@@ -29,14 +29,12 @@ from tests.tiers import first_fast
 
 
 @pytest.mark.slow
-def test_twenty_peers_thirty_rounds_with_joins_leaves_and_crashes_are_the_same_run_for_the_same_seed() -> None:
+def test_twenty_peers_make_thirty_rounds_with_joins_leaves_and_crashes() -> None:
     async def scenario(world: World) -> None:
         await churn(world, 30, GENTLE, founders=8)
         assert sum(seat.lives for seat in world.seats) > 20, "nobody ever came back"
 
-    first = holds(simulate(20, scenario, seed=9))
-    assert first.commits >= 30
-    assert holds(simulate(20, scenario, seed=9)).trace_hash == first.trace_hash
+    assert holds(simulate(20, scenario, seed=9)).commits >= 30
 
 
 @pytest.mark.parametrize("seed", first_fast([3, 21, 37, 41, 44, 57, 141]))

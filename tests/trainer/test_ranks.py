@@ -68,6 +68,7 @@ def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
 CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("llama", "adamw", 2), ("qwen3", "adamw", 2), ("qwen3", "muon", 3)]
 
 
+@pytest.mark.slow
 def test_ranks_write_the_samples_of_one_process() -> None:
     run = replace(config(), samples=SamplesConfig(prompts=["Once upon a time", "ab"], tokens=4))
     texts = []
@@ -110,7 +111,8 @@ def reference_of(weights: np.ndarray, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ranks", first_fast([2, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int) -> None:
     """5 pairs a step, which no number of ranks divides; each rank compares its own with the reference weights."""
     shape = Shape(CorpusKind.PREFERENCE, row_tokens=PAIR, block_tokens=2 * PAIR)
@@ -135,7 +137,8 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
     assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
 
 
-@pytest.mark.parametrize("ranks", first_fast([2, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) -> None:
     """Between two rounds of text, whose optimiser they drop, and with an evaluation on text afterwards."""
     rl = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, kl_weight=0.1)
@@ -287,6 +290,7 @@ join_group(int(sys.argv[1]), 2, sys.argv[2], sys.argv[3].encode(), torch.device(
 """
 
 
+@pytest.mark.slow
 def test_a_stranger_in_the_place_of_a_rank_is_noticed_before_any_work(tmp_path: Path) -> None:
     """It has even the right place in gloo's connections, so that all it lacks is the secret."""
     places = [(number, secret) for number, secret in enumerate(("ours", "another"))]

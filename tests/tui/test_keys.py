@@ -15,6 +15,7 @@ from peer.control.client import Stamped
 from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
+from tests.tiers import crossed
 from tests.tui.recording import Recorded
 from tui.app import PANELS, ROLLOUTS, SAMPLES, PeerApp
 from tui.feed import PeerFound, Stopped, Told
@@ -183,8 +184,9 @@ async def test_p_resumes_a_peer_that_was_paused() -> None:
         assert source.asked == [("resume", {})]
 
 
-@pytest.mark.parametrize("no", ["n", "escape", "q", "enter", "f", "x", "space", "Y", "yn", "yeah"])
-@pytest.mark.parametrize("key", ["x", "f", "p", "P"])
+@pytest.mark.parametrize(
+    ("key", "no"), crossed(["x", "f", "p", "P"], ["n", "escape", "q", "enter", "f", "x", "space", "Y", "yn", "yeah"])
+)
 @with_textual
 async def test_nothing_is_stopped_or_paused_without_a_yes(key: str, no: str) -> None:
     view, source = view_of()

@@ -11,7 +11,7 @@ from peer.control.client import Stamped
 from peer.formatting import columns
 from protocol.events import events as ev
 from protocol.events.status import GpuStatus, RolloutStatus, RunMixture
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, ME, NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.contributions import Contributions
@@ -277,7 +277,7 @@ def test_a_panel_keeps_to_its_room_whatever_strangers_say(draw: Draw, width: int
             assert line.plain.isprintable() or not line.plain
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("text", EACH_HOSTILE)
 def test_a_hostile_text_is_harmless_in_every_panel(text: str) -> None:
     picture = evil(text, others=2)
     for lines in (

@@ -17,7 +17,7 @@ from protocol.events import events as ev
 from tests.hostile_texts import HARMFUL, every_event
 from tests.tui.recording import read
 from tests.tui.test_keys import with_textual
-from tests.tui.test_snapshots import IN_EACH_SIZE, NEWCOMER, Compare
+from tests.tui.test_snapshots import IN_EACH_SIZE_SLOWLY, NEWCOMER, Compare
 from tui.app import PANELS
 from tui.panels import header
 from tui.panels.drawing import Look
@@ -235,7 +235,7 @@ async def test_nothing_is_asked_of_a_peer(log: Path, key: str) -> None:
         assert [notice.message for notice in view._notifications] == ["this is a recording: it takes no commands"]
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 def test_a_recording(snap_compare: Compare, log: Path, size: tuple[int, int]) -> None:
     async def prepare(pilot: Pilot[None]) -> None:
         await pilot.press("end", "N")

@@ -33,7 +33,14 @@ OWNED = status(
     joules_per_token=0.093,
 )
 """A volunteer's peer, with everything that the panel Me tells; no recording has a GPU."""
-IN_EACH_SIZE = pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+SIZES = [(80, 24), (120, 40), (200, 60)]
+IN_EACH_SIZE = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+IN_EACH_SIZE_SLOWLY = pytest.mark.parametrize(
+    "size",
+    [SIZES[0], *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[1:])],
+    ids=lambda size: f"{size[0]}x{size[1]}",
+)
+"""The fast tier draws the smallest terminal, where least fits."""
 
 
 class Compare(Protocol):
@@ -64,7 +71,7 @@ def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> No
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize(
     "key, title", [(key, title) for key, title, _ in PANELS if key not in (ROLLOUTS, SAMPLES)], ids=lambda text: text.lower()
 )
@@ -72,7 +79,7 @@ def test_a_panel_alone(snap_compare: Compare, key: str, title: str, size: tuple[
     assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(key))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 def test_the_details_of_another_peer(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(("2", "down")))
 
@@ -86,12 +93,12 @@ def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
     assert snap_compare(watched(16), terminal_size=(80, 24), run_before=drawn(""))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 def test_a_run_that_says_what_it_is_for(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(""))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize("keys", ["", SAMPLES], ids=["together", "samples"])
 def test_a_run_with_prompts(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
     assert snap_compare(watched(recording=SAMPLED), terminal_size=size, run_before=drawn(keys))
@@ -103,7 +110,7 @@ def test_a_run_with_fragments(snap_compare: Compare, lines: int) -> None:
     assert snap_compare(watched(lines, STREAMED), terminal_size=(120, 40), run_before=drawn(""))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize("keys", ["", "6"], ids=["together", "alone"])
 def test_the_owner_of_a_gpu(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
     assert snap_compare(PeerApp(Recorded([PeerFound(), OWNED])), terminal_size=size, run_before=drawn(keys))
@@ -118,13 +125,13 @@ def of_rollouts(role: str, *, unicode: bool = True) -> PeerApp:
     return PeerApp(Recorded(read(RECORDED / f"rl_{role}.jsonl")), unicode=unicode)
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize("role", ROLES)
 def test_a_run_with_rollouts(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
     assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(""))
 
 
-@IN_EACH_SIZE
+@IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize("role", ROLES)
 def test_the_rollouts_alone(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
     assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(ROLLOUTS))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -245,9 +246,15 @@ def checked_file(path: Path, reserved: Sequence[int] = ()) -> bytes:
     if is_pointer(data):
         raise ValueError(f"{path} {POINTER_FLAW}")
     try:
-        return read_in_child(data, frozenset(reserved))
+        return _checked(data, frozenset(reserved))
     except TokenizerRefused as error:
         raise ValueError(f"{path} {UNUSABLE}: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _checked(data: bytes, reserved: frozenset[int]) -> bytes:
+    """Start no other process for a file that was read already: a command asks up to ten times about the same one."""
+    return read_in_child(data, reserved)
 
 
 def _loaded(path: Path, data: bytes) -> LibraryTokenizer:

@@ -22,7 +22,7 @@ from peer.errors import ExitCode
 from peer.formatting import rounds_line, votes_line
 from peer.keyfile import identity_lock
 from protocol.formatting import naming
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.protocol.example_status import FACTS, NEIGHBOUR, TRAINING, status
 from tests.simulation.world import simulated_run
 
@@ -122,7 +122,11 @@ def test_before_the_first_round_no_members_are_claimed() -> None:
     assert "members   2 in the last round; 1 other peer in the run now" in describe_status(status())
 
 
-def test_a_peer_that_is_starting_is_not_said_not_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_that_is_starting_is_not_said_not_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.commands.status.START_S", 0.0)  # asks once more
+    monkeypatch.setattr("peer.control.client.START_POLL_S", 0.01)
     with identity_lock(tmp_path):
         assert main(["status", "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING
         said = capsys.readouterr().out
@@ -142,7 +146,7 @@ def test_a_lock_that_a_killed_peer_left_is_no_peer_that_starts(tmp_path: Path) -
     assert starting_process(tmp_path) is None, "the process with this number began after the lock was written"
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("text", EACH_HOSTILE)
 def test_status_says_a_hostile_text_harmlessly_and_its_json_is_ascii(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     other = replace(NEIGHBOUR, name=text, link=text, team=text, version=text, addresses=[text])
     facts = replace(FACTS, description=text, url=text, licence=text, family=text, environment=text, prompts=[text])

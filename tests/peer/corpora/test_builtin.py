@@ -77,6 +77,7 @@ def test_a_run_of_other_data_brings_nothing(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_processes_that_need_it_at_once_build_it_once_and_a_damaged_one_again(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         folders = [each.folders[0] for each in pool.map(builtin_corpus, [tmp_path / "built"] * 3)]

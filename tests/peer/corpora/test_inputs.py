@@ -279,6 +279,7 @@ def test_missing_input_and_pipe_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
+@pytest.mark.slow
 def test_deeply_nested_folders_are_read_and_links_in_circles_are_not(tmp_path: Path) -> None:
     folder = inner = tmp_path / "in"
     folder.mkdir()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import trio
@@ -36,10 +35,9 @@ def test_only_a_disk_without_room_is_a_reason() -> None:
     assert full_disk(ExceptionGroup("", [StoreFailed("the disk failed"), ValueError()])) is None
 
 
-async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What would be done in a thread, done here."""
-    await trio.lowlevel.checkpoint()
-    return function(*arguments)
+@pytest.fixture(autouse=True)
+def _at_once(no_threads: None) -> None:
+    """The disk is looked at in a thread."""
 
 
 class Table:
@@ -49,7 +47,6 @@ class Table:
         self.free, self.now, self.limit, self.told = 0, NOVEMBER, GB, list[Rest]()
         self.scratch_bytes = 0
         monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=self.free))
-        monkeypatch.setattr("trio.to_thread.run_sync", at_once)  # virtual time would go on beside a slow thread
         self.traffic = MonthTraffic(folder)
         quota = MonthlyQuota(self.traffic, self.clock, lambda: self.limit)
         self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES, self.scratch_bytes))

@@ -21,6 +21,7 @@ from protocol.run.manifest import SignedManifest
 from tests.peer.hubs.fake_hub import TOKEN, Answer, Commit, FakeHub, Repository, fake_hub
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
+from tests.tiers import crossed, first_fast
 
 NAME = "me/our.model"
 PATIENCE_S = 300.0
@@ -139,8 +140,10 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize("path", ["/api/models/me/our.model", "create", "preupload", "batch", "signature", "commit", "tag"])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(
+    ("path", "trouble"),
+    crossed(["commit", "/api/models/me/our.model", "create", "preupload", "batch", "signature", "tag"], TROUBLES),
+)
 def test_a_hub_that_is_busy_is_asked_again_later(
     run: Run, hub: FakeHub, waits: list[float], path: str, trouble: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,8 +212,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("path", ["/api/models/me/our.model", "preupload", "batch", "/commit/"])
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    ("path", "refusal"), crossed(["/commit/", "/api/models/me/our.model", "preupload", "batch"], REFUSALS)
+)
 def test_what_a_hub_refuses_is_a_sentence_without_the_token(
     run: Run, hub: FakeHub, waits: list[float], path: str, refusal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +252,7 @@ def places(run: Run) -> list[bytes]:
     return [path.read_bytes() for path in run.data.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("moment", ["half", "batch", "commit", "tag"])
+@pytest.mark.parametrize("moment", first_fast(["commit", "half", "batch", "tag"]))
 def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, moment: str) -> None:
     if moment == "half":
         hub.takes_half = True

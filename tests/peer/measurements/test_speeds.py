@@ -49,6 +49,7 @@ def test_an_exchange_of_real_peers_is_measured() -> None:
     assert speed.parameters_per_s > 0 and (speed.peers, speed.parameters) == (2, 1 << 12)
 
 
+@pytest.mark.slow
 def test_a_real_trainer_is_measured_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     speed = trio.run(measure_training, 0.0)

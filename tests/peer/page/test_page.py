@@ -23,7 +23,7 @@ from protocol.chain.credit import Credit
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.sections import BUILTIN, DataSection, RlSection, SourceSection
 from protocol.wire.identity import PeerId
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.peer.page.crowds import (
     ORGANISER,
     PEERS,
@@ -239,7 +239,7 @@ def test_the_invitation_names_no_other_peer_and_no_local_address_beside_a_public
 # -- hostile texts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("name", EACH_HOSTILE)
 def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
     facts = gather(*hostile(tmp_path, name), NOW)
     page, calm = document(facts, "run.json"), document(told(tmp_path / "calm"), "run.json")

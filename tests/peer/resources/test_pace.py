@@ -50,18 +50,21 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     assert kept_pace(tmp_path, lambda: 2.0) is None
 
 
+@pytest.mark.usefixtures("no_threads")
 def test_a_peer_keeps_its_own_speed_after_its_first_round_and_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert written_in(MANIFEST, tmp_path, monkeypatch) == [100.0, 50.0]
 
 
+@pytest.mark.usefixtures("no_threads")
 def test_the_speed_in_chats_is_kept_with_the_tokens_that_the_loss_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert written_in(CHATS, tmp_path, monkeypatch) == pytest.approx([400.0, 200.0])
 
 
+@pytest.mark.usefixtures("no_threads")
 def test_no_speed_of_learning_from_rollouts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert written_in(ROLLOUTS, tmp_path, monkeypatch) == []
 
@@ -79,5 +82,5 @@ def written_in(manifest: RunManifest, folder: Path, monkeypatch: pytest.MonkeyPa
                 await trio.sleep(LOOK_S + 1)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))  # it writes in a thread
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     return written

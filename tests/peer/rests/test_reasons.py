@@ -164,6 +164,11 @@ def test_it_is_kept_and_a_file_that_is_none_says_nothing(tmp_path: Path) -> None
         assert MonthTraffic(tmp_path).bytes == 0
 
 
+@pytest.fixture(autouse=True)
+def _at_once(no_threads: None) -> None:
+    """The count is written in a thread."""
+
+
 class Table:
     """now, moved, quota: what the clock, the network and the person say."""
 

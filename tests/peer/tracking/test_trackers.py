@@ -25,7 +25,7 @@ from peer.control.history import HeldOut, Round
 from peer.errors import PeerError
 from peer.tracking.points import Point, points_due
 from peer.tracking.trackers import open_tracker
-from tests.hostile_texts import HARMFUL, HOSTILE
+from tests.hostile_texts import EACH_HOSTILE, HARMFUL, HOSTILE
 
 RUN = "ab" * 32
 BLOCK = 1 << 15
@@ -130,7 +130,7 @@ def hostile_point() -> Point:
     return point
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("name", EACH_HOSTILE)
 def test_event_files_have_harmless_names_in_a_folder_of_their_own(tmp_path: Path, name: str) -> None:
     tracker = open_tracker(f"tensorboard:{tmp_path / 'in'}", RUN, name)
     tracker.write([hostile_point()])
@@ -158,7 +158,7 @@ def test_weights_and_biases_gets_harmless_names(tmp_path: Path, monkeypatch: pyt
     assert {*hostile_point().values} <= keys and not any(map(HARMFUL.search, keys))
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("name", EACH_HOSTILE)
 def test_an_mlflow_server_gets_names_that_it_takes(name: str) -> None:
     with mlflow() as (server, target):
         tracker = open_tracker(target, RUN, name)
@@ -232,7 +232,7 @@ class _Answers(BaseHTTPRequestHandler):
 @contextmanager
 def mlflow() -> Iterator[tuple[FakeMlflow, str]]:
     server = FakeMlflow()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server, f"mlflow:http://127.0.0.1:{server.server_port}"

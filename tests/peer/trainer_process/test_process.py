@@ -422,6 +422,7 @@ def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
     assert contributions[0] == contributions[1]
 
 
+@pytest.mark.slow
 def test_moments_that_lead_to_no_numbers_are_not_read_twice(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.trainer.initialise(bench.theta.view)
@@ -443,6 +444,7 @@ def test_moments_that_lead_to_no_numbers_are_not_read_twice(tmp_path: Path) -> N
     with_trainer(tmp_path, scenario, moments=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_round_beyond_its_limits_is_told_as_such_and_forgets_the_moments(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view

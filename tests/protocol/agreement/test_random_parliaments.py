@@ -14,7 +14,7 @@ from tests.protocol.agreement.parliament import Parliament
 from tests.tiers import first_fast
 
 SEEDS = 300
-BATCH = 25
+BATCH = 10
 
 
 @pytest.mark.parametrize("first", first_fast(range(0, SEEDS, BATCH)))

@@ -22,6 +22,7 @@ from tests.protocol.corpora import web
 from tests.protocol.corpora.block_table import BlockTable, Reader, SmallDisk, on_block_table
 from tests.protocol.corpora.corpora import a_corpus
 from tests.protocol.corpora.web import Manner, Site, files_of
+from tests.tiers import first_fast
 
 CORPUS = a_corpus((80_000, 40_000), block_tokens=4096, shard_blocks=8, held_out=5_000)
 SIZE = 8192
@@ -492,7 +493,7 @@ def test_peers_that_read_disjoint_ranges_download_what_they_read() -> None:
 WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
 
 
-@pytest.mark.parametrize("kind", WITHHOLDERS)
+@pytest.mark.parametrize("kind", first_fast(WITHHOLDERS))
 def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(kind: type[Withholder]) -> None:
     """Eight of them, and eight fresh keys in each round: a good name is earned, and a bad one is left behind."""
     corpus, each = a_corpus((800_000,), block_tokens=4096, shard_blocks=1024), 6

@@ -10,12 +10,20 @@ import pytest
 import trio
 
 from protocol.transport.addresses import ANY_IPV4, Address, address_of, own_addresses
-from protocol.transport.connections import LOOK_S, REPLACED_S, SILENT_S, DeadEnds, Silences
+from protocol.transport.connections import REPLACED_S, SILENT_S, DeadEnds, Silences
 from protocol.transport.library import library_id
 from protocol.transport.sockets import local_end
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, pair, stack
 
+
+@pytest.fixture(autouse=True)
+def _many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often: how long a connection has to be silent stays as it is."""
+    monkeypatch.setattr("protocol.transport.connections.LOOK_S", OFTEN_S)
+
+
+OFTEN_S = 0.05
 MOVED = "127.0.0.2"
 OTHERS: set[Address] = {IPv4Address("192.0.2.1")}
 HERE: set[Address] = {IPv4Address("127.0.0.1")}
@@ -70,6 +78,7 @@ class Looks:
     def __init__(self, ends: DeadEnds, first: set[Address], later: set[Address]) -> None:
         self.ends, self._first, self._later, self._made = ends, first, later, 0
         ends.addresses = self._next
+        ends._ours = set()  # it has looked before
 
     def _next(self) -> set[Address]:
         self._made += 1
@@ -79,7 +88,7 @@ class Looks:
         """So many looks were taken."""
         with trio.fail_after(PATIENCE_S):
             while self._made < looks:
-                await trio.sleep(LOOK_S / 10)
+                await trio.sleep(OFTEN_S / 10)
 
 
 def test_a_connection_is_asked_for_a_sign_of_life_when_its_peer_has_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +144,11 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
             Looks(ends, {gone}, OTHERS)
             with trio.fail_after(PATIENCE_S):
                 while old in stack(two).host.get_network().connections[library_id(one.peer_id)]:
-                    await trio.sleep(LOOK_S / 10)
+                    await trio.sleep(OFTEN_S / 10)
                 while len(stack(one).host.get_network().connections[library_id(two.peer_id)]) > 1:
-                    await trio.sleep(LOOK_S / 10)
+                    await trio.sleep(OFTEN_S / 10)
                 while stack(two).dead_ends._ending:  # what ran over the old connection ends after it
-                    await trio.sleep(LOOK_S / 10)
+                    await trio.sleep(OFTEN_S / 10)
             for end, other in ((one, two), (two, one)):
                 assert await end.request(other.peer_id, "echo", b"still here", timeout_s=PATIENCE_S) == b"still here"
                 await end.push(other.peer_id, b"a part", memoryview(b"bytes"), timeout_s=PATIENCE_S)

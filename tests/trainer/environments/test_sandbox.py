@@ -48,7 +48,7 @@ KINDS = [kind for kind, without in WITHOUT.items() if Protections(HERE - without
 """Those that this computer can protect itself with; on a kernel with everything, all."""
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_kind_slowly = pytest.mark.parametrize("kind", first_fast(KINDS))
-"""For programs that use up a second of a processor, or all the memory; the fast tier runs them under one kind."""
+"""For programs that use up their time or all the memory; the fast tier runs them under one kind."""
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_endless_loop_runs_out_of_time(kind: str, room: Path) -> None:
     assert run(kind, attacks.LOOP).verdict is RunOutcome.OUT_OF_TIME
 
 
-@every_kind
+@every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.SLEEP, attacks.SILENT], ids=["sleeping", "without descriptors"])
 def test_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: str, room: Path) -> None:
     assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is RunOutcome.OUT_OF_TIME

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tiers import crossed
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
 from trainer.generate.choice import GeneratorName, choose_generator
@@ -36,9 +37,7 @@ def engine(
     return VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), temperature=temperature, reply=reply, **settings)
 
 
-@pytest.mark.parametrize("is_v2", [True, False], ids=["V2", "V1"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("family", "temperature", "is_v2"), crossed(FAMILIES, [0.8, 0.0], [True, False]))
 def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temperature: float, is_v2: bool) -> None:
     config, flat = FAMILIES[family], rounded(family=family)
     generator = engine(3, family, temperature, use_v2_model_runner=is_v2)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from peer.trainer_process.process import environment
-from tests.tiers import first_fast
 from tests.trainer import small
 from trainer.models.llama.model import Documents, RMSNorm
 
@@ -105,7 +104,8 @@ case "$*" in *version*) echo 13 ;; *) echo Python.h: No such file or directory >
 """A compiler that is here, but without Python's headers."""
 
 
-@pytest.mark.parametrize("program", first_fast([BROKEN, None]), ids=["broken", "missing"])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [BROKEN, None], ids=["broken", "missing"])
 def test_without_a_compiler_that_works_a_trainer_says_so_and_trains(tmp_path: Path, program: str | None) -> None:
     compiler = tmp_path / "c++"
     if program is not None:
