@@ -8,7 +8,7 @@ import torch
 
 from tests.trainer import small
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer
+from trainer.data.tokens import ByteTokenizer, UnreadableText
 from trainer.generate.engine import Engine
 from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import stream_key
@@ -104,6 +104,12 @@ def test_a_model_that_learns_conversations_reads_a_prompt_as_a_message() -> None
 
 
 def test_a_prompt_that_the_tokenizer_refuses_is_not_completed() -> None:
-    growing = samples(("a\0b", "ab"), TemplatedTokenizer(ByteTokenizer(), "raw"))
+    class Refusing(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            if text == "refused":
+                raise UnreadableText("holds a token that ends a turn")
+            return super().encode(text)
+
+    growing = samples(("refused", "ab"), TemplatedTokenizer(Refusing(), "raw"))
     growing.grow(lambda texts, streams, length: [33] * len(texts))
     assert growing.texts == ("", "!")
