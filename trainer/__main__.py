@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 NICENESS = 5
@@ -32,19 +33,13 @@ def main() -> int:
 
         return serve(arguments.fd, arguments.theta_fd, arguments.contribution_fd)
     os.nice(NICENESS)
-    _offer_to_be_killed_first()
+    with suppress(OSError):  # not Linux, or not allowed
+        # if memory runs out, the kernel ends the trainer, which has nothing to save, before the peer
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJUSTMENT)
     connection = socket.socket(fileno=arguments.fd)
     from trainer.service.service import Service  # after the signal is set: importing torch takes seconds
 
     return Service(connection, arguments.theta_fd, arguments.contribution_fd).run()
-
-
-def _offer_to_be_killed_first() -> None:
-    """Make the kernel end the trainer, which has nothing to save, before the peer if the computer runs out of memory."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJUSTMENT)
-    except OSError:
-        return  # not Linux, or not allowed: the kernel then chooses the order
 
 
 if __name__ == "__main__":

@@ -51,19 +51,8 @@ def torch_command(version: str, build: str) -> str:
     torch = f"torch=={version.partition('+')[0]}"
     if build == "CUDA" and (_is_of_pipx() or not _is_of_uv()):
         return command_for([torch], again=True)
-    words = [
-        "uv",
-        "pip",
-        "install",
-        "--reinstall-package",
-        "torch",
-        "--torch-backend",
-        "auto",
-        "--python",
-        sys.prefix,
-        torch,
-    ]
-    return shlex.join(words)
+    words = "uv pip install --reinstall-package torch --torch-backend auto --python".split()
+    return shlex.join([*words, sys.prefix, torch])
 
 
 def _is_of_pipx() -> bool:

@@ -6,7 +6,6 @@ windows, and `trainer.worker` encodes the difference.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import sys
@@ -224,18 +223,15 @@ class Muon(Optimiser):
         self._others._update(rate)
         at_once = self.parameters.ranks
         for start in range(0, len(self._matrices), at_once):
-            self._update_some(self._matrices[start : start + at_once], rate)
-
-    def _update_some(self, matrices: Sequence[tuple[TensorShard, Tensor]], rate: float) -> None:
-        """Update as many matrices as ranks, or fewer, each with its mean."""
-        directions = []
-        for shard, mean in matrices:
-            mean.lerp_(shard.gradient, 1 - MUON_MOMENTUM)
-            directions.append(shard.gradient.lerp(mean, MUON_MOMENTUM).to(self.parameters.model.compute_dtype))
-        shards = [shard for shard, _ in matrices]
-        for shard, direction in zip(shards, self.parameters.of_whole(orthogonal, directions, shards), strict=True):
-            size = RMS_OF_ADAMW * math.sqrt(max(shard.place.shape))
-            shard.values.mul_(1 - rate * self._config.weight_decay).add_(direction, alpha=-rate * size)
+            matrices = self._matrices[start : start + at_once]
+            directions = []
+            for shard, mean in matrices:
+                mean.lerp_(shard.gradient, 1 - MUON_MOMENTUM)
+                directions.append(shard.gradient.lerp(mean, MUON_MOMENTUM).to(self.parameters.model.compute_dtype))
+            shards = [shard for shard, _ in matrices]
+            for shard, direction in zip(shards, self.parameters.of_whole(orthogonal, directions, shards), strict=True):
+                size = RMS_OF_ADAMW * math.sqrt(max(shard.place.shape))
+                shard.values.mul_(1 - rate * self._config.weight_decay).add_(direction, alpha=-rate * size)
 
     def resume(self, steps: int) -> None:
         """Continue after `steps` updates; the moments are already in `mean` and `square`."""
@@ -372,7 +368,9 @@ class MomentsFile:
                         file.seek(body + 4 * (place.offset + span.start))
                         for at in range(0, len(span.values), BLOCK):
                             block: F32 = span.values[at : at + BLOCK].detach().cpu().numpy()
-                            _write_all(file, written(block, ExportFormat.FP32))
+                            rest = memoryview(written(block, ExportFormat.FP32))
+                            while rest:  # an unbuffered file may take it in parts
+                                rest = rest[file.write(rest) :]
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -416,13 +414,6 @@ def _checksum(file: BinaryIO) -> bytes:
     while left > 0 and (data := file.read(min(left, 4 * BLOCK))):
         found, left = zlib.crc32(data, found), left - len(data)
     return found.to_bytes(CHECKSUM_BYTES, "little")
-
-
-def _write_all(file: io.FileIO, data: bytes) -> None:
-    """Write all of `data`, which an unbuffered file may take in parts."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -589,14 +580,11 @@ class InnerLoop:
             return units_at_once(self.objective, rows, units)
         if self._memory is not None:
             if self._ranks.count > 1 and not self._is_planned:
-                self._plan_recomputation(self.objective.unit_rows * rows.length, self._memory)
+                tokens, room = self.objective.unit_rows * rows.length, self._memory.free() // 2
+                needed = recomputed_layers(self.model.config, tokens, room, bf16=True)  # no rank may run out of memory
+                self.model.recomputed, self._is_planned = -self._parameters.least(-needed), True
             return units
         bf16 = self.model.compute_dtype == torch.bfloat16
         plan = cpu_plan(self.model.config, rows.length, self.objective.unit_rows, bf16=bf16)
         self.model.recomputed = plan.recomputed
         return min(units, plan.units)
-
-    def _plan_recomputation(self, tokens: int, memory: GpuMemory) -> None:
-        """Have as many layers computed again as the activations of a unit need, because no rank may run out of memory."""
-        needed = recomputed_layers(self.model.config, tokens, memory.free() // 2, bf16=True)
-        self.model.recomputed, self._is_planned = -self._parameters.least(-needed), True

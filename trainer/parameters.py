@@ -125,18 +125,16 @@ class LocalParameters(ABC):
     def clip_gradient(self, most: float) -> None:
         """Scale the gradient so that its norm over all ranks is at most `most`."""
 
-    @abstractmethod
-    def of_whole(
-        self, compute: Callable[[Tensor], Tensor], parts: Sequence[Tensor], matrices: Sequence[TensorShard]
-    ) -> list[Tensor]:
+    def of_whole(self, compute: OfMatrix, parts: Sequence[Tensor], matrices: Sequence[TensorShard]) -> list[Tensor]:
         """Apply `compute` to whole matrices, at most as many as ranks; return the local rows of the results.
 
         parts: the local rows of the matrices.  matrices: the shards to which they belong.
         """
+        return [compute(each) for each in parts]
 
-    @abstractmethod
     def least(self, number: int) -> int:
         """Return the least of the ranks' numbers."""
+        return number
 
 
 class WholeParameters(LocalParameters):
@@ -207,16 +205,6 @@ class WholeParameters(LocalParameters):
     def clip_gradient(self, most: float) -> None:
         """Clip as `LocalParameters.clip_gradient` does."""
         clip_grad_norm_(self.model.parameters(), most)
-
-    def of_whole(
-        self, compute: Callable[[Tensor], Tensor], parts: Sequence[Tensor], matrices: Sequence[TensorShard]
-    ) -> list[Tensor]:
-        """Apply `compute` to one matrix."""
-        return [compute(each) for each in parts]
-
-    def least(self, number: int) -> int:
-        """Return `number`."""
-        return number
 
 
 def reads_where_it_lies(device: torch.device) -> bool:

@@ -45,7 +45,11 @@ class Samples:
 
     def grow(self, choose: NextTokens) -> None:
         """Add a token to each text that has not ended."""
-        going = [place for place in range(len(self._prompts)) if self._goes_on(place)]
+        going = [
+            place
+            for place, (prompt, output) in enumerate(zip(self._prompts, self._outputs, strict=True))
+            if prompt and len(output) < self.tokens and not (output and output[-1] in self._tokenizer.ends)
+        ]
         if not going:
             return
         texts = [self._prompts[place] + self._outputs[place] for place in going]
@@ -58,10 +62,6 @@ class Samples:
         ends = self._tokenizer.ends
         said = ([token for token in output if token not in ends] for output in self._outputs)
         return tuple(self._tokenizer.decode(output)[:MOST_CHARACTERS] for output in said)
-
-    def _goes_on(self, place: int) -> bool:
-        prompt, output = self._prompts[place], self._outputs[place]
-        return bool(prompt) and len(output) < self.tokens and not (output and output[-1] in self._tokenizer.ends)
 
 
 def _encoded(prompt: str, tokenizer: TemplatedTokenizer, *, converses: bool) -> list[int]:

@@ -228,7 +228,10 @@ class ShardedParameters(LocalParameters):
                             cut.put(begin, difference, residual)
                     if first < last and math.isfinite(squares):
                         part = ChunkPart(layouts.codec, chunk, out[chunk.encoded], first, last)
-                        squares += self._encode_part(part, theta, values[first - start : last - start], residual)
+                        try:
+                            squares += self._encoder.encode(part, theta, values[first - start : last - start], residual)
+                        except NotFinite:
+                            squares = math.inf  # the other ranks have to hear of it first
         total = torch.tensor(squares, dtype=torch.float64)
         dist.all_reduce(torch.from_numpy(cut.values))
         dist.all_reduce(total)
@@ -239,13 +242,6 @@ class ShardedParameters(LocalParameters):
             layout.format.place(encoded, size, out[chunk.encoded], chunk.count, start - chunk.start)
         self.least(0)  # all have written
         return math.sqrt(total)
-
-    def _encode_part(self, part: ChunkPart, theta: F32, values: Tensor, residual: F32 | None) -> float:
-        """Encode whole blocks; return the sum of squares, infinite if a value is not finite."""
-        try:
-            return self._encoder.encode(part, theta, values, residual)
-        except NotFinite:  # the other ranks have to hear of it first
-            return math.inf
 
     def _gather_nothing(self) -> None:
         """Free the root's gathered parameters, which FSDP2 keeps after a forward pass alone."""

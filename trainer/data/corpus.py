@@ -365,7 +365,13 @@ class CorpusReading:
 
         Each row has at least one counted token.
         """
-        places = [self._held_out_place(each) if held_out else self.place(each) for each in windows]
+        places = (
+            [self.place(each) for each in windows]
+            if not held_out
+            else [
+                (source, each - span.start) for each in windows for source, span in enumerate(self._held_out) if each in span
+            ]
+        )
         read = [self._read(source, row, held_out) for source, row in places]
         units = self._sources[0].folder.corpus.unit_rows
         tokens_bt = np.stack([tokens for tokens, _ in read]).reshape(len(read) * units, self._length + 1)
@@ -380,10 +386,6 @@ class CorpusReading:
             return Rows(tokens_bt, counts_bt, documents_bt, sources_b)
         pairs = np.array([self.pair(each, held_out=held_out) for each in windows], np.int64)
         return Rows(tokens_bt, counts_bt, documents_bt, sources_b, np.repeat(pairs, units))
-
-    def _held_out_place(self, window: int) -> tuple[int, int]:
-        source = next(number for number, span in enumerate(self._held_out) if window in span)
-        return source, window - self._held_out[source].start
 
     def _read(self, number: int, row: int, held_out: bool) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         each = self._sources[number]

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -214,10 +215,6 @@ class TokenizerRefused(ValueError):
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
-def _one_of(*values: Any) -> Check:
-    return lambda value: any(type(value) is type(each) and value == each for each in values)
-
-
 def _up_to(most: int) -> Check:
     return lambda value: type(value) is int and 0 <= value <= most
 
@@ -247,10 +244,11 @@ _SLOTS: Mapping[str, Sequence[str]] = {
     "decoder": ["ByteLevel", "Metaspace", "Replace", "Strip", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse"],
 }  # fmt: skip
 """Parts that a run allows, by their names."""
-_KEEPS = _one_of("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_KEEPS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _BOUNDS: Mapping[str, Check] = {
     "Metaspace.replacement": _text(1, 1), "Metaspace.str_rep": _text(1, 1), "Prepend.prepend": _text(1, 1),
-    "Replace.pattern": _is_known_pattern, "Split.pattern": _is_known_pattern, "Punctuation.behavior": _KEEPS,
+    "Replace.pattern": _is_known_pattern, "Split.pattern": _is_known_pattern,
+    "Punctuation.behavior": lambda value: value in _KEEPS,
     "Strip.content": _text(1, 1), "Strip.start": _up_to(1), "Strip.stop": _up_to(0), "WordPiece.prefix": _text(8),
     "BPEDecoder.suffix": _text(8, 1),
 }  # fmt: skip
@@ -302,20 +300,16 @@ def _check_part(slot: str, part: Any) -> None:
                 f"its {slot} {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
             )
     if kind == "Replace":
-        _check_replace(slot, part)
-    if kind == "Split" and not _KEEPS(part.get("behavior")) and not (part["behavior"] == "Removed" and part.get("invert")):
+        match part:
+            case {"pattern": {"String": str(old)}, "content": str(new)} if len(new) <= len(old):
+                pass
+            case _:  # it makes texts longer, or searches with an expression
+                raise TokenizerRefused(
+                    f"its {slot} Replace makes {_shown(part.get('pattern'))} into {_shown(part.get('content'))}; a run "
+                    "allows to replace a text by one that is no longer; take another tokenizer"
+                )
+    if kind == "Split" and part.get("behavior") not in _KEEPS and not (part["behavior"] == "Removed" and part.get("invert")):
         raise TokenizerRefused(f"its {slot} Split removes what it finds from the text; take another tokenizer")
-
-
-def _check_replace(slot: str, part: Mapping[str, Any]) -> None:
-    """Raise `TokenizerRefused` for a replacement that makes texts longer, or that searches with an expression."""
-    match part:
-        case {"pattern": {"String": str(old)}, "content": str(new)} if len(new) <= len(old):
-            return
-    raise TokenizerRefused(
-        f"its {slot} Replace makes {_shown(part.get('pattern'))} into {_shown(part.get('content'))}; a run allows to "
-        "replace a text by one that is no longer; take another tokenizer"
-    )
 
 
 def _shown(value: Any) -> str:
@@ -498,24 +492,18 @@ def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
 
 def main(words: Sequence[str]) -> int:
     """Read a file from standard input and write the checked file, or a sentence with the reason for refusal."""
-    _use_little()
+    with suppress(ImportError, ValueError, OSError):  # without such limits only `READ_S` applies
+        import resource
+
+        limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_CPU": COMPUTE_S, "RLIMIT_CORE": 0}
+        for name, most in limits.items():
+            resource.setrlimit(getattr(resource, name), (most, most))
     try:
         sys.stdout.buffer.write(tried(sys.stdin.buffer.read(), frozenset(map(int, words))))
     except (TokenizerRefused, LibraryError) as error:
         sys.stdout.buffer.write(str(error).encode(errors="replace"))
         return REFUSED
     return 0
-
-
-def _use_little() -> None:
-    try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (COMPUTE_S, COMPUTE_S))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ImportError, ValueError, OSError):
-        return  # this system has no such limits: only `READ_S` applies
 
 
 if __name__ == "__main__":

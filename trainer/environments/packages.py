@@ -144,6 +144,16 @@ class PackageProgram:
         except (ValueError, RecursionError) as error:
             raise ValueError("the package's process answered something else than JSON") from error
 
+    def score(self, question: Any) -> float:
+        """Return the score in the answer to a question, clamped to [0, 1]; 0 without a finite number in an answer."""
+        try:
+            score = self.ask(question)["score"]
+        except (ValueError, KeyError, TypeError):
+            return 0.0
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            return 0.0
+        return min(1.0, max(0.0, float(score)))
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Tasks of reasoning-gym (the extra `rl`): about a hundred families of procedural puzzles.
@@ -217,11 +227,7 @@ class ReasoningGym(Environment):
         said = answer_element(turns[0])
         if said == problem.answer:
             return 1.0  # all families of 0.1.25 that name an answer score it 1
-        try:
-            answer = self._scorer.ask({**self._what, "number": problem.index, "said": said})
-            return in_range(answer["score"])
-        except (ValueError, KeyError, TypeError):
-            return 0.0
+        return self._scorer.score({**self._what, "number": problem.index, "said": said})
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
@@ -241,13 +247,6 @@ def answer_element(text: str) -> str:
     """Return the text between the last `<answer>` and `</answer>`, or the whole text; blanks around it are removed."""
     _, opened, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else text).strip()
-
-
-def in_range(score: Any) -> float:
-    """Return a package's score clamped to [0, 1]; 0 for a value that is no finite number."""
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        return 0.0
-    return min(1.0, max(0.0, float(score)))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -342,11 +341,7 @@ class VerifiersTasks(Environment):
         """Score the turn as `Environment.score` describes."""
         if len(turns) != 1:
             return 0.0
-        try:
-            answer = self._scorer.ask({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
-            return in_range(answer["score"])
-        except (ValueError, KeyError, TypeError):
-            return 0.0
+        return self._scorer.score({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Raise ValueError, because tasks of verifiers name no solutions."""

@@ -180,7 +180,10 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
         solution = verification.text
     if solution is None and isinstance(verification, NumericAnswer):
         solution = str(verification.value)
-    return TaskRecord(_problem_id(record, number), prompt, verification, solution, _solve_rate(record))
+    name = number if record.get("problem_id") is None else record["problem_id"]
+    is_number = type(name) is int and abs(name) < 10**18
+    named = str(name) if is_number else _text(record, "problem_id", MAX_NAME_BYTES)
+    return TaskRecord(named, prompt, verification, solution, _solve_rate(record))
 
 
 EXAMPLE = (
@@ -212,15 +215,6 @@ def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
     kept = {name: record[name] for name in ("problem_id", "solve_rate", "samples") if name in record}
     solution = {} if stated is None else {"gold_standard_solution": f"{text[: stated.start()].rstrip()}\nAnswer: {right}"}
     return {"task_type": kind, "prompt": prompt, "verification_info": {"ground_truth": right}, **solution, **kept}
-
-
-def _problem_id(record: Mapping[str, Any], number: int) -> str:
-    name = record.get("problem_id")
-    if name is None:
-        name = number
-    if type(name) is int and abs(name) < 10**18:
-        return str(name)
-    return _text(record, "problem_id", MAX_NAME_BYTES)
 
 
 def _solve_rate(record: Mapping[str, Any]) -> float | None:

@@ -198,21 +198,16 @@ class WeightsFolder:
 
     def _index(self) -> dict[str, str]:
         """Return the file name of each tensor in the index. Raises `FolderError`, also for a folder without an index."""
-        if not os.path.lexists(self.folder / INDEX) and (flaw := self._other_weights()):
-            raise FolderError(f"{self.folder} {flaw}")
+        if not os.path.lexists(self.folder / INDEX):
+            for pattern, flaw in _OTHER_WEIGHTS:
+                if found := sorted(self.folder.glob(pattern)):
+                    raise FolderError(f"{self.folder} {flaw.format(found[0].name[:80])}")
         names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
         if not isinstance(names, dict) or not all(
             isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name for name in names.values()
         ):
             raise FolderError(f"{self.folder / INDEX} does not say which file holds which tensor; copy it again")
         return names
-
-    def _other_weights(self) -> str:
-        """Return a phrase about weights in another format; empty if the folder has none."""
-        for pattern, flaw in _OTHER_WEIGHTS:
-            if found := sorted(self.folder.glob(pattern)):
-                return flaw.format(found[0].name[:80])
-        return ""
 
 
 def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTensor) -> None:

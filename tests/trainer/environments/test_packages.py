@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer.environments.packages import PackageMissing, PackageProgram, answer_element, in_range, installed_version
+from trainer.environments.packages import PackageMissing, PackageProgram, answer_element, installed_version
 from trainer.environments.sandbox import Limits
 
 EVALUATE = """
@@ -132,5 +132,6 @@ def test_answer_element() -> None:
 @pytest.mark.parametrize(
     ("score", "expected"), [(0.5, 0.5), (1, 1.0), (7, 1.0), (-1, 0.0), (math.nan, 0.0), (True, 0.0), ("1", 0.0)]
 )
-def test_scores_are_in_range(score: object, expected: float) -> None:
-    assert in_range(score) == expected
+def test_scores_are_in_range(score: object, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PackageProgram, "ask", lambda self, question: {"score": score})
+    assert PackageProgram("").score({}) == expected

@@ -19,29 +19,21 @@ from protocol.formats.model import ModelConfig
 def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form.
 
-    The first half of the sines is negative, as it is multiplied.
+    The first half of the sines is negative, as it is multiplied. Beyond its original context, Llama 3.1 divides low
+    frequencies by a factor, keeps high ones, and interpolates between (transformers: `_compute_llama3_parameters`).
     """
     half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
-    frequencies = _stretched(config, 1.0 / config.rope_base**half)
+    frequencies = 1.0 / config.rope_base**half
+    if config.rope_factor != 1.0:
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        turns = config.rope_original_context * frequencies / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        frequencies = (1 - kept) * frequencies / config.rope_factor + kept * frequencies
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
     both = torch.cat([angles, angles], dim=-1)
     sines = both.sin()
     sines[:, : config.head_width // 2].neg_()
     return both.cos(), sines
-
-
-def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
-    """Stretch frequencies as Llama 3.1 does beyond its original context.
-
-    Low frequencies are divided by the factor, high ones are kept, and those between are interpolated (transformers:
-    `_compute_llama3_parameters`).
-    """
-    if config.rope_factor == 1.0:
-        return frequencies
-    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
-    turns = config.rope_original_context * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * frequencies / config.rope_factor + kept * frequencies
 
 
 SPAN = 64

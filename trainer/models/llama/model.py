@@ -170,7 +170,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self._width, config.norm_eps)
         self.o_proj = nn.Linear(config.query_width, config.dim, bias=False)
         self._norms = config.qk_norm
-        self._attend_to_documents = causal_attention
+        self.attend_to_documents = causal_attention
 
     def forward(self, normed_btd: Tensor, context: Context) -> Tensor:
         """Return the layer's attention, (B, T, dim)."""
@@ -181,16 +181,14 @@ class Attention(nn.Module):
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         query, key = (_rotate(each, context.cos, context.sin) for each in (query, key))
         if context.past is None:
-            attention = causal_attention if context.documents is None else self._attend_to_documents
+            attention = causal_attention if context.documents is None else self.attend_to_documents
             mixed = attention(query, key, value, context.documents)
         else:
-            mixed = _looking_back(query, *context.past.extend(self._number, key, value), context.past.mask)
+            key, value = context.past.extend(self._number, key, value)
+            grouped = query.reshape(len(query), key.shape[1], -1, self._width)  # those of a key head are adjacent: read once
+            mixed = F.scaled_dot_product_attention(grouped, key, value, attn_mask=context.past.mask).reshape(query.shape)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
-
-    def leave_documents_uncompiled(self) -> None:
-        """Leave attention within documents out of compiled code, because their lengths differ from step to step."""
-        self._attend_to_documents = torch.compiler.disable(causal_attention)  # type: ignore[no-untyped-call]
 
 
 class FeedForward(nn.Module):
@@ -306,7 +304,8 @@ class Decoder(nn.Module):
             raise OSError(f"torch needs a compiler for C++, such as g++, and Python's headers: {reason}") from error
         for layer in self.model.layers:
             assert isinstance(layer, Layer)
-            layer.self_attn.leave_documents_uncompiled()
+            # attention within documents stays uncompiled, because their lengths differ from step to step
+            layer.self_attn.attend_to_documents = torch.compiler.disable(causal_attention)  # type: ignore[no-untyped-call]
             layer.compile()
 
     @property
@@ -345,14 +344,6 @@ class Decoder(nn.Module):
                 hidden_btd = layer(hidden_btd, context)
         normed_btd: Tensor = self.model.norm(hidden_btd)
         return normed_btd if head is None else head(normed_btd, self.output_weight)
-
-
-def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention to the past and to the tokens. Queries that share a key head are adjacent, so keys are read once."""
-    batch, heads, length, width = query_bhtd.shape
-    grouped = query_bhtd.reshape(batch, key_bksd.shape[1], -1, width)
-    mixed = F.scaled_dot_product_attention(grouped, key_bksd, value_bksd, attn_mask=mask)
-    return mixed.reshape(batch, heads, length, width)
 
 
 class _Rotation(torch.autograd.Function):
