@@ -27,6 +27,7 @@ from peer.control.curves import RunCurves
 from protocol.events.events import Left
 from protocol.events.status import PeerStatus
 from protocol.formatting import clean, duration
+from tui import widgets
 from tui.contributions import Contributions
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
@@ -248,7 +249,8 @@ class PeerApp(App[None]):
 
     def action_open(self, what: str) -> None:
         """Open a dialog: the help, or the settings that the peer applies at once."""
-        self.push_screen(ControlsDialog(self._source.ask) if what == "controls" else Help(own=self._own is not None))
+        text = widgets.KEYS + (widgets.OF_A_VIEW if self._own is None else widgets.OF_OWN) + widgets.ELSEWHERE
+        self.push_screen(ControlsDialog(self._source.ask) if what == "controls" else Help(text))
 
     def action_close(self) -> None:
         """Close the view; the peer keeps running."""

@@ -269,7 +269,8 @@ class Picture:
                 self._close_part(stamped.mono)
                 self._phase = (phase, why, stamped.mono)
                 if phase == "computing" and (not self.rounds or self.rounds[-1].mine is not None):
-                    self.rounds.append(RoundPicture(self._next_round(), stamped.mono))
+                    number = self.rounds[-1].round + 1 if self.rounds else self.status.round if self.status else 0
+                    self.rounds.append(RoundPicture(number, stamped.mono))
                 if phase != "exchanging":
                     self.chunks = None
             case ev.ComputeProgress(round=number, ahead=False):
@@ -291,11 +292,6 @@ class Picture:
                     self.rounds.pop()
                 while self.evals and self.evals[-1].rounds > to_round:
                     self.evals.pop()
-
-    def _next_round(self) -> int:
-        if self.rounds:
-            return self.rounds[-1].round + 1
-        return self.status.round if self.status is not None else 0
 
     def _close_part(self, now: float) -> None:
         """Add the time of the ending phase to the current round's part for this phase."""

@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any
 
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from peer.formatting import fit
@@ -20,7 +18,7 @@ from tui.feed import Told
 from tui.panels.drawing import ALARM, FAINT, STRONG, line
 from tui.player import Player
 from tui.theme import DARK_NAME
-from tui.widgets import Panel
+from tui.widgets import Help, Panel
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Scrubber of a replay in one line: the time, a bar with a mark for each round and each alarm, and the speed.
@@ -108,24 +106,6 @@ class Nothing:
         """Do nothing: there is no peer to follow."""
 
 
-class KeysOfReplay(ModalScreen[None]):
-    """Help on every key of a replay."""
-
-    BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
-    DEFAULT_CSS = """
-    KeysOfReplay { align: center middle; }
-    KeysOfReplay Static { width: 72; height: auto; border: round $accent; background: $surface; padding: 0 1; }
-    """
-
-    def compose(self) -> ComposeResult:
-        """Lay out one box."""
-        yield Static(HELP, markup=False)
-
-    def action_dismiss_it(self) -> None:
-        """Go back to the panels."""
-        self.dismiss()
-
-
 class ReplayView(PeerApp):
     """View of the recording that `player` plays."""
 
@@ -188,7 +168,7 @@ class ReplayView(PeerApp):
     def action_open(self, what: str) -> None:
         """Open the help; say that a recording has no settings."""
         if what == "help":
-            self.push_screen(KeysOfReplay())
+            self.push_screen(Help(HELP))
         else:
             self._ask("settings", "")
 

@@ -60,13 +60,10 @@ def suited_theme(colour_background: str, colour_system: str | None) -> str:
 
 def _palette(background: str, foreground: str, *colours: str) -> TerminalTheme:
     """Return the ANSI colours red, green, yellow, blue, magenta and cyan; bright ones are the same."""
-    normal = [_rgb(each) for each in (background, *colours, foreground)]
+    normal = [
+        (each[0], each[1], each[2]) for each in map(bytes.fromhex, (c[1:] for c in (background, *colours, foreground)))
+    ]
     return TerminalTheme(normal[0], normal[-1], normal, normal)
-
-
-def _rgb(colour: str) -> tuple[int, int, int]:
-    red, green, blue = bytes.fromhex(colour[1:])
-    return red, green, blue
 
 
 DARK_PALETTE = _palette(NIGHT, CHALK, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN)

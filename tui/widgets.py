@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -85,7 +86,7 @@ class PeerSearch(ModalScreen[str | None]):
 
 
 class Help(ModalScreen[None]):
-    """Help on every key.  own: True if this interface started the peer."""
+    """Help on every key, as a text."""
 
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
@@ -93,13 +94,13 @@ class Help(ModalScreen[None]):
     Help Static { width: 72; height: auto; border: round $accent; background: $surface; padding: 0 1; }
     """
 
-    def __init__(self, *, own: bool) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self._own = own
+        self._text = text
 
     def compose(self) -> ComposeResult:
         """Lay out one box."""
-        yield Static(KEYS + (OF_OWN if self._own else OF_A_VIEW) + ELSEWHERE, markup=False)
+        yield Static(self._text, markup=False)
 
     def action_dismiss_it(self) -> None:
         """Go back to the panels."""
@@ -295,11 +296,8 @@ class Panel(Widget):
         """Draw the picture as it is now."""
         width, height = self.content_size
         before, self.lines = self.lines, self._draw(self.picture, width, height, self.look)[:height]
-        changed = [
-            y
-            for y in range(max(len(before), len(self.lines)))
-            if not (y < len(before) and y < len(self.lines) and _same(before[y], self.lines[y]))
-        ]
+        looks = ([(each.plain, each.spans) for each in lines] for lines in (before, self.lines))
+        changed = [y for y, (old, new) in enumerate(zip_longest(*looks)) if old != new]
         if changed:
             self.refresh(*(Region(0, y, width, 1) for y in changed))  # in the content's coordinates
 
@@ -320,7 +318,3 @@ class Panel(Widget):
     def text(self) -> str:
         """Text on the screen, without styles."""
         return "\n".join(line.plain for line in self.lines)
-
-
-def _same(one: Text, other: Text) -> bool:
-    return one.plain == other.plain and one.spans == other.spans

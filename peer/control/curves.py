@@ -221,7 +221,8 @@ class RunCurves:
         """Fold an event into the curves."""
         match stamped.event:
             case ev.RoundCommitted(number, _, _, tokens, loss, run_tokens=total):
-                self._commit(stamped.at, number + 1, total, tokens, loss)
+                before = self.training.points[-1].tokens if self.training.points else 0  # older peers tell no total
+                self.training.add(LossPoint(stamped.at, number + 1, total or before + tokens, loss))
             case ev.EvalLoss(rounds, loss, _, losses):
                 self._measure(stamped.at, rounds, loss, losses)
             case ev.SamplesWritten(rounds, by, completions):
@@ -241,14 +242,6 @@ class RunCurves:
         if all((known.at, known.rounds) != (at, rounds) for known in self.steps_back):  # the log may be read again
             self.steps_back.append(StepBack(at, rounds, self._tokens_after(rounds), abandoned))
             del self.steps_back[:-MOST_STEPS_BACK]
-
-    def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
-        """Add the training loss after `rounds` rounds.
-
-        tokens: of the run so far; 0 in the events of older peers, of which only the round's own tokens, `added`, are known.
-        """
-        before = self.training.points[-1].tokens if self.training.points else 0
-        self.training.add(LossPoint(at, rounds, tokens or before + added, loss))
 
     def _measure(self, at: float, rounds: int, loss: float, losses: Mapping[str, float]) -> None:
         """Add the held-out losses of the state after `rounds` rounds, unless those of a later state are known."""

@@ -135,10 +135,8 @@ class RunHistory:
     @property
     def steps_back(self) -> list[StepBack]:
         """Times at which this peer gave up rounds, ascending; nothing else here is of such a round."""
-        return [replace(each, tokens=self._tokens_after(each.rounds)) for each in self.curves.steps_back]
-
-    def _tokens_after(self, rounds: int) -> int:
-        return self.rounds[min(rounds, self.length) - 1].tokens if rounds > 0 and self.rounds else 0
+        tokens = [0, *(each.tokens for each in self.rounds)]
+        return [replace(each, tokens=tokens[min(max(0, each.rounds), self.length)]) for each in self.curves.steps_back]
 
     # -- records ------------------------------------------------------------------------------------------------------
 

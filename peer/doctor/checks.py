@@ -280,7 +280,11 @@ def clock(now: float | None = None) -> Check:
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < EARLIEST:
         return Check("clock", CheckResult.FAIL, shown, "not before this software was made", SET_CLOCK)
-    if not _is_synchronised():
+    try:
+        found = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        found = None  # the kernel cannot be asked
+    if found == NOT_SYNCHRONISED:
         return Check("clock", CheckResult.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
     return ok("clock", shown, "kept by NTP")
 
@@ -288,15 +292,6 @@ def clock(now: float | None = None) -> Check:
 def skewed(skew: str) -> Check:
     """Return the check of a clock that differs from other peers' clocks, as `skew` says."""
     return Check("clock", CheckResult.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
-
-
-def _is_synchronised() -> bool:
-    """Ask the kernel whether the clock is synchronised; True if it cannot be asked."""
-    try:
-        found = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
-    except (OSError, AttributeError):
-        return True
-    return bool(found != NOT_SYNCHRONISED)
 
 
 def disk(folder: Path, manifest: RunManifest, scratch_bytes: int = 0) -> list[Check]:

@@ -67,8 +67,19 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         ),
     ]
     description = escaped(about.description)
+    word = plain(about.licence, 64).lower().replace(" ", "-")
+    name = re.sub(r"[^a-z0-9.-]+", "-", word).strip("-.")  # the few characters that hubs take
+    licence = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
+    if name and word not in LICENCES:
+        licence.append(f"license_name: {json.dumps(name)}")
     lines = [
-        *_front_matter(about.licence),
+        "---",
+        *licence,
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- manyhands",
+        "---",
         MARK,
         "",
         f"# {escaped(manifest.name) or 'Model'}",
@@ -93,16 +104,6 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         "```",
     ]
     return "\n".join([*lines, ""]).encode()
-
-
-def _front_matter(licence: str) -> list[str]:
-    """Return the front matter.  An unknown licence is "other", with its name in the few characters that hubs take."""
-    word = plain(licence, 64).lower().replace(" ", "-")
-    name = re.sub(r"[^a-z0-9.-]+", "-", word).strip("-.")
-    said = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
-    if name and word not in LICENCES:
-        said.append(f"license_name: {json.dumps(name)}")
-    return ["---", *said, "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- manyhands", "---"]
 
 
 ENTITIES = {"\\": "&#92;", "<": "&lt;", ">": "&gt;", "&": "&amp;"}

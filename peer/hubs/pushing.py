@@ -71,7 +71,7 @@ class Pusher:
     def run(self) -> None:
         """Push the newest state, and with `every` each later state that is due, until the final one is pushed."""
         with self._alone():
-            pushed = self._patiently(self._pushed)
+            pushed = self._patiently(self._tag_newest)
             begun = ExportedState.of_folder(self._model) if self._model.is_dir() else None
             if begun is not None and begun.rounds > pushed:
                 pushed = self._patiently(self._push)
@@ -83,17 +83,15 @@ class Pusher:
                     raise PeerError(
                         "no round of the run is on this disk yet; push it later, or with --every", ExitCode.INPUT
                     )
-                if self._is_due(rounds, pushed, is_over=is_over) and self._exported():
+                every = self._options.every
+                is_due = every is None or is_over or rounds // every > pushed // every
+                if rounds > pushed and is_due and self._exported():
                     pushed = self._patiently(self._push)
                     continue
-                if self._options.every is None or (is_over and pushed >= rounds):
+                if every is None or (is_over and pushed >= rounds):
                     self._tell(f"{self._repository.name} has the state after {many(pushed, 'round')}")
                     return
                 time.sleep(LOOK_S)
-
-    def _is_due(self, rounds: int, pushed: int, *, is_over: bool) -> bool:
-        every = self._options.every
-        return rounds > pushed and (every is None or is_over or rounds // every > pushed // every)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -140,13 +138,13 @@ class Pusher:
             self._tell(text)
         self._told = text
 
-    def _pushed(self) -> int:
-        """Return the rounds of the state in the repository, which gets its tag; 0 without one."""
+    def _tag_newest(self) -> int:
+        """Give the state in the repository its tag, and return its rounds; 0 without one."""
         head = self._repository.head()
         state = self._state(head)
         if state is None:
             return 0
-        self._repository.tag(_tag(state), head.commit)
+        self._repository.tag(f"round-{state.rounds}", head.commit)
         return state.rounds
 
     def _push(self) -> int:
@@ -158,18 +156,18 @@ class Pusher:
         if there is None or there.rounds < state.rounds:
             files: dict[str, Path | bytes] = {path.name: path for path in sorted(self._model.iterdir())}
             total = sum(path.stat().st_size for path in self._model.iterdir())
-            if self._writes_card(head):
+            if CARD not in head.files or MARK.encode() in self._repository.read(CARD, head.commit):
                 files[CARD] = self._card(state)
             gone = frozenset(path for path in head.files if _is_weights(path)) - files.keys()
             begun = time.monotonic()
             commit = self._repository.commit(head.commit, f"State after {many(state.rounds, 'round')}", files, gone)
-            self._repository.tag(_tag(state), commit)
+            self._repository.tag(f"round-{state.rounds}", commit)
             took = duration(time.monotonic() - begun)
             self._tell(
                 f"pushed the state after {many(state.rounds, 'round')} to {self._repository.name} ({size(total)}, {took})"
             )
         else:
-            self._repository.tag(_tag(there), head.commit)
+            self._repository.tag(f"round-{there.rounds}", head.commit)
         shutil.rmtree(self._model)
         self._told = ""
         return max(state.rounds, there.rounds if there is not None else 0)
@@ -188,19 +186,12 @@ class Pusher:
                 return state
         raise PeerError(f"{name} has the model of another run; name another repository", ExitCode.INPUT)
 
-    def _writes_card(self, head: Head) -> bool:
-        return CARD not in head.files or MARK.encode() in self._repository.read(CARD, head.commit)
-
     def _card(self, state: ExportedState) -> bytes:
         rounds = self._history.rounds
         tokens = rounds[state.rounds - 1].tokens if 0 < state.rounds <= len(rounds) else 0
         held_out = self._history.held_out.get(state.rounds)
         facts = CardFacts(state, tokens, held_out, self._options.dtype, (self._model / "tokenizer.json").exists())
         return model_card(self._signed.manifest, facts, self._repository.name)
-
-
-def _tag(state: ExportedState) -> str:
-    return f"round-{state.rounds}"
 
 
 def _is_weights(path: str) -> bool:

@@ -137,7 +137,8 @@ class HubRepository:
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
-        for each in _causes(error):
+        each: BaseException | None = error
+        while each is not None:
             match each:
                 case HubBusy():
                     return each
@@ -148,6 +149,7 @@ class HubRepository:
                     return HubBusy(f"{said}; look at your connection")
                 case OSError():
                     return each  # of a file of ours
+            each = each.__cause__
         said = self._without_token(str(error))
         return PeerError(f"{self._host} does not answer as a hub ({type(error).__name__}: {said}); look at {ENDPOINT}")
 
@@ -167,14 +169,6 @@ class HubRepository:
     def _without_token(self, text: str) -> str:
         """Return the beginning of a text that may be the hub's."""
         return clean(text.replace(self._token, "…"), 200)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__
 
 
 def _endpoint() -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 UNITS = 2000
 """Width and height of the plot's own coordinates."""
@@ -114,8 +114,8 @@ class Chart:
         places = ticks(self._left, self._right, whole=self._x.whole)
         left = "".join(f'<text x="100%" y="{self._down(each)}%">{escape(self._y.show(each))}</text>' for each in levels)
         below = "".join(
-            f'<text x="{self._across(each)}%" y="70%"{_spare(number)}>{escape(self._x.show(each))}</text>'
-            for number, each in enumerate(reversed(places))
+            f'<text x="{self._across(each)}%" y="70%"{spare}>{escape(self._x.show(each))}</text>'
+            for each, spare in zip(reversed(places), cycle(("", ' class="spare"')))  # a narrow screen leaves these out
         )
         grid = "".join(f'<line x1="0" x2="100%" y1="{self._down(each)}%" y2="{self._down(each)}%"/>' for each in levels)
         drawn = "".join(self._drawn(line) for line in self._lines)
@@ -187,21 +187,17 @@ class Chart:
         areas = []
         for number, (x, (start, end)) in enumerate(zip(chosen, bounds, strict=True)):
             values = [
-                (line, points[number])
+                f"{line.name} {self._y.show(point.y)}"
                 for line, points in zip(self._lines, nearest, strict=True)
-                if points[number] is not None
+                if (point := points[number]) is not None
             ]
-            told = " · ".join(
-                [
-                    f"{self._x.show(x)} {self._x.name}",
-                    *(f"{line.name} {self._y.show(point.y)}" for line, point in values if point),
-                ]
-            )
+            told = " · ".join([f"{self._x.show(x)} {self._x.name}", *values])
             at = self._across(x)
+            side = ' class="first"' if at < 35 else ' class="last"' if at > 65 else ""  # keeps a long text in the chart
             areas.append(
                 f'<g class="at"><rect x="{start}%" width="{round(end - start, 2)}%" height="100%"/>'
                 f'<line x1="{at}%" x2="{at}%" y1="0" y2="100%"/>'
-                f'<text x="{at}%" y="-8"{_anchor(at)}>{escape(told)}</text></g>'
+                f'<text x="{at}%" y="-8"{side}>{escape(told)}</text></g>'
             )
         return "".join(areas)
 
@@ -215,15 +211,3 @@ def _nearest(points: Sequence[LinePoint], xs: Sequence[float]) -> list[LinePoint
             place += 1
         found.append(points[place] if place >= 0 else None)
     return found
-
-
-def _spare(number: int) -> str:
-    """Return the attribute of labels that a narrow screen leaves out: every second one, counted from the right."""
-    return ' class="spare"' if number % 2 else ""
-
-
-def _anchor(percent: float) -> str:
-    """Return the attribute that keeps a long text at this place within the chart."""
-    if percent < 35:
-        return ' class="first"'
-    return ' class="last"' if percent > 65 else ""

@@ -25,7 +25,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     found = list[Text]()  # from the lowest line up
     for each in reversed(picture.lines):
         if wanted(each):
-            found += reversed(_lines(each, width))
+            clock = time.strftime("%H:%M:%S ", time.localtime(each.at))
+            text = f"! {each.text}" if each.level in ("warning", "error") else each.text
+            found += reversed(hanging(clock, text, width, len(clock), style=LEVEL_STYLES.get(each.level, "")))
             if len(found) >= look.scroll + height:
                 break
     look.scroll = max(0, min(look.scroll, len(found) - height))
@@ -33,9 +35,3 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if not shown:
         return [line((fit("nothing to show with this filter yet; l shows other lines", width), FAINT))]
     return [*reversed(shown)]
-
-
-def _lines(each: LogLine, width: int) -> list[Text]:
-    clock = time.strftime("%H:%M:%S ", time.localtime(each.at))
-    mark = "! " if each.level in ("warning", "error") else ""
-    return hanging(clock, mark + each.text, width, len(clock), style=LEVEL_STYLES.get(each.level, ""))

@@ -30,6 +30,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         else ""
     )
     seen = f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row"
+    there = [clean(address, ADDRESS) for address, verdict in status.reachability.items() if verdict == "reachable"]
+    reached = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
     organised = f"; organised by {short(status.organiser)}" if status.organiser else ""
     rows = (
         _work(status, share),
@@ -43,7 +45,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
         ("committed", rounds_line(status)),
         ("listening", ", ".join(clean(address, ADDRESS) for address in status.addresses) or "-"),
-        ("others", _reached(status)),
+        ("others", reached.get(status.reachable, "were not asked yet if they can reach this peer")),
     )
     lines = [each for label, text in rows for each in hanging(label, text, width, LABEL)]
     return [lines[place] for place in look.window(len(lines), height)]
@@ -57,10 +59,3 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
     if told is not None and status.role == "validator":
         return "verifying", f"{told.verified_per_s:.1f} rollouts/s"
     return "training", f"{rate}; loss now {number(status.loss)}"
-
-
-def _reached(status: PeerStatus) -> str:
-    """Say whether other peers can reach this peer, and at which addresses."""
-    there = [clean(address, ADDRESS) for address, verdict in status.reachability.items() if verdict == "reachable"]
-    words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
-    return words.get(status.reachable, "were not asked yet if they can reach this peer")

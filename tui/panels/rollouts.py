@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
@@ -45,32 +45,25 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 def reward_curves(tally: RolloutTally, width: int, height: int, look: Look) -> list[Text]:
     """Draw the rewards, and the lengths of the outputs beside them if there is room, each with a caption."""
     drawn = [("mean reward by round", GOOD, tally.rewards), ("tokens of an output by round", "cyan", tally.lengths)]
-    known = [
-        (caption, Curve(caption, style, finite)) for caption, style, points in drawn if len(finite := _finite(points)) > 1
+    curves = [
+        Curve(caption, style, [(float(round), value) for round, value in points if math.isfinite(value)])
+        for caption, style, points in drawn
     ]
+    known = [each for each in curves if len(each.points) > 1]
     if not known:
         return [line((fit("the reward curve starts with the second version", width), FAINT))]
     room = (width - GAP * (len(known) - 1)) // len(known)
     if room < LEAST_CURVE:
         known, room = known[:1], width
     columns = [
-        [line((fit(caption, room), FAINT)), *chart([curve], room, height - 1, amounts, unicode=look.unicode)]
-        for caption, curve in known
+        [line((fit(curve.name, room), FAINT)), *chart([curve], room, height - 1, amounts, unicode=look.unicode)]
+        for curve in known
     ]
-    return [_beside(row, room) for row in zip(*columns, strict=True)]
-
-
-def _finite(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
-    return [(float(round), value) for round, value in points if math.isfinite(value)]
-
-
-def _beside(parts: Sequence[Text], room: int) -> Text:
-    """Join lines into one, each but the last in `room` columns with a gap after it."""
-    joined = parts[0].copy()
-    for part in parts[1:]:
-        joined.pad_right(room + GAP - joined.cell_len)
-        joined.append_text(part)
-    return joined
+    for first, *others in zip(*columns, strict=True):
+        for other in others:  # beside the first, after a gap
+            first.pad_right(room + GAP - first.cell_len)
+            first.append_text(other)
+    return columns[0]
 
 
 def _head(picture: Picture) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.formatting import bar, fit, pad, rounds_line, wrapped
-from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus
 from protocol.formatting import clean, naming, of_fragment, short
 from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line, paragraph
 from tui.picture import COMMIT, EXCHANGE, PARTS, TRAINING, VOTES, WAIT, Picture, RoundPicture
@@ -32,7 +32,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if status.provisional_rounds:
         lines += paragraph(rounds_line(status), width, WARNING)[: max(1, height // 6)]
     todo = wrapped(f"to do: {status.why_remedy}", width) if status.why_remedy else []
-    others, room = _members(status), max(1, (height - 1) * 2 // 3)
+    others = [known for known in status.swarm if known.liveness in ("alive", "suspect") and known.role == "trainer"]
+    others.sort(key=lambda other: (other.phase != "computing", other.steps, other.name, other.peer))  # the slowest first
+    room = max(1, (height - 1) * 2 // 3)
     if status.role == "trainer":
         me, total = f"{clean(status.name, 14)} (me)", status.inner_steps
         lines.append(_progress(me, status.phase, status.steps, total, width, look))
@@ -60,12 +62,6 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> list[Text]:
     why = clean(status.why_detail or status.why_idle, 300)
     text = f"{which}: {status.phase}" + (f": {why}" if why else "")
     return paragraph(text, width, WARNING if why and not status.trains_ahead else GOOD)
-
-
-def _members(status: PeerStatus) -> list[SwarmPeer]:
-    """Return the other live trainers, the furthest behind first."""
-    others = [known for known in status.swarm if known.liveness in ("alive", "suspect") and known.role == "trainer"]
-    return sorted(others, key=lambda other: (other.phase != "computing", other.steps, other.name, other.peer))
 
 
 def _progress(name: str, phase: str, steps: int, inner_steps: int, width: int, look: Look) -> Text:
@@ -103,23 +99,20 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
     marks = {part: f"{CELLS[part][not look.unicode]} " if room else "" for part in PARTS}
     heads = [f"{marks[part]}{part.upper()}".rjust(columns) for part, columns in COLUMNS.items()]
     titles = ["ROUND".ljust(ROUND), *heads, "BUSY".rjust(BUSY), "MEMBERS".rjust(MEMBERS) if has_members else ""]
-    summary = paragraph(_utilisation(status), width, STRONG)
+    count, swarm = len(status.members), swarm_busy(status)
+    told = ["times in seconds"]
+    if status.busy_share is not None:
+        told.append(f"this peer trained {100 * status.busy_share:.0f} % of the last hour")
+    if swarm is not None and count > 1:  # of one member the first share tells it
+        told.append(f"the {count} members trained {100 * swarm:.0f} % of the last round")
+    summary = paragraph(", ".join(told), width, STRONG)
     lines = summary if height >= SUMMARY_FROM + len(summary) - 1 else []
     lines.append(line((fit("".join(titles), width), FAINT)))
     shown = look.window(len(rounds), height - len(lines))
     if not shown:
         return []
-    longest = max(_length(rounds[place]) for place in shown)
+    longest = max(sum(rounds[place].seconds.get(part, 0.0) for part in PARTS) for place in shown)
     return lines + [_times(rounds[place], longest, width, room, look) for place in shown]
-
-
-def _utilisation(status: PeerStatus) -> str:
-    """Say which share of the time this peer and the swarm compute."""
-    swarm = swarm_busy(status) if len(status.members) > 1 else None  # of one member the first share tells it
-    mine = f"this peer trained {100 * status.busy_share:.0f} % of the last hour" if status.busy_share is not None else ""
-    count = len(status.members)
-    all_of_us = f"the {count} members trained {100 * swarm:.0f} % of the last round" if swarm is not None else ""
-    return ", ".join(each for each in ("times in seconds", mine, all_of_us) if each)
 
 
 def _times(told: RoundPicture, longest: float, width: int, room: int, look: Look) -> Text:
@@ -138,10 +131,6 @@ def _times(told: RoundPicture, longest: float, width: int, room: int, look: Look
         parts.append((CELLS[part][not look.unicode] * (end - taken), GOOD if part == TRAINING else ""))
         taken = end
     return line((text, "" if told.mine is None else FAINT), "  ", *parts)
-
-
-def _length(told: RoundPicture) -> float:
-    return sum(told.seconds.get(part, 0.0) for part in PARTS)
 
 
 def _busy(told: RoundPicture) -> str:

@@ -61,8 +61,13 @@ def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, s
     if votes := votes_line(status):
         place = len(rows) if status.founders_vote_until is None else rows.index(goal) + 1  # what costs something comes first
         rows.insert(place, ("votes", votes))
-    rows.append(("invitation", _invitation(status)))
-    return rows
+    if status.invitation:
+        invitation = f"i copies it: {clean(status.invitation, 12)}…{clean(status.invitation[-6:])}"
+    elif status.invite_command:
+        invitation = "the run admits by token; i copies the command that makes one"
+    else:
+        invitation = "from the organiser" if facts is not None else "-"
+    return [*rows, ("invitation", invitation)]
 
 
 def _rate(status: PeerStatus, facts: RunDefinition) -> str:
@@ -85,14 +90,6 @@ def _data(facts: RunDefinition) -> str:
         return text
     warm = f"{text}, for {facts.warm_rounds} rounds, then " if facts.warm_rounds else ""
     return f"{warm}rollouts of {clean(facts.environment, 200)}"
-
-
-def _invitation(status: PeerStatus) -> str:
-    if status.invitation:
-        return f"i copies it: {clean(status.invitation, 12)}…{clean(status.invitation[-6:])}"
-    if status.invite_command:
-        return "the run admits by token; i copies the command that makes one"
-    return "from the organiser" if status.run_definition is not None else "-"
 
 
 def _progress(status: PeerStatus, width: int, look: Look) -> Text:

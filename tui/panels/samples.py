@@ -33,7 +33,11 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return [line((fit("this run has no prompts to complete", width), FAINT))]
     lines = _answers(answers, width) if answers is not None else []
     if prompts:
-        lines.append(line((fit(_head(picture), width), FAINT)))
+        head = "no sample yet; the first ones come with the first evaluation"
+        if states:
+            who = naming(picture.names)(states[-1].by)
+            head = f"written by the model after {many(states[-1].rounds, 'round')}, as {who} says"
+        lines.append(line((fit(head, width), FAINT)))
         share = max(2, (height - len(lines)) // len(prompts[:MOST_PROMPTS]))
         for prompt in prompts[:MOST_PROMPTS]:
             lines += _of_prompt(prompt, states, width, share)
@@ -51,14 +55,6 @@ def _answers(answers: AnswersOfRound, width: int) -> list[Text]:
     return lines
 
 
-def _head(picture: Picture) -> str:
-    states = picture.curves.samples.states
-    if not states:
-        return "no sample yet; the first ones come with the first evaluation"
-    newest = states[-1]
-    return f"written by the model after {many(newest.rounds, 'round')}, as {naming(picture.names)(newest.by)} says"
-
-
 def _of_prompt(prompt: str, states: Sequence[SampledState], width: int, room: int) -> list[Text]:
     """Draw a prompt, its newest completion, and some earlier ones, the last of which is the oldest known."""
     lines = [line((fit(plain(prompt, MOST_CHARACTERS), width), STRONG))]
@@ -67,7 +63,11 @@ def _of_prompt(prompt: str, states: Sequence[SampledState], width: int, room: in
         return lines
     newest, *earlier = known
     lines += [line(each) for each in _cut(_text(newest, prompt), width, min(NEWEST_LINES, room - 1))]
-    for each in _spread(earlier, room - len(lines)):
+    room -= len(lines)
+    if len(earlier) > room:  # evenly spread from the first to the last
+        places = (place * (len(earlier) - 1) // (room - 1) for place in range(room)) if room > 1 else range(max(0, room))
+        earlier = [earlier[place] for place in places]
+    for each in earlier:
         when = (fit(f"{f'after {each.rounds}':<{ROUND}}", width), FAINT)
         lines.append(line(when, fit(_text(each, prompt), max(0, width - ROUND))))
     return lines
@@ -86,10 +86,3 @@ def _cut(text: str, width: int, most: int) -> list[str]:
         lines.append(part)
         text = text[len(part) :]
     return lines
-
-
-def _spread(states: Sequence[SampledState], most: int) -> list[SampledState]:
-    """Return at most `most` of the states, evenly spread from the first to the last."""
-    if len(states) <= most or most < 2:
-        return [*states[: max(0, most)]]
-    return [states[place * (len(states) - 1) // (most - 1)] for place in range(most)]

@@ -87,20 +87,15 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return lines + _with_details([_me(status), *rows], totals, picture, width, height - 1, look)
     lines.append(_row(_me(status), totals, picture, width, mine=True))
     if not others:
-        lines.append(line((fit(_nobody(look), width), FAINT)))
+        nobody = "no other peer yet; i copies the invitation"
+        if look.search:
+            nobody = f"no peer has {look.search!r} in its name, ID or team; / asks anew"
+        lines.append(line((fit(nobody, width), FAINT)))
     shown = look.window(len(others), height - len(lines))
     lines += [_row(others[place], totals, picture, width) for place in shown]
     if shown and len(shown) < len(others):
         lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
     return lines
-
-
-def _nobody(look: Look) -> str:
-    return (
-        f"no peer has {look.search!r} in its name, ID or team; / asks anew"
-        if look.search
-        else "no other peer yet; i copies the invitation"
-    )
 
 
 def _group(known: SwarmPeer) -> int:
@@ -224,12 +219,6 @@ def _round_trip(known: SwarmPeer) -> str:
     return "< 0.1 ms" if trip < 1e-4 else f"{1000 * trip:.1f} ms" if trip < 0.01 else f"{1000 * trip:.0f} ms"
 
 
-def _distance(known: SwarmPeer) -> str:
-    """Return a peer's distance in a few characters."""
-    where = {"this computer": "here", "home network": "home"}.get(known.reach, "")
-    return f"{where} {_round_trip(known)}".strip() or "-"
-
-
 def _me(status: PeerStatus) -> SwarmPeer:
     return SwarmPeer(
         peer=status.peer,
@@ -260,6 +249,8 @@ def _row(
 ) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
+    where = {"this computer": "here", "home network": "home"}.get(known.reach, "")
+    distance = f"{where} {_round_trip(known)}".strip() or "-"
     total = totals[known.role]  # total of its role: generated tokens and trained tokens cannot be compared
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     counted = picture.contributions.of.get(known.peer)
@@ -271,7 +262,7 @@ def _row(
         f"{amount(known.tokens_per_s):>8}",
         f"{share:>7}",
         f"  {link:<10}",
-        f"{_distance(known) if not mine else '':>13}",
+        f"{distance if not mine else '':>13}",
         f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
     style = f"{STRONG} {GOOD}" if mine else "" if alive else WARNING

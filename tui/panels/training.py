@@ -11,7 +11,7 @@ from rich.text import Text
 from peer.control.curves import LossPoint, StepBack
 from peer.formatting import fit, spread, wrapped
 from protocol.events.events import EvalLoss
-from protocol.events.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus
 from protocol.formatting import amount, clean, many, naming, number
 from tui.panels.chart import STEP_BACK, Curve, Ticks, amounts, chart, clock_times
 from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line, paragraph
@@ -39,12 +39,16 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     """Draw lines of numbers, of the held-out loss, of preferences and of several sources, and the curves below."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
-    swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
+    # Generated and trained tokens must not be added together, so only peers of our role count.
+    same = [each for each in status.swarm if each.liveness == "alive" and each.role == status.role] if status else []
+    swarm = mine + sum(known.tokens_per_s for known in same)
     training = picture.curves.training.points
     newest = training[-1].value if training else status.loss if status is not None else None
     loss = "no training loss yet" if newest is None else f"training loss {number(newest)}"
     is_rl = status is not None and from_rollouts(status)
-    reward = f"reward {number(_reward(picture))}   " if is_rl else ""
+    rewards, known = picture.rollouts.rewards, status.rollouts if status is not None else None
+    last = rewards[-1][1] if rewards else known.reward if known is not None else None
+    reward = f"reward {number(last)}   " if is_rl else ""
     others = f" (all: {amount(swarm)})" if swarm > mine else ""
     head = f"{reward}{loss}, {amount(mine)} tokens/s{others}"
     hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
@@ -55,7 +59,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if picture.ready is not None and (pairs := picture.ready.preferences):
         lines += paragraph(pairs, width)
     if status is not None and len(status.losses) > 1:
-        told = "by source: " + ", ".join(_of_source(source, loss, status) for source, loss in status.losses.items())
+        measured = {source: f" (held out {number(loss)})" for source, loss in status.eval_losses.items()}
+        sources = (f"{clean(each, 40)} {number(loss)}{measured.get(each, '')}" for each, loss in status.losses.items())
+        told = f"by source: {', '.join(sources)}"
         lines += [line(each) for each in wrapped(told, width)[: max(1, height // 6)]]
     return [*lines, *_curves(picture, width, height - len(lines), look)]
 
@@ -64,13 +70,6 @@ def from_rollouts(status: PeerStatus) -> bool:
     """Return True if the run learns from rollouts now: the loss of its text, if it has any, says nothing of its progress."""
     facts = status.run_definition
     return facts is not None and bool(facts.environment) and status.round >= facts.warm_rounds
-
-
-def _reward(picture: Picture) -> float | None:
-    """Return the mean reward of the last round that learned from rollouts; None before the first."""
-    told = picture.status.rollouts if picture.status is not None else None
-    rewards = picture.rollouts.rewards
-    return rewards[-1][1] if rewards else told.reward if told is not None else None
 
 
 def _curves(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
@@ -102,17 +101,6 @@ def _stepped_back(step: StepBack, unicode: bool) -> str:
     """Describe a step back, which the chart marks."""
     when = time.strftime("%d %b %H:%M", time.localtime(step.at))
     return f"{STEP_BACK[not unicode]} went back {many(step.abandoned, 'round')}, to round {step.rounds}, on {when}"
-
-
-def _of_source(source: str, loss: float, status: PeerStatus) -> str:
-    """Describe the losses of a source."""
-    measured = status.eval_losses.get(source)
-    return f"{clean(source, 40)} {number(loss)}" + (f" (held out {number(measured)})" if measured is not None else "")
-
-
-def _counts(known: SwarmPeer, status: PeerStatus) -> bool:
-    """Return True if the peer is alive and has our role: generated and trained tokens must not be added together."""
-    return known.liveness == "alive" and known.role == status.role
 
 
 def _held_out(picture: Picture) -> str:
