@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,38 +32,9 @@ from tests.protocol.answering import ask
 RUN = Hash(b"\x06" * 32)
 
 
-@dataclass
-class MemoryBlob:
-    """A whole blob in memory: a `protocol.blobs.store.Held`."""
-
-    data: memoryview
-    spans: Spans
-    hashes: Sequence[Hash]
-    is_urgent: bool = False
-
-    @property
-    def count(self) -> int:
-        return len(self.spans)
-
-    @property
-    def here(self) -> ChunkSet:
-        return (1 << self.count) - 1
-
-    def leaves(self) -> Sequence[Hash]:
-        return self.hashes
-
-    def read(self, chunk: int) -> bytes:
-        return bytes(self.data[self.spans[chunk]])
-
-
-@dataclass
-class Blobs:
-    """A `protocol.blobs.store.Shelf` in memory."""
-
-    held: dict[Hash, MemoryBlob]
-
-    def find(self, name: Hash) -> Held | None:
-        return self.held.get(name)
+def in_memory(data: memoryview, spans: Spans, hashes: Sequence[Hash]) -> Held:
+    """A whole blob in memory."""
+    return Held(len(spans), (1 << len(spans)) - 1, lambda chunk: bytes(data[spans[chunk]]), lambda: hashes)
 
 
 class Peer:
@@ -75,8 +45,12 @@ class Peer:
         self.identity = Identity.from_seed(chunk_hash(seed.encode())) if seed else Identity.generate()
         self.chunk_bytes = 0
         self.set_aside: set[str] = set()
-        self.shelf = Blobs({})
+        self.shelf: dict[Hash, Held] = {}
         self.swarm: Swarm | None = None
+
+    def find(self, name: Hash) -> Held | None:
+        """The blob of this name, if it is here."""
+        return self.shelf.get(name)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         return Acceptance.IGNORE
@@ -117,7 +91,7 @@ class Peer:
             data[span] = os.urandom(span.stop - span.start)
         leaves = [chunk_hash(data[span]) for span in spans]
         name = tree_root(leaves)
-        self.shelf.held = {name: MemoryBlob(data, spans, leaves)}
+        self.shelf = {name: in_memory(data, spans, leaves)}
         assert self.swarm is not None
         self.swarm.originate(name, len(spans))
         return name
@@ -149,7 +123,7 @@ class Peer:
         sources = [origin]
         while not await self.swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=on_chunk):
             sources = [*network.connected()]
-        self.shelf.held = {name: MemoryBlob(into, EvenSpans(size, self.chunk), leaves)}
+        self.shelf = {name: in_memory(into, EvenSpans(size, self.chunk), leaves)}
         now = network.traffic()
         return {
             "seconds": time.perf_counter() - begun,
@@ -196,7 +170,7 @@ async def main(peer: Peer) -> None:
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=sys.argv[1]))
         await nursery.start(network.run)
-        peer.swarm = Swarm(Session(peer.identity, RUN, network, peer.note), peer, peer.shelf, trio.to_thread.run_sync)
+        peer.swarm = Swarm(Session(peer.identity, RUN, network, peer.note), peer, peer.find, trio.to_thread.run_sync)
         nursery.start_soon(peer.swarm.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0])
         members = (await hear())["peers"]

@@ -137,7 +137,7 @@ async def main() -> None:
         network = Libp2pNetwork(peer.identity, RUN, peer, settings)
         await nursery.start(network.run)
         session = Session(peer.identity, RUN, network, tell)
-        peer.blobs.swarm = Swarm(session, peer, peer.blobs.shelf, trio.to_thread.run_sync)
+        peer.blobs.swarm = Swarm(session, peer, peer.blobs.find, trio.to_thread.run_sync)
         nursery.start_soon(peer.blobs.swarm.run)
         member = Member(peer, network, nursery)
         name, root = peer.blobs.make(), tree_root(peer.exchange.leaves)

@@ -179,7 +179,7 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
     from peer.paths import CORPORA, run_dir
     from peer.settings.file import gather
     from protocol.corpora.copies import COPIES
-    from protocol.corpora.shards import SHARDS
+    from protocol.corpora.manifest import SHARDS
     from protocol.formatting import duration, size
 
     links = run_dir(data, signed.run) / CORPORA

@@ -18,9 +18,7 @@ from peer.corpora.run_data import MANIFEST, RunData, built_name, point, run_data
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private
 from peer.resources.room import DiskRoom
-from protocol.corpora.manifest import CorpusManifest, read_manifest
-from protocol.corpora.rows import corpus_flaw
-from protocol.corpora.shards import SHARDS
+from protocol.corpora.manifest import SHARDS, CorpusManifest, corpus_flaw, read_manifest
 from protocol.formatting import amount, roughly, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import LocalSection

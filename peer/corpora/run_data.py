@@ -28,8 +28,7 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
-from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
-from protocol.corpora.rows import corpora_flaw
+from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, corpora_flaw, read_manifest
 from protocol.formats.section import shortened
 from protocol.formatting import amount, many
 from protocol.run.manifest import RunManifest

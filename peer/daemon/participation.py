@@ -58,7 +58,7 @@ from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerP
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
-from protocol.corpora.shards import SHARDS
+from protocol.corpora.manifest import SHARDS
 from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
 from protocol.events.events import Event, Notice, PhaseChanged, RoundVoted
 from protocol.events.status import NodeStatus, RunDefinition, WhyIdle

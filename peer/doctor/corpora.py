@@ -17,8 +17,8 @@ from peer.settings.preferences import Preferences
 from protocol.blobs.blob import Blob, BlobReply, BlobRequest, ChunkSet, chunks_in, from_bitmap, set_of
 from protocol.blobs.mirrors import Mirrors, RangeClient
 from protocol.blobs.store import BlobStore
-from protocol.corpora.manifest import Block, read_manifest
-from protocol.corpora.shards import SHARDS, CorpusShelf, Shard, Shards, shards_of
+from protocol.corpora.manifest import SHARDS, Block, Shard, Shards, read_manifest, shards_of
+from protocol.corpora.store import CorpusShelf
 from protocol.disk import Disk, size_of
 from protocol.events.events import Event, Notice
 from protocol.formatting import many, size

@@ -142,15 +142,10 @@ class Copies:
             before = self._of[chunk]
             self._of[chunk] = after = before + change
             assert after >= 0
-            self._move(1 << chunk, before, after)
-
-    def _move(self, bit: ChunkSet, before: int, after: int) -> None:
-        left = self._with[before] & ~bit
-        if left:
-            self._with[before] = left
-        else:
-            del self._with[before]
-        self._with[after] = self._with.get(after, 0) | bit
+            self._with[before] &= ~(1 << chunk)
+            if not self._with[before]:
+                del self._with[before]
+            self._with[after] = self._with.get(after, 0) | 1 << chunk
 
     @property
     def none(self) -> ChunkSet:

@@ -9,8 +9,8 @@ Which chunk a source is asked for:
   have: it may be lost with the next source that leaves, and we can then serve it to many peers.
 * **Ties by a seed.**  Among equally rare chunks, pick one with the caller's random generator: peers that begin together
   ask for different chunks, and serve them to each other.
-* **Ranges.**  A mirror is asked for consecutive chunks, as many as it sends in a few seconds, out of those that the peers
-  were not asked for; and again once it owes none of them.
+* **Ranges.**  A mirror is asked for consecutive chunks that no source was asked for, as many as it sends in a few seconds,
+  and about half of them if peers have some too; and again once it owes none.
 * **Endgame.**  Once every missing chunk was asked for, an idle source is asked for a chunk that another source owes us:
   one that only less reliable sources owe, or else the chunk that will take longest.  Of the sources that are as reliable
   as this one, at most `COPIES` are asked for a chunk at a time, and twice as many each time that it was overdue, up to
@@ -71,6 +71,8 @@ REST_S, MOST_REST_S = 4.0, 120.0
 MOST_OWED_BYTES = 64 << 20
 """Most bytes of one blob that are asked for and not here yet: up to this much memory may be in use for unchecked chunks."""
 MOST_UNPROVEN_BYTES = MOST_OWED_BYTES // 2
+LEAST_SHARED = 8
+"""Chunks of a range at least, although peers have them too: each range costs a connection."""
 RANGE_S, FIRST_RANGE_BYTES, MOST_RANGE_BYTES = 8.0, 2 << 20, 8 << 20
 """Seconds for which a mirror is asked at its measured rate, bytes until the rate is known, and most bytes of a range."""
 
@@ -384,10 +386,12 @@ class Download:
                 pass
             return
         most_bytes = min(known.rate * RANGE_S, MOST_RANGE_BYTES) if known.rate else FIRST_RANGE_BYTES
-        last: int | None = None
+        most, last = self._unasked.bit_count(), None
+        if any(other.has & self._unasked for other in self.sources.values() if not other.is_mirror):
+            most = max(-(-most // 2), LEAST_SHARED)
         for chunk in chunks_in(known.has & self._unasked):
             is_next = last is None or (chunk == last + 1 and known.owed_bytes + self.blob.sizes[chunk] <= most_bytes)
-            if not is_next or not self._may_owe_more(mirror):
+            if not is_next or len(known.debts) >= most or not self._may_owe_more(mirror):
                 return
             self._owe(mirror, last := chunk, wanted, now)
 

@@ -201,11 +201,12 @@ class WebDialer:
 
 @dataclass(frozen=True)
 class _Target:
-    """The server and file of a URL."""
+    """The server and file of a URL.  authority: value of the header Host."""
 
     is_tls: bool
     host: str
     port: int
+    authority: str
     path: str
 
     @classmethod
@@ -221,13 +222,11 @@ class _Target:
         is_right = parts.scheme in ("http", "https") and host and parts.username is None and len(url) <= MAX_URL_CHARS
         if not is_right or not url.isprintable() or " " in url:
             raise RangeForbidden("names an address that is not a plain http or https address")
-        return cls(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
-
-    @property
-    def authority(self) -> str:
-        """Value of the header Host."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+        usual = 443 if parts.scheme == "https" else 80
+        authority = f"[{host}]" if ":" in host else host
+        if port not in (None, usual):
+            authority += f":{port}"
+        return cls(parts.scheme == "https", host, port or usual, authority, path)
 
 
 class RangeClient:

@@ -8,7 +8,6 @@ peer that is still fetching a blob offers each chunk as soon as it has it.  An o
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -73,22 +72,6 @@ class _Guest:
     waits: int = 0
     idled: bool = False
 
-    def take_place(self, now: float) -> None:
-        """Give the guest a place."""
-        self.fed_at = self.placed_at = self.took_at = now
-        self.meals, self.pace_s = 0, AHEAD_S
-
-    def show(self, chunk: int, now: float) -> None:
-        """Show the guest a chunk, so that it may ask for it."""
-        self.shown[chunk] = now
-        self.open |= 1 << chunk
-
-    def take(self, chunk: int, now: float) -> float:
-        """Note that the guest fetched a chunk that it was shown; return the seconds since it was shown."""
-        self.pace_s += MEMORY * (now - self.took_at - self.pace_s)
-        self.took_at = now
-        return now - self.shown[chunk]
-
     def ahead(self, share: int, now: float) -> int:
         """Return the number of chunks to show ahead of fetching.
 
@@ -142,7 +125,9 @@ class Superseeding:
         if guest is None:
             return
         if chunk in guest.shown:
-            self._usual_s += (MEMORY if self._usual_s else 1.0) * (guest.take(chunk, now) - self._usual_s)
+            guest.pace_s += MEMORY * (now - guest.took_at - guest.pace_s)
+            guest.took_at = now
+            self._usual_s += (MEMORY if self._usual_s else 1.0) * (now - guest.shown[chunk] - self._usual_s)
         if not guest.has >> chunk & 1:
             guest.idled = False
             if guest.fed_at is not None:
@@ -177,7 +162,8 @@ class Superseeding:
                 if chunk is None:
                     fed.remove((peer, guest))
                     continue
-                guest.show(chunk, now)
+                guest.shown[chunk] = now
+                guest.open |= 1 << chunk
                 self._shown.add(1 << chunk)
                 news[peer] = news.get(peer, 0) | 1 << chunk
         return news
@@ -203,7 +189,8 @@ class Superseeding:
                     self._take_back(guest)
         free = MOST_AT_ONCE - sum(guest.fed_at is not None for guest in self._guests.values())
         for guest in sorted(waiting, key=lambda guest: (guest.idled, guest.waits))[:free]:
-            guest.take_place(now)
+            guest.fed_at = guest.placed_at = guest.took_at = now
+            guest.meals, guest.pace_s = 0, AHEAD_S
 
     def _take_back(self, guest: _Guest) -> None:
         self._shown.add(guest.open, -1)
@@ -240,74 +227,19 @@ MAX_GUESTS = 64
 IsMember = Callable[[PeerId], bool]
 
 
-class Offer(ABC):
-    """Offer of a blob of `count` chunks to its guests, the peers that fetch it.  `now` is trio time."""
+class Offer:
+    """Offer of a blob of `count` chunks to its guests, the peers that fetch it.  `now` is trio time.
 
-    def __init__(self, count: int, is_member: IsMember) -> None:
-        self._all, self._is_member = (1 << count) - 1, is_member
+    here: chunks that are here; all of them are offered.  Guests are told at once of chunks that they can get only from us.
+    The same message lists all chunks that came since their last message.
+    """
+
+    def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
+        self._all, self._here, self._is_member = (1 << count) - 1, here, is_member
         self._has: dict[PeerId, ChunkSet] = {}
         """Chunks of each guest."""
         self._untold: dict[PeerId, ChunkSet] = {}
         """Chunks of which each guest has not been told yet."""
-
-    @abstractmethod
-    def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """Add a peer that fetches the blob and already has these chunks of it; return the chunks that it may ask us for."""
-
-    def _place(self, peer: PeerId) -> PeerId | bool:
-        """Return True if there is room for one more guest, else the guest to remove for it; False if there is no such guest.
-
-        The guest to remove has all chunks or, if `peer` is a member, is a stranger.
-        """
-        if peer in self._has or len(self._has) < MAX_GUESTS:
-            return True
-        done = next((guest for guest, has in self._has.items() if has == self._all), None)
-        if done is None and self._is_member(peer):
-            done = next((guest for guest in self._has if not self._is_member(guest)), None)
-        return done if done is not None else False
-
-    def _take_in(self, peer: PeerId, has: ChunkSet) -> bool:
-        """Add a guest if there is room for it; return True if it was added."""
-        place = self._place(peer)
-        if isinstance(place, str):
-            self.leave(place)
-        if place:
-            self._has[peer] = has
-        return bool(place)
-
-    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """Note that a peer now has these chunks as well."""
-        if peer in self._has:
-            self._has[peer] |= chunks & self._all
-
-    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """Note that a peer has fetched a chunk from us."""
-        self.got(peer, 1 << chunk)
-
-    def leave(self, peer: PeerId) -> None:
-        """Remove a peer that is gone."""
-        self._has.pop(peer, None)
-        self._untold.pop(peer, None)
-
-    def guests(self) -> list[PeerId]:
-        """Return the peers that fetch the blob, as far as we know."""
-        return [*self._has]
-
-    @abstractmethod
-    def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Return the chunks to tell each peer about now; all chunks not told yet if `now` is infinite."""
-
-
-class OpenOffer(Offer):
-    """Offer to everybody of all chunks that are here.
-
-    Guests are told at once of chunks that they can get only from us.  The same message lists all chunks that came since
-    their last message.
-    """
-
-    def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
-        super().__init__(count, is_member)
-        self._here = here
         self._told_at: dict[PeerId, float] = {}
         self._firsts: ChunkSet = 0
         """Chunks that no peer but the origin had before us, as far as we know."""
@@ -321,18 +253,48 @@ class OpenOffer(Offer):
             self._untold[peer] |= 1 << chunk
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """See `Offer.join`."""
+        """Add a peer that fetches the blob and already has these chunks of it; return the chunks that it may ask us for."""
         if self._take_in(peer, has):
             self._untold[peer], self._told_at[peer] = 0, now
         return self._here
 
+    def _take_in(self, peer: PeerId, has: ChunkSet) -> bool:
+        """Add a guest, in place of another one if there is no room; return False if none is to be removed for it."""
+        if peer not in self._has and len(self._has) >= MAX_GUESTS:
+            removed = self._to_remove_for(peer)
+            if removed is None:
+                return False
+            self.leave(removed)
+        self._has[peer] = has
+        return True
+
+    def _to_remove_for(self, peer: PeerId) -> PeerId | None:
+        """Return a guest that has all chunks or, if `peer` is a member, a stranger; None if there is none."""
+        done = next((guest for guest, has in self._has.items() if has == self._all), None)
+        if done is None and self._is_member(peer):
+            done = next((guest for guest in self._has if not self._is_member(guest)), None)
+        return done
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """Note that a peer now has these chunks as well."""
+        if peer in self._has:
+            self._has[peer] |= chunks & self._all
+
+    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
+        """Note that a peer has fetched a chunk from us."""
+        self.got(peer, 1 << chunk)
+
     def leave(self, peer: PeerId) -> None:
-        """See `Offer.leave`."""
-        super().leave(peer)
-        self._told_at.pop(peer, None)
+        """Remove a peer that is gone."""
+        for known in (self._has, self._untold, self._told_at):
+            known.pop(peer, None)
+
+    def guests(self) -> list[PeerId]:
+        """Return the peers that fetch the blob, as far as we know."""
+        return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Return news as `Offer.news` does, without chunks that the guests already have."""
+        """Return the chunks to tell each peer about now, without those that it has; all untold ones if `now` is infinite."""
         news = {}
         for peer, chunks in self._untold.items():
             told = chunks & ~self._has[peer]
@@ -344,10 +306,10 @@ class OpenOffer(Offer):
 
 
 class OriginOffer(Offer):
-    """Offer of a blob that few or no other peers have."""
+    """Offer of a blob that few or no other peers have: each guest is shown other chunks (`Superseeding`)."""
 
     def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
-        super().__init__(count, is_member)
+        super().__init__(count, 0, is_member)
         self._showing = Superseeding(count, random_)
 
     @property
@@ -356,39 +318,36 @@ class OriginOffer(Offer):
         return self._showing.only_here
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """See `Offer.join`."""
+        """Add a peer as `Offer.join` does."""
         if self._take_in(peer, has):
             self._showing.join(peer, has)
             self._note(now)
         self._untold.pop(peer, None)
         return self._showing.shown_to(peer)
 
-    def _place(self, peer: PeerId) -> PeerId | bool:
-        return super()._place(peer) or self._place_of_an_idler(peer)
-
-    def _place_of_an_idler(self, peer: PeerId) -> PeerId | bool:
-        """Return an idle guest to remove; False if there is none.  A member is removed only to make room for a member."""
-        idlers = self._showing.idlers
-        strangers = [idler for idler in idlers if not self._is_member(idler)]
-        return next(iter(strangers or (idlers if self._is_member(peer) else [])), False)
+    def _to_remove_for(self, peer: PeerId) -> PeerId | None:
+        """Return a guest as `Offer._to_remove_for` does, or an idle one; a member gives way to members alone."""
+        idlers = sorted(self._showing.idlers, key=self._is_member)
+        idler = next((idler for idler in idlers if self._is_member(peer) or not self._is_member(idler)), None)
+        return super()._to_remove_for(peer) or idler
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """See `Offer.got`."""
+        """Note chunks as `Offer.got` does."""
         super().got(peer, chunks)
         self._showing.got(peer, chunks & self._all)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """See `Offer.fed`."""
+        """Note a chunk as `Offer.fed` does."""
         self._showing.fed(peer, chunk, now)
         super().fed(peer, chunk, now)
 
     def leave(self, peer: PeerId) -> None:
-        """See `Offer.leave`."""
+        """Remove a peer as `Offer.leave` does."""
         super().leave(peer)
         self._showing.leave(peer)
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """See `Offer.news`."""
+        """Return the chunks that each guest is shown and was not told about yet."""
         self._note(now)
         news, self._untold = self._untold, {}
         return news

@@ -158,6 +158,14 @@ class BlobFolder(ABC, Generic[K]):
         self.demote(key)
         return None
 
+    def held(self, key: K, spans: Spans, hashes: Sequence[Hash] | None, *, is_urgent: bool = False) -> Held:
+        """Return a whole blob for others to fetch; damage is noticed when a chunk is read.  hashes: None if unknown."""
+
+        def read(chunk: int) -> bytes | None:
+            return self.read(key, spans[chunk], hashes[chunk] if hashes is not None else None)
+
+        return Held(len(spans), (1 << len(spans)) - 1, read, lambda: hashes, is_urgent)
+
     def check(self) -> None:
         """Demote whole blobs whose files are gone or have changed in size."""
         for key, size in self.sizes().items():
@@ -189,7 +197,11 @@ class BlobFolder(ABC, Generic[K]):
         path = self._part_path(key)
         with self._beginning:
             for other in [] if self.keeps_parts else self.parts().keys() - {key} - self._worked_on:
-                self._drop_part(other)
+                with self._lock:
+                    self._parts.pop(other, None)
+                    is_whole = other in self._whole  # it may have come in another way
+                for left in (self._part_path(other), *([] if is_whole else [self._leaves_path(other)])):
+                    self.disk.remove(left)
             with self._lock:
                 was_worked_on = key in self._worked_on
                 self._worked_on.add(key)  # before the file is mapped, or `demote` could put another one in its place
@@ -204,14 +216,6 @@ class BlobFolder(ABC, Generic[K]):
             with self._lock:
                 self._parts[key] = size
         return part
-
-    def _drop_part(self, key: K) -> None:
-        """Remove a part, but keep a whole blob of the same key, which may have come in another way."""
-        with self._lock:
-            self._parts.pop(key, None)
-            is_whole = key in self._whole
-        for path in (self._part_path(key), *([] if is_whole else [self._leaves_path(key)])):
-            self.disk.remove(path)
 
     def end(self, part: Part[K]) -> None:
         """Stop work on a part, published or not; a later `begin` finds its bytes again."""
@@ -373,76 +377,32 @@ class Holding:
     size_bytes: int
 
 
-class Held(Protocol):
-    """A blob that is here, whole or in part."""
+@dataclass(frozen=True)
+class Held:
+    """A blob that is here, whole or in part.
 
-    @property
-    def count(self) -> int:
-        """Number of chunks of the whole blob."""
-        ...
+    count: chunks of the whole blob.  here: chunks that can be read.  read: returns the bytes of a chunk; None if they are no
+    longer here, or were altered; blocking.  leaves: returns the hashes of all chunks; None if they are not known here;
+    blocking.  is_urgent: True if a round may wait for the blob; other blobs get only the spare capacity of our line.
+    """
 
-    @property
-    def here(self) -> ChunkSet:
-        """Chunks that can be read."""
-        ...
-
-    @property
-    def is_urgent(self) -> bool:
-        """True if a round may wait for the blob; other blobs get only the spare capacity of our line."""
-        ...
-
-    def leaves(self) -> Sequence[Hash] | None:
-        """Return the hashes of all chunks, if they are known here.  Blocking."""
-        ...
-
-    def read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk; None if they are no longer here, or were altered.  Blocking."""
-        ...
+    count: int
+    here: ChunkSet
+    read: Callable[[int], bytes | None]
+    leaves: Callable[[], Sequence[Hash] | None]
+    is_urgent: bool = False
 
 
 class Shelf(Protocol):
-    """The blobs on a peer's disk."""
+    """Blobs on a peer's disk that others can get."""
 
     def find(self, name: Hash) -> Held | None:
         """Return the blob of this name; None if it is not here.  Blocking."""
         ...
 
-
-class ListedShelf(Shelf, Protocol):
-    """A shelf that lists its blobs."""
-
     def holdings(self) -> list[Holding]:
         """Return the whole blobs that are here.  Blocking."""
         ...
-
-
-@dataclass(frozen=True)
-class StoredBlob(Generic[K]):
-    """A whole blob of a folder; damage is noticed when a chunk is read.  hashes: of its chunks; None if unknown."""
-
-    folder: BlobFolder[K]
-    key: K
-    spans: Spans
-    hashes: Sequence[Hash] | None
-    is_urgent: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of chunks of the blob."""
-        return len(self.spans)
-
-    @property
-    def here(self) -> ChunkSet:
-        """All chunks."""
-        return (1 << self.count) - 1
-
-    def leaves(self) -> Sequence[Hash] | None:
-        """Return the hashes as `Held.leaves` describes."""
-        return self.hashes
-
-    def read(self, chunk: int) -> bytes | None:
-        """Return a chunk as `Held.read` describes."""
-        return self.folder.read(self.key, self.spans[chunk], self.hashes[chunk] if self.hashes is not None else None)
 
 
 REMEMBERED = 4
@@ -469,7 +429,7 @@ class LeavesMemory:
 
 
 class StoreShelf:
-    """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
+    """A `Shelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
@@ -478,25 +438,20 @@ class StoreShelf:
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
         size = self._store.sizes().get(name)
-        cut = self._cut(name, size) if size is not None else None
-        if cut is None:
+        if size is None:
             return None
-        hashes = self._hashes.get(name, lambda: self._store.index(name, cut.chunk_bytes))
-        return StoredBlob(self._store, name, cut, hashes) if hashes is not None else None
-
-    def _cut(self, name: Hash, size: int) -> EvenSpans | None:
-        """Return the places of a blob's chunks; None if the blob must not be served."""
-        return EvenSpans(size, self._chunk_bytes)
+        hashes = self._hashes.get(name, lambda: self._store.index(name, self._chunk_bytes))
+        return self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes) if hashes is not None else None
 
     def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
+        """As `Shelf.holdings`."""
         return [Holding(self._what, 0, root.hex(), size) for root, size in self._store.sizes().items()]
 
 
 class Shelves:
     """Several shelves as one."""
 
-    def __init__(self, *shelves: ListedShelf) -> None:
+    def __init__(self, *shelves: Shelf) -> None:
         self._shelves = shelves
 
     def find(self, name: Hash) -> Held | None:
@@ -504,5 +459,5 @@ class Shelves:
         return next((held for shelf in self._shelves if (held := shelf.find(name)) is not None), None)
 
     def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
+        """As `Shelf.holdings`."""
         return [holding for shelf in self._shelves for holding in shelf.holdings()]

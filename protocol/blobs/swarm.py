@@ -36,7 +36,7 @@ from protocol.blobs.blob import (
 from protocol.blobs.mirrors import Mirrors
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.reliability import Reliability
-from protocol.blobs.store import Held, Shelf
+from protocol.blobs.store import Held
 from protocol.blobs.transfer import NO_BLOB, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
@@ -56,7 +56,7 @@ MAX_ASKERS = 64
 
 
 class Swarm:
-    """One node's part in the swarm; call `run` once.  shelf: the blobs on its disk.
+    """One node's part in the swarm; call `run` once.  find: returns a blob that is on its disk (`Shelf.find`).
 
     is_active: tells members that are relied on from the beginning; all members by default.
 
@@ -68,11 +68,11 @@ class Swarm:
         self,
         session: Session,
         members: Members,
-        shelf: Shelf,
+        find: Callable[[Hash], Held | None],
         offload: Offload,
         is_active: Callable[[PeerId], bool] | None = None,
     ) -> None:
-        self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
+        self._session, self.members, self._find, self._offload = session, members, find, offload
         self.reliability = Reliability(is_active or members.has_member)
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
@@ -218,8 +218,7 @@ class Swarm:
         finally:
             del self._untold[peer, name]
 
-    # -- questions of other peers
-    # ----------------------------------------------------------------------------------------------
+    # -- questions of other peers -------------------------------------------------------------------------------------
 
     @answers("blob", BlobRequest)
     async def answer_blob(self, peer: PeerId, question: BlobRequest) -> bytes:
@@ -227,8 +226,7 @@ class Swarm:
         if not self.serves:
             raise Refused("this peer serves nothing while it rests")
         name, now = Hash(question.blob), trio.current_time()
-        fetches, origin = self._fetches.get(name, []), self._origins.get(name)
-        held = fetches[0] if fetches else await self._find(name)
+        held, fetches, origin = await self._held(name), self._fetches.get(name, []), self._origins.get(name)
         has = from_bitmap(question.chunks, held.count)
         neighbours = [other for asked, other in self._askers if asked == name]
         if fetches:
@@ -254,7 +252,7 @@ class Swarm:
         """Take note of the chunks that a peer has got."""
         name = Hash(news.blob)
         for fetch in [*self._fetches.get(name, [])]:
-            if max(news.chunks) < fetch.count:
+            if max(news.chunks) < len(fetch.blob):
                 fetch.offer.got(peer, set_of(news.chunks))
                 fetch.got(peer, set_of(news.chunks))
         if name in self._origins:
@@ -267,9 +265,7 @@ class Swarm:
         name = Hash(wanted.blob)
         if not self.serves:
             return ChunksReply(chunks=list(wanted.chunks), busy=[]).encode()
-        fetches = self._fetches.get(name, [])
-        held: Held = fetches[0] if fetches else await self._find(name)
-        here = held.here
+        here = (await self._held(name)).here
         absent = [chunk for chunk in wanted.chunks if not here >> chunk & 1]
         at_hand, spare = [chunk for chunk in wanted.chunks if here >> chunk & 1], wanted.spare
         busy = [chunk for chunk in at_hand if not self._uploads.want(peer, name, chunk, spare=spare)]
@@ -278,26 +274,26 @@ class Swarm:
     @answers("leaves", LeavesRequest)
     async def answer_leaves(self, peer: PeerId, question: LeavesRequest) -> bytes:
         """Return the hashes of a blob's chunks."""
-        name = Hash(question.blob)
-        fetches = self._fetches.get(name)
-        leaves = fetches[0].leaves() if fetches else await self._offload((await self._find(name)).leaves)
+        leaves = await self._offload((await self._held(Hash(question.blob))).leaves)
         if leaves is None:
             raise Refused("its hashes are not here")
         return LeavesReply(leaves=list(leaves)).encode()
 
-    async def _find(self, name: Hash) -> Held:
-        held: Held | None = await self._offload(self._shelf.find, name)
+    async def _held(self, name: Hash) -> Held:
+        """Return a blob that is being fetched or on the disk.  Raises `Refused` if it is not here."""
+        fetches = self._fetches.get(name)
+        held: Held | None = fetches[0].held if fetches else await self._offload(self._find, name)
         if held is None:
             raise Refused(NO_BLOB)
         return held
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
         """Return the bytes of a chunk, and True if a round may wait for them; None if they are no longer here."""
-        fetches = self._fetches.get(name)
-        held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
-        if held is None or chunk >= held.count:
+        try:
+            held = await self._held(name)
+        except Refused:
             return None
-        data = await self._offload(held.read, chunk)
+        data = await self._offload(held.read, chunk) if chunk < held.count else None
         return (data, held.is_urgent) if data is not None else None
 
     # -- pushes -------------------------------------------------------------------------------------------------------
@@ -305,25 +301,15 @@ class Swarm:
     @lands(read_chunk_header)
     async def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
         """Return memory for a chunk that we asked this peer for; None for other chunks."""
-        for fetch in self._fetches.get(Hash(header.blob), []):
-            landing = fetch.landing(peer, header.chunk, size)
-            if landing is not None:
-                return landing
-        samples = (sample.landing(peer, header.chunk, size) for sample in self._samples_of(header))
-        return next((landing for landing in samples if landing is not None), None)
+        offered = (each.landing(peer, header.chunk, size) for each in self._receivers(header))
+        return next((landing for landing in offered if landing is not None), None)
 
     @landed(read_chunk_header)
     async def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
         """Deliver a complete chunk to its fetches and samples.  landing: None if the push broke off."""
-        for sample in self._samples_of(header):
-            sample.landed(peer, header.chunk, landing)
-        if landing is None:
-            for fetch in self._fetches.get(Hash(header.blob), []):
-                fetch.broke_off(peer, header.chunk)
-            return
-        for fetch in [*self._fetches.get(Hash(header.blob), [])]:
-            if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
-                await fetch.landed(peer, header.chunk, landing)
+        for each in self._receivers(header):
+            await each.landed(peer, header.chunk, landing)
 
-    def _samples_of(self, header: ChunkHeader) -> list[Sample]:
-        return [sample for sample in self._samples if sample.blob.name == header.blob]
+    def _receivers(self, header: ChunkHeader) -> list[Fetch | Sample]:
+        samples = [sample for sample in self._samples if sample.blob.name == header.blob]
+        return [*self._fetches.get(Hash(header.blob), []), *samples]

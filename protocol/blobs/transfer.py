@@ -28,15 +28,16 @@ from protocol.blobs.blob import (
 )
 from protocol.blobs.download import MOST_OWED_BYTES, MOST_SOURCES, Download, Wants
 from protocol.blobs.mirrors import Mirrors
-from protocol.blobs.offers import OpenOffer
+from protocol.blobs.offers import Offer
 from protocol.blobs.reliability import Reliability
+from protocol.blobs.store import Held
 from protocol.disk import StoreFailed, let_go
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
-from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Transfer:
         emit: Callable[[Event], None],
         wanted: ChunkSet | None = None,
     ) -> None:
-        self._purpose, self.blob, self._emit = purpose, blob, emit
+        self.purpose, self.blob, self._emit = purpose, blob, emit
         self.here, self._sources = here, 0
         self.wanted = blob.all if wanted is None else wanted
         self._whole = self._size(self.wanted)
@@ -114,11 +115,6 @@ class Transfer:
         self._begun_at = self._told_at = now
         self._began_with = self._told_left = self._bytes_left
         self._rate = 0.0
-
-    @property
-    def is_spare(self) -> bool:
-        """True if nobody waits for the blob."""
-        return self._purpose.spare
 
     def update(self, here: ChunkSet, sources: int, now: float) -> None:
         """Note the chunks that are here now, and the number of peers that have some of the blob."""
@@ -151,7 +147,7 @@ class Transfer:
         )
 
     def _named(self) -> dict[str, Any]:
-        return {"what": self._purpose.what, "number": self._purpose.number, "blob": self.blob.name.hex()}
+        return {"what": self.purpose.what, "number": self.purpose.number, "blob": self.blob.name.hex()}
 
     def _size(self, chunks: ChunkSet) -> int:
         return sum(self.blob.sizes[chunk] for chunk in chunks_in(chunks))
@@ -252,7 +248,7 @@ class Sample:
         landing = self._coming[chunk] = Landing(memoryview(bytearray(size)), chunk_hash)
         return landing
 
-    def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
+    async def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
         """Count a chunk that is complete.  landing: None if the transfer broke off."""
         if peer != self.peer or self._coming.pop(chunk, None) is None:
             return
@@ -303,6 +299,20 @@ NO_BLOB = "that blob is not here"
 """Refusal of a peer that does not have a blob, or not any more."""
 
 
+@dataclass
+class _Contact:
+    """A peer that was asked about its chunks.
+
+    is_silent: True until it has answered.  promises: True if it says that more chunks will come to it.  is_origin: True if
+    it shows us chunks that it shows to no other peer.
+    """
+
+    asked_at: float
+    is_silent: bool = True
+    promises: bool = False
+    is_origin: bool = False
+
+
 class Fetch:
     """Fetch of the chunks that a transfer lacks; they are written to `places`.
 
@@ -320,7 +330,7 @@ class Fetch:
         mirrors: Mirrors | None,
     ) -> None:
         self.transfer, self.blob = transfer, transfer.blob
-        self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
+        self.offer = Offer(len(self.blob), transfer.here, members.has_member)
         self._session, self._reliability = session, reliability
         self._places, self._on_chunk, self._mirrors = places, on_chunk, mirrors
         self._reading = trio.Lock()
@@ -329,26 +339,13 @@ class Fetch:
             self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted, reliability
         )
         self._failure: StoreFailed | None = None
-        self._asked: dict[PeerId, float] = {}
+        self._contacts: dict[PeerId, _Contact] = {}
         self._waiting: dict[PeerId, None] = {}
         """Peers that may have chunks, and will be asked when there is a place for them."""
-        self._unanswered: set[PeerId] = set()
-        """Peers asked about their chunks that have not answered yet."""
-        self._promising: set[PeerId] = set()
-        """Peers that say that more chunks will come to them."""
-        self._apart: set[PeerId] = set()
-        """Origins, which show us chunks that they show to no other peer."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
         self._tasks = TaskGroup()
-
-    # -- what is here (`protocol.blobs.store.Held`) -----------------------------------------------------------------
-
-    @property
-    def count(self) -> int:
-        """Chunks of the whole blob."""
-        return len(self.blob)
 
     @property
     def here(self) -> ChunkSet:
@@ -356,17 +353,14 @@ class Fetch:
         return self._download.here
 
     @property
-    def is_urgent(self) -> bool:
-        """False: no round waits for us to pass the blob on."""
-        return False
+    def held(self) -> Held:
+        """Chunks that are here, for others to fetch."""
+        here = self.here
 
-    def leaves(self) -> Sequence[Hash]:
-        """Return the hashes of all chunks."""
-        return self.blob.leaves
+        def read(chunk: int) -> bytes | None:
+            return self._places.read(chunk) if here >> chunk & 1 else None
 
-    def read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk; None if it is not here.  Blocking."""
-        return self._places.read(chunk) if self.here >> chunk & 1 else None
+        return Held(len(self.blob), here, read, lambda: self.blob.leaves)
 
     def asked_for(self, chunk: int) -> list[str]:
         """Return the sources that were asked for a chunk and have not sent it yet."""
@@ -401,7 +395,8 @@ class Fetch:
 
     def _is_hopeless(self) -> bool:
         now = trio.current_time()
-        if self._download.has_hope() or (self._promising and now - self._moved_at < PROMISE_S):
+        promises = any(contact.promises for contact in self._contacts.values())
+        if self._download.has_hope() or (promises and now - self._moved_at < PROMISE_S):
             self._hoped_at = now
         landing_bytes = sum(len(landing.buffer) for landing in self._landings.values())
         landing_bytes += self.blob.sizes[0] if self._reading.locked() else 0
@@ -431,9 +426,7 @@ class Fetch:
         self._drop(peer)
 
     def _drop(self, peer: PeerId) -> None:
-        self._asked.pop(peer, None)
-        self._promising.discard(peer)
-        self._apart.discard(peer)
+        self._contacts.pop(peer, None)
         self._send(self._download.gone(peer, trio.current_time()))
 
     def _has_room(self, newcomer: PeerId) -> bool:
@@ -442,14 +435,14 @@ class Fetch:
         A peer is dropped if it is useless, or withholds all that it claims, or if it has no merit and the newcomer has some.
         It then waits for another place, unless it is useless.
         """
-        if len(self._asked) < MOST_SOURCES:
+        if len(self._contacts) < MOST_SOURCES:
             return True
         now, sending = trio.current_time(), {peer for peer, _ in self._landings}
         may_displace = self._reliability.is_proven(newcomer)
-        for peer in reversed(self._reliability.in_order(self._asked)):
+        for peer in reversed(self._reliability.in_order(self._contacts)):
             is_withholding = self._download.is_withholding(peer) and peer not in sending
             is_displaced = may_displace and peer not in sending and not self._reliability.is_proven(peer)
-            is_useless = now - self._asked[peer] > ASK_TIMEOUT_S and not self._download.has_use_of(peer)
+            is_useless = now - self._contacts[peer].asked_at > ASK_TIMEOUT_S and not self._download.has_use_of(peer)
             if is_withholding or is_displaced or is_useless:
                 self._drop(peer)
                 if is_withholding or is_displaced:
@@ -459,7 +452,7 @@ class Fetch:
 
     def _consider(self, peer: PeerId) -> None:
         """Ask a peer about its chunks now, or when there is a place for it."""
-        if peer not in self._asked and peer not in self._waiting:
+        if peer not in self._contacts and peer not in self._waiting:
             if not self._waiting and self._has_room(peer):
                 self._ask(peer)
             else:
@@ -482,34 +475,33 @@ class Fetch:
     def _ask(self, peer: PeerId) -> None:
         may_ask = peer != self._session.me and peer not in self._download.barred
         if may_ask and self._tasks.start(self._ask_what_it_has, peer):
-            self._asked[peer] = trio.current_time()
+            contact = self._contacts.setdefault(peer, _Contact(0.0))
+            contact.asked_at, contact.is_silent = trio.current_time(), True
 
     def _ask_again(self) -> None:
         now, pause_s = trio.current_time(), ASK_AGAIN_S if self._download.has_hope() else ASK_SOON_S
-        for peer, at in list(self._asked.items()):
-            if now - at > pause_s and peer not in self._unanswered and not self._download.has_use_of(peer):
+        for peer, contact in list(self._contacts.items()):
+            if now - contact.asked_at > pause_s and not contact.is_silent and not self._download.has_use_of(peer):
                 self._ask(peer)
 
     async def _ask_what_it_has(self, peer: PeerId) -> None:
-        question = BlobRequest(blob=self.blob.name, chunks=to_bitmap(self.here, self.count))
+        question = BlobRequest(blob=self.blob.name, chunks=to_bitmap(self.here, len(self.blob)))
         try:
-            self._unanswered.add(peer)
             raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(BlobReply, raw)
-            chunks = from_bitmap(reply.chunks, self.count)
+            chunks = from_bitmap(reply.chunks, len(self.blob))
         except (NetworkError, Malformed) as error:
-            self._promising.discard(peer)
+            if (contact := self._contacts.get(peer)) is not None:
+                contact.promises = contact.is_silent = False
             self._note_gone(peer, error)
             if isinstance(error, Malformed):
                 self._session.emit(Dropped(peer, "answer about a blob", str(error)))
             return
-        finally:
-            self._unanswered.discard(peer)
-        if peer not in self._asked:
+        if (contact := self._contacts.get(peer)) is None:
             return  # the peer left meanwhile
-        (self._promising.add if reply.more else self._promising.discard)(peer)
-        (self._apart.add if reply.apart else self._apart.discard)(peer)
+        contact.is_silent, contact.promises, contact.is_origin = False, reply.more, reply.apart
         self._send(self._download.has(peer, chunks, trio.current_time()))
+        self._use_mirror()
         connected = self._session.network.connected()
         for other in map(PeerId, reply.neighbours):
             if other in connected:
@@ -524,7 +516,7 @@ class Fetch:
 
     def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
         """Return memory for a chunk that we asked this peer for; None for other chunks."""
-        if chunk >= self.count or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
+        if chunk >= len(self.blob) or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
             return None
         sizes = [(other, len(landing.buffer)) for (other, _), landing in self._landings.items()]
         from_it = sum(bytes_ for other, bytes_ in sizes if other == peer)
@@ -535,18 +527,19 @@ class Fetch:
         self._landings[peer, chunk] = landing = Landing(memoryview(bytearray(size)), chunk_hash)
         return landing
 
-    def broke_off(self, peer: PeerId, chunk: int) -> None:
-        """Forget a chunk whose transfer broke off."""
-        self._landings.pop((peer, chunk), None)
+    async def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
+        """Check a chunk that has arrived, and write it to its place if it is right and not here yet.
 
-    async def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
-        """Check a chunk that has arrived, and write it to its place if it is right and not here yet."""
+        landing: None if the transfer broke off.
+        """
         try:
-            if landing.found != self.blob.leaves[chunk]:
+            if landing is None or chunk >= len(self.blob) or len(landing.buffer) != self.blob.sizes[chunk]:
+                return
+            if landing.found == self.blob.leaves[chunk]:
+                await self._keep(chunk, landing.buffer, peer)
+            else:
                 self._session.emit(Dropped(peer, "chunk", "its bytes differ from the certified bytes"))
                 self._send(self._download.wrong(peer, trio.current_time()))
-            else:
-                await self._keep(chunk, landing.buffer, peer)
         finally:
             self._landings.pop((peer, chunk), None)
 
@@ -561,7 +554,8 @@ class Fetch:
             return
         if not self.here >> chunk & 1:
             self._moved_at = trio.current_time()
-            self.offer.add(chunk, is_first=source in self._apart)
+            sender = self._contacts.get(PeerId(source))
+            self.offer.add(chunk, is_first=sender is not None and sender.is_origin)
             self._send(self._download.came(source, chunk, trio.current_time()))
             self._on_chunk()
 
@@ -576,7 +570,7 @@ class Fetch:
             self._over.set()
 
     async def _want(self, peer: PeerId, chunks: list[int]) -> None:
-        question = ChunksRequest(blob=self.blob.name, chunks=chunks, spare=self.transfer.is_spare)
+        question = ChunksRequest(blob=self.blob.name, chunks=chunks, spare=self.transfer.purpose.spare)
         try:
             raw = await self._session.network.request(peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(ChunksReply, raw)

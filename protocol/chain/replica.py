@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
-from protocol.blobs.store import REMEMBERED, Held, Holding, LeavesMemory, StoredBlob
+from protocol.blobs.store import REMEMBERED, Held, Holding, LeavesMemory
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
@@ -116,7 +116,7 @@ class Replica:
 
 
 class ReplicaShelf:
-    """A `protocol.blobs.store.ListedShelf` of a replica's results and checkpoints."""
+    """A `protocol.blobs.store.Shelf` of a replica's results and checkpoints."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -129,7 +129,7 @@ class ReplicaShelf:
         return self._result(name) or self._checkpoint(name)
 
     def holdings(self) -> list[Holding]:
-        """See `ListedShelf.holdings`."""
+        """See `Shelf.holdings`."""
         store, whole = self._replica.store, self._spans[-1].stop
         known = [(mark.rounds, index[0], size) for mark, index, size in self._checkpoints()]
         results = [(name.round, name.root, size) for name, size in sorted(store.results.sizes().items()) if size == whole]
@@ -144,7 +144,8 @@ class ReplicaShelf:
         if name is None or results.sizes().get(name) != self._spans[-1].stop:
             return None
         hashes = self._hashes.get(root, lambda: self._hashes_of(name))
-        return StoredBlob(results, name, self._spans, hashes, is_urgent=hashes is None or name.round == history.length - 1)
+        is_urgent = hashes is None or name.round == history.length - 1
+        return results.held(name, self._spans, hashes, is_urgent=is_urgent)
 
     def _hashes_of(self, name: ResultName) -> list[Hash] | None:
         """Return the hashes of a result's chunks; None if no record of our chain names the result."""
@@ -158,7 +159,7 @@ class ReplicaShelf:
         for mark, (root, leaves), size in reversed(self._checkpoints()):
             if root == digest:
                 checkpoints.note_read(mark, self._replica.history.length)
-                return StoredBlob(checkpoints, mark, EvenSpans(size, self._replica.manifest.checkpoint_chunk_bytes), leaves)
+                return checkpoints.held(mark, EvenSpans(size, self._replica.manifest.checkpoint_chunk_bytes), leaves)
         return None
 
     def _checkpoints(self) -> list[tuple[CheckpointName, tuple[Hash, list[Hash]], int]]:

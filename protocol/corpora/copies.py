@@ -23,9 +23,8 @@ from itertools import islice
 from math import inf
 
 from protocol.blobs.blob import ChunkSet, chunks_in
-from protocol.corpora.cache import BlockStore, space_of
-from protocol.corpora.manifest import Block
-from protocol.corpora.shards import BlockReader, Shards
+from protocol.corpora.manifest import Block, Shards
+from protocol.corpora.store import BlockStore, space_of
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -70,7 +69,7 @@ class BlockNumbers:
         """Return the number of a block."""
         return self._first_of[block.shard] + block.number
 
-    def here(self, reader: BlockReader) -> ChunkSet:
+    def here(self, reader: BlockStore) -> ChunkSet:
         """Return the counted blocks that can be read.  Blocking."""
         found = 0
         for first, shard in zip(self._firsts, self._shards, strict=True):
@@ -173,10 +172,6 @@ class BlocksToKeep:
         self._again_at, self._counted = -inf, -1
         self._are_marked = False
 
-    @property
-    def _is_idle(self) -> bool:
-        return self._rule.share == 0 or (self._rule.share is None and self._rule.mirrored and not self._fits)
-
     def keeps(self, block: Block) -> bool:
         """Return True if a block should leave the cache after all others."""
         if self._rule.share is not None:
@@ -188,7 +183,8 @@ class BlocksToKeep:
 
     def look(self, now: float) -> None:
         """Look for further blocks, unless enough are known.  Blocking.  now: trio time."""
-        if self._is_idle or len(self._found) >= AHEAD_BLOCKS:
+        is_idle = self._rule.share == 0 or (self._rule.share is None and self._rule.mirrored and not self._fits)
+        if is_idle or len(self._found) >= AHEAD_BLOCKS:
             return
         looked_at = [*islice(self._source, SCANNED_BLOCKS)]
         if not looked_at and (now >= self._again_at or self._rule.others().number != self._counted):

@@ -31,10 +31,9 @@ from protocol.blobs.mirrors import Mirrors, host_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import ChunkPlaces, Purpose
 from protocol.bounds import Backoff
-from protocol.corpora.cache import BlockStore, space_of
 from protocol.corpora.copies import BlocksToKeep, KeepRule, missing_of
-from protocol.corpora.manifest import Block
-from protocol.corpora.shards import Shard
+from protocol.corpora.manifest import Block, Shard
+from protocol.corpora.store import BlockStore, space_of
 from protocol.disk import StoreFull
 from protocol.events.events import Notice
 from protocol.offload import Offload
@@ -111,10 +110,8 @@ class BlockFetcher:
         self.store, self._policy = store, policy
         self._now: list[Block] = []
         self._next: list[Block] = []
-        self._uncounted: set[Block] = set()
+        self._new: set[Block] = set()
         """Needed blocks that were not looked for on the disk yet."""
-        self._suspect: set[Block] = set()
-        """Blocks that may have left the disk without our doing."""
         self._refused: set[Block] = set()
         """Blocks that the trainer did not find, or found damaged."""
         self._is_told_of_space = self._is_told_of_damage = False
@@ -140,18 +137,20 @@ class BlockFetcher:
         """
         before, current = {*self._now, *self._next}, set(now)
         self._now, self._next = list(dict.fromkeys(now)), []
-        space = sum(map(space_of, self._now))
-        self._tell_of_space(space)
+        space, cap = sum(map(space_of, self._now)), self.store.cache.cap_bytes
+        if space > cap and not self._is_told_of_space:
+            self._is_told_of_space = True
+            text = f"the blocks of one round take {space >> 20} MiB, more than the {cap >> 20} MiB that blocks may take"
+            self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
         for block in dict.fromkeys(following):
             if block not in current:
                 space += space_of(block)
-                if space > self.store.cache.cap_bytes:
+                if space > cap:
                     break
                 self._next.append(block)
         needed = {*self._now, *self._next}
         self.store.cache.pin([*self._next, *self._now])
-        self._uncounted = (self._uncounted | needed - before) & needed
-        self._suspect |= needed - before
+        self._new |= needed - before
         self._pauses = {block: pause for block, pause in self._pauses.items() if block in needed}
         if needed != before:
             self._full_backoff.reset()  # other blocks may leave the disk now
@@ -159,13 +158,6 @@ class BlockFetcher:
             if needed.isdisjoint(batch.blocks) and not batch.is_kept:
                 batch.scope.cancel()
         self._wake.set()
-
-    def _tell_of_space(self, space: int) -> None:
-        cap = self.store.cache.cap_bytes
-        if space > cap and not self._is_told_of_space:
-            self._is_told_of_space = True
-            text = f"the blocks of one round take {space >> 20} MiB, more than the {cap >> 20} MiB that blocks may take"
-            self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
 
     def recheck(self, block: Block) -> None:
         """Check a block on the disk, because the trainer found none that is right; a damaged one is fetched again."""
@@ -175,21 +167,17 @@ class BlockFetcher:
     async def until_here(self, blocks: Sequence[Block]) -> None:
         """Wait until these blocks, which are needed, are on this computer."""
         came = self._came
-        while await self._offload(self._missing_of, blocks):
+        while await self._offload(missing_of, self.store, blocks):
             with trio.move_on_after(TICK_S):
                 await came.wait()
             came = self._came
-
-    def _missing_of(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return the blocks that are not here, in their order.  Blocking."""
-        return missing_of(self.store, blocks)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     async def waiting_for(self) -> str:
         """Return a sentence about the first block that is needed now and not here; "" if all are here."""
         current = self._now
-        missing: list[Block] = await self._offload(self._missing_of, current)
+        missing: list[Block] = await self._offload(missing_of, self.store, current)
         if not missing:
             return ""
         whole, left = sum(block.size for block in current), sum(block.size for block in missing)
@@ -213,13 +201,12 @@ class BlockFetcher:
         async with trio.open_nursery() as nursery:
             while True:
                 self._wake = wake = trio.Event()
-                needed, uncounted, suspect = [*self._now, *self._next], self._uncounted, self._suspect
-                refused = self._refused
-                self._uncounted, self._suspect, self._refused = set(), set(), set()
-                await self._offload(self.store.cache.check, suspect)
+                needed, refused = [*self._now, *self._next], self._refused
+                new, self._new, self._refused = self._new & {*needed}, set(), set()
+                await self._offload(self.store.cache.check, new)
                 await self._drop_damaged(refused)
-                missing: list[Block] = await self._offload(self._missing_of, needed)
-                self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
+                missing: list[Block] = await self._offload(missing_of, self.store, needed)
+                self.tally[BlockOrigin.DISK] += sum(block.size for block in new - set(missing))
                 await self._offload(self._ahead.look, trio.current_time())
                 missing = [block for block in missing if not self.store.cache.has(block)]  # some may have come meanwhile
                 for batch in self._batches:
@@ -360,17 +347,15 @@ class BlockFetcher:
         if await self._offload(partial(self.store.cache.put, block, data, kept=self._ahead.keeps)):
             self._full = ""
             self._full_backoff.reset()
-            self.tally[self._origin(source, block)] += block.size
+            origin = BlockOrigin.SEED if self._policy.is_seed(PeerId(source)) else BlockOrigin.PEER
+            if block not in self._now and block not in self._next:
+                origin = BlockOrigin.COPY
+            elif host_of(source):
+                origin = BlockOrigin.MIRROR
+            self.tally[origin] += block.size
         for batch in self._batches:
             if block in batch.blocks:
                 batch.blocks.remove(block)
         self._pauses.pop(block, None)
         self._came.set()
         self._came = trio.Event()
-
-    def _origin(self, source: str, block: Block) -> BlockOrigin:
-        if block not in self._now and block not in self._next:
-            return BlockOrigin.COPY
-        if host_of(source):
-            return BlockOrigin.MIRROR
-        return BlockOrigin.SEED if self._policy.is_seed(PeerId(source)) else BlockOrigin.PEER

@@ -1,4 +1,10 @@
-"""Format of a corpus: its manifest, and the places of its tokens in blocks and shards.
+"""Format of a corpus: its manifest, the places of its tokens in blocks and shards, and the rows of a run in it.
+
+The folder of a corpus is laid out so that any static web server over it is a mirror (`protocol.blobs.mirrors`):
+
+    corpus.msgpack          the manifest
+    shards/<root>.shard     the blocks of a shard, one after the other
+    shards/<root>.leaves    the hashes of its blocks, 32 bytes each
 
 The manifest is a canonical message.  Its bytes are a file of the run, whose root identifies the corpus.  Each **source** has
 two **splits**, one for training and one held out.  A split is one stream of tokens in which documents follow each other in
@@ -13,18 +19,23 @@ blocks, a byte of flags for each token (`COUNTS`, `BEGINS`) follows the tokens. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from protocol.run.sections import MAX_SOURCES
+from kernels.mixture import RowMixture
+from protocol.blobs.blob import EvenSpans
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import MAX_SOURCES, SourceSection
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, HashField, decode_body
 from protocol.wire.hashes import Hash
 
+SHARDS = "shards"
+"""Name of the folder of the shards in the folder of a corpus."""
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_SPLIT_TOKENS = 1 << 44
 MAX_BLOCK_BYTES = 1 << 20
@@ -173,3 +184,161 @@ def read_manifest(data: bytes) -> CorpusManifest:
     if manifest.block_tokens <= LEAST_BLOCK_TOKENS - manifest.unit_tokens:
         raise Malformed(f"a corpus with blocks of {manifest.block_tokens} tokens, fewer than {LEAST_BLOCK_TOKENS}")
     return manifest
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Shards as blobs.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard: a blob whose chunks are blocks.
+
+    number: its position in the corpus.  source: name of its source.  first: the number of its first block in its split.
+    spans: places of its blocks.
+    """
+
+    root: Hash
+    number: int
+    source: str
+    is_held_out: bool
+    first: int
+    spans: EvenSpans
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.spans)
+
+    def block(self, number: int) -> Block:
+        """Return the place of a block of this shard."""
+        span = self.spans[number]
+        return Block(self.root, number, span.stop - span.start)
+
+    def has(self, block: Block) -> bool:
+        """Return True if there is such a block."""
+        return 0 <= block.number < len(self) and self.block(block.number) == block
+
+    def name_of(self, number: int) -> str:
+        """Return a block's name for people."""
+        return f"block {self.first + number} of {self.source}{', held out' if self.is_held_out else ''}"
+
+
+Shards = Mapping[Hash, Shard]
+"""Shards of all corpora of a run, by their roots."""
+
+
+def shards_of(manifests: Iterable[CorpusManifest]) -> dict[Hash, Shard]:
+    """Return the shards of these corpora.  Raises `Malformed` if two of them have one root and different blocks."""
+    shards: dict[Hash, Shard] = {}
+    for manifest in manifests:
+        block_bytes, number = manifest.block_tokens * manifest.bytes_per_token, 0
+        for source in manifest.sources:
+            for split, is_held_out in ((source.train, False), (source.held_out, True)):
+                left = split.tokens * manifest.bytes_per_token
+                for at, root in enumerate(map(Hash, split.shards)):
+                    size = min(left, manifest.shard_blocks * block_bytes)
+                    spans, first = EvenSpans(size, block_bytes), at * manifest.shard_blocks
+                    known = shards.setdefault(root, Shard(root, number, source.name, is_held_out, first, spans))
+                    if (known.spans.size, known.spans.chunk_bytes) != (size, block_bytes):
+                        raise Malformed(
+                            f"a shard of {known.source} and one of {source.name} have one root and different blocks"
+                        )
+                    left, number = left - size, number + 1
+    return shards
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Rows of a run in its corpora.  A row of the run is a row of one source, in one epoch (`kernels.mixture`).  A row of a
+# source has its tokens in one block or in several consecutive ones.
+
+
+@dataclass(frozen=True)
+class MixedSplit:
+    """A split of a corpus, as a source of a mixture."""
+
+    manifest: CorpusManifest
+    split: Split
+
+
+def blocks_needed(
+    splits: Sequence[MixedSplit], mixture: RowMixture, ranges: Iterable[tuple[int, int]], length: int
+) -> list[Block]:
+    """Return the blocks that hold these rows of the run, each once, in the order in which they are first read.
+
+    splits: the sources of the mixture; each one that is read has a row.  ranges: half-open ranges of rows of the run, in
+    reading order.  length: predicted tokens of a row.  Takes a few microseconds a row.
+    """
+    assert len(splits) == mixture.sources
+    rows = [split.manifest.rows(split.split, length) for split in splits]
+    found: dict[tuple[int, int], None] = {}
+    for first, end in ranges:
+        for row in range(first, end):
+            source, index = mixture.place(row)
+            manifest, split = splits[source].manifest, splits[source].split
+            at = index % rows[source]
+            for number in manifest.blocks_of(split, range(at, at + 1), length):
+                found[source, number] = None
+    return [splits[source].manifest.block(splits[source].split, number) for source, number in found]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Checks that the corpora of a run fit its manifest: sources, rows, vocabulary and tokenizer.
+
+
+def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
+    """Return the first reason why these corpora are not those that the run describes; empty if they are.
+
+    corpora: in the order of `data.corpora`.
+    """
+    assert len(corpora) == len(run.data.corpora)
+    return next(_flaws(run, corpora), "")
+
+
+def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]:
+    data = run.data
+    for corpus in corpora:
+        yield from _flaws_of_one(run, corpus, f"the corpus of {', '.join(source.name for source in corpus.sources)[:80]}")
+    if any(corpus.tokenizer != corpora[0].tokenizer for corpus in corpora):
+        yield "the corpora were built with different tokenizers"
+    try:
+        shards_of(corpora)
+    except Malformed as error:
+        yield str(error)
+    for source in data.sources:
+        found = source_in(corpora, source)
+        if found is None:
+            yield f"corpus {source.corpus} has no source {source.name}"
+        elif (rows := corpora[source.corpus].rows(found.train, data.sequence_length)) != source.rows:
+            yield f"source {source.name} has {rows} rows to learn from, and the run says {source.rows}"
+
+
+def corpus_flaw(run: RunManifest, corpus: CorpusManifest, called: str) -> str:
+    """Return the first reason why the run cannot read the rows of a corpus; empty if it can.
+
+    called: name of the corpus, for people.
+    """
+    return next(_flaws_of_one(run, corpus, called), "")
+
+
+def _flaws_of_one(run: RunManifest, corpus: CorpusManifest, called: str) -> Iterator[str]:
+    data = run.data
+    if corpus.kind.value != data.format:
+        yield f'{called} was built with the kind "{corpus.kind.value}", and data.format is "{data.format}"'
+    if corpus.vocab > run.model.vocab:
+        yield f"{called} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
+    if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:
+        yield (
+            f"{called} has rows of {corpus.row_tokens - 1} predicted tokens, and data.sequence_length is "
+            f"{data.sequence_length}"
+        )
+
+
+def splits_of(run: RunManifest, corpora: Sequence[CorpusManifest]) -> list[MixedSplit]:
+    """Return the training splits of the run's sources, in their order.  The corpora must fit the run."""
+    found = [(corpora[source.corpus], source_in(corpora, source)) for source in run.data.sources]
+    return [MixedSplit(corpus, source.train) for corpus, source in found if source is not None]
+
+
+def source_in(corpora: Sequence[CorpusManifest], source: SourceSection) -> CorpusSource | None:
+    """Return the source that a section names; None if its corpus has none of this name."""
+    return next((each for each in corpora[source.corpus].sources if each.name == source.name), None)

@@ -20,10 +20,10 @@ import trio
 from protocol.blobs.blob import ChunkSet, from_bitmap, to_bitmap
 from protocol.corpora.copies import COPIES, BlockNumbers, CopyCounts, OtherCopies
 from protocol.corpora.manifest import Block
+from protocol.corpora.store import RunCorpora
 from protocol.events.events import Dropped
 from protocol.events.status import CopiesStatus
 from protocol.membership.liveness import Membership
-from protocol.node.run_corpora import RunCorpora
 from protocol.offload import Offload
 from protocol.run.manifest import Admission
 from protocol.transport.handlers import answers
@@ -70,14 +70,6 @@ class ShownBlocks:
         return number < self.numbers.counted and not self.blocks >> number & 1
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Sizes of the data in bytes.  start: of the weights with which the run compares its own; 0 if there are none."""
-
-    files: int
-    start: int
-
-
 class CopyCensus:
     """Census at one peer; call `run` once.
 
@@ -99,8 +91,9 @@ class CopyCensus:
         manifest = corpora.manifest
         self._is_open = manifest.admission is Admission.OPEN
         begins = manifest.data.format == "preference" and manifest.genesis is not None
-        start = manifest.reference_bytes or (manifest.state_bytes if begins else 0)
-        self._sizes = _Sizes(sum(file.size for file in manifest.files.values()), start)
+        self._files_bytes = sum(file.size for file in manifest.files.values())
+        self._start_bytes = manifest.reference_bytes or (manifest.state_bytes if begins else 0)
+        """Size of the weights with which the run compares its own; 0 if there are none."""
         self._numbers: BlockNumbers | None = None
         self._answers: dict[PeerId, Holdings] = {}
         """The last answers, that of the peer first which was not asked for the longest time."""
@@ -118,21 +111,17 @@ class CopyCensus:
         while True:
             self._wake = wake = trio.Event()
             await self._count()
-            with trio.move_on_after(self._pause_s()):
+            size = MAX_ASKED * (self._numbers.counted // 8 if self._numbers is not None else 0)
+            status = self.status()
+            is_calm = status is not None and not status.short_bytes and not status.missing_bytes
+            pause_s = max(CALM_S if is_calm else ASK_S, size / ANSWER_BYTES_PER_S)
+            with trio.move_on_after(URGENT_S if self._is_urgent else pause_s):
                 await wake.wait()
 
     def hurry(self, on: bool) -> None:
         """Count often, because this peer hands data over, or no longer."""
         self._is_urgent = on
         self._wake.set()
-
-    def _pause_s(self) -> float:
-        if self._is_urgent:
-            return URGENT_S
-        size = MAX_ASKED * (self._numbers.counted // 8 if self._numbers is not None else 0)
-        status = self.status()
-        is_calm = status is not None and not status.short_bytes and not status.missing_bytes
-        return max(CALM_S if is_calm else ASK_S, size / ANSWER_BYTES_PER_S)
 
     async def _count(self) -> None:
         if self._numbers is None and self._corpora.store is not None:
@@ -157,7 +146,7 @@ class CopyCensus:
         if trio.current_time() - self._ours.at >= OWN_S:
             store = self._corpora.store
             blocks = await self._offload(self._numbers.here, store) if self._numbers is not None and store is not None else 0
-            start = not self._sizes.start or await self._offload(self._has_start)
+            start = not self._start_bytes or await self._offload(self._has_start)
             self._ours = Holdings(self._has_files(), start, blocks, trio.current_time())
         return self._ours
 
@@ -235,8 +224,8 @@ class CopyCensus:
 
         def size(blocks: ChunkSet, are_meant: Callable[[int, bool], bool]) -> int:
             """Return the size of these blocks, and of the other data for whose copies `are_meant(number, here)`."""
-            files = are_meant(sum(each.files for each in known), self._ours.files) * self._sizes.files
-            start = are_meant(sum(each.start for each in known), self._ours.start) * self._sizes.start
+            files = are_meant(sum(each.files for each in known), self._ours.files) * self._files_bytes
+            start = are_meant(sum(each.start for each in known), self._ours.start) * self._start_bytes
             return files + start + (numbers.bytes_of(blocks) if numbers is not None else 0)
 
         every = numbers.all if numbers is not None else 0

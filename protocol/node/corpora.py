@@ -20,13 +20,11 @@ from protocol.bounds import BoundedDict
 from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
-from protocol.corpora.manifest import Block
-from protocol.corpora.rows import blocks_needed
-from protocol.corpora.shards import SHARDS
+from protocol.corpora.manifest import SHARDS, Block, blocks_needed
+from protocol.corpora.store import RunCorpora
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.copies import CopyCensus
-from protocol.node.run_corpora import RunCorpora
 from protocol.offload import Offload
 from protocol.sync.supplies import RunFiles
 from protocol.transport.interface import Session
@@ -88,20 +86,21 @@ class LeasedBlocks:
         urls = [f"{url.rstrip('/')}/{SHARDS}" for url in self._manifest.data.mirrors]
         mirrors = Mirrors(urls, client, self._session.me, self._session.emit)
         keeps = KeepRule(self._settings.keep_share, self._census.others, mirrored=bool(self._manifest.data.mirrors))
-        policy = FetchPolicy(keeps, self._is_seed, self._membership.name, self._is_in_exchange)
+
+        def is_seed(peer: PeerId) -> bool:
+            known = self._membership.get(peer)
+            return known is not None and known.heartbeat.role is Role.SEED
+
+        def is_busy() -> bool:
+            return self._activity.phase in (Phase.EXCHANGING, Phase.VOTING)
+
+        policy = FetchPolicy(keeps, is_seed, self._membership.name, is_busy)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)
         self._fetcher = fetcher
         await self.lease(*self._rows)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetcher.run)
             nursery.start_soon(self._tell_of_waits)
-
-    def _is_in_exchange(self) -> bool:
-        return self._activity.phase in (Phase.EXCHANGING, Phase.VOTING)
-
-    def _is_seed(self, peer: PeerId) -> bool:
-        known = self._membership.get(peer)
-        return known is not None and known.heartbeat.role is Role.SEED
 
     async def _tell_of_waits(self) -> None:
         while True:
@@ -170,18 +169,17 @@ class LeasedBlocks:
         while True:
             if self._awaited is not None:
                 block, since, last = self._awaited
-                now = trio.current_time()
+                now, patience_s = trio.current_time(), LOST_S
+                if self._census.shown().lacks(block):
+                    patience_s = NOWHERE_S
+                elif self._swarm.asked_for(block.shard, block.number):
+                    patience_s = OWED_S
                 if now - last > AWAITED_S:
                     self._awaited = None  # it has come
-                elif now - since >= self._patience_s(block):
+                elif now - since >= patience_s:
                     self._lost[block], self._awaited = now + LOST_FOR_S, None
                     return
             await trio.sleep(SHOW_S)
-
-    def _patience_s(self, block: Block) -> float:
-        if self._census.shown().lacks(block):
-            return NOWHERE_S
-        return OWED_S if self._swarm.asked_for(block.shard, block.number) else LOST_S
 
     @property
     def counted(self) -> trio.Event:

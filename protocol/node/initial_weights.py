@@ -16,7 +16,7 @@ from protocol.chain.outer_state import BYTES_PER_VALUE, bf16_pieces
 from protocol.chain.records import genesis_tip
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
-from protocol.disk import fill
+from protocol.disk import fill, size_of
 from protocol.offload import Offload
 from protocol.run.manifest import BF16_BYTES
 from protocol.sync.supplies import StateFetcher
@@ -53,37 +53,24 @@ class InitialWeights:
 
         Raises `StoreFailed`.
         """
-        while not await self._offload(self._is_here):
-            if self._replica.history.length == 0:
-                await self._offload(self._write_state)
+        history, manifest = self._replica.history, self._replica.manifest
+        while not await self._offload(lambda: size_of(self._path) == BF16_BYTES * manifest.parameters):
+            if history.length == 0:
+                await self._offload(lambda: self._write(self._replica.state.weights()))
                 continue
-            show(FETCHING if self._replica.manifest.genesis is not None else LOST)
-            if not await self._fetch():
+            show(FETCHING if manifest.genesis is not None else LOST)
+            sources = sorted(self._session.network.connected())
+            if manifest.genesis is not None and await self._supplies.fetch_genesis(sources):
+                await self._offload(self._write_checkpoint)
+            else:
                 await trio.sleep(RETRY_S)
         return self._path
 
-    def _is_here(self) -> bool:
-        return self._path.is_file() and self._path.stat().st_size == BF16_BYTES * self._replica.manifest.parameters
-
-    def _write_state(self) -> None:
-        """Write the weights from our state before the first round.  Blocking."""
-        self._write(self._replica.state.weights())
-
-    async def _fetch(self) -> bool:
-        """Fetch the checkpoint after 0 rounds, and write the weights from it; return False if no peer has it."""
-        if self._replica.manifest.genesis is None:
-            return False
-        sources = sorted(self._session.network.connected())
-        if not await self._supplies.fetch_genesis(sources):
-            return False
-        await self._offload(self._write_checkpoint)
-        return True
-
     def _write_checkpoint(self) -> None:
-        name = CheckpointName(0, genesis_tip(self._session.run))
-        view = self._replica.store.checkpoints.view(name)
+        """Write the weights from the checkpoint after 0 rounds, if it is here.  Blocking."""
+        manifest = self._replica.manifest
+        view = self._replica.store.checkpoints.view(CheckpointName(0, genesis_tip(self._session.run)))
         if view is not None:
-            manifest = self._replica.manifest
             self._write(bf16_pieces(view[: BYTES_PER_VALUE * manifest.parameters], manifest.checkpoint_chunk_bytes))
 
     def _write(self, pieces: Iterable[bytes]) -> None:

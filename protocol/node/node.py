@@ -20,6 +20,7 @@ from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
+from protocol.corpora.store import RunCorpora
 from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -36,7 +37,6 @@ from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService
 from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
-from protocol.node.run_corpora import RunCorpora
 from protocol.node.state import StateKeeper, shown_while_it_starts
 from protocol.offload import Offload, charged, one_at_a_time
 from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
@@ -47,7 +47,7 @@ from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS, PeerTips
 from protocol.sync.remote_chains import Claims
-from protocol.sync.supplies import RunFiles, StateFetcher
+from protocol.sync.supplies import RunFiles, StateFetcher, paths_of
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
@@ -93,9 +93,13 @@ class Node:
         tips = PeerTips(replica, membership, activity)
         initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
-        self._corpora = RunCorpora(replica.manifest, replica.store.files, replica.store.disk, settings.corpora)
+        paths = paths_of(replica.manifest, replica.store.files)
+        self._corpora = RunCorpora(replica.manifest, paths, replica.store.disk, settings.corpora)
         self._shelves = shelves_of(replica, self._corpora)
-        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload, self._history.is_active)
+        self._offload, self._swarm = (
+            offload,
+            Swarm(session, membership, self._shelves.find, offload, self._history.is_active),
+        )
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._census = CopyCensus(
             session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights

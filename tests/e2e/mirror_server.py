@@ -12,7 +12,7 @@ from typing import Self, cast
 
 import trio
 
-from protocol.corpora.shards import SHARDS
+from protocol.corpora.manifest import SHARDS
 from tests.protocol.corpora.web import Exchange, Manner, Site, honest, liar, redirecting, stalling, vanishing
 
 PRIVATE_ADDRESS = "http://10.254.254.1"
@@ -119,9 +119,10 @@ def vanishing_mirror(folder: Path) -> MirrorServer:
 
 MIRRORS = {
     "honest": (honest_mirror, ""),
-    "lies": (lying_mirror, "sends wrong bytes for"),
-    "stalls": (stalling_mirror, "is too slow"),
+    "lies": (lying_mirror, "sends wrong bytes of"),
+    "stalls": (stalling_mirror, ""),
     "redirects to a private address": (redirecting_mirror, "leads to an address that is not public"),
     "vanishes in the middle": (vanishing_mirror, "does not accept connections"),
 }
-"""Mirrors by their manner, each with a part of the sentence with which a peer sets it aside; "" if it should not."""
+"""Mirrors by their manner, each with a part of the sentence with which a peer sets it aside; "" if it need not, because
+others give what the mirror owes before it is found to have failed."""

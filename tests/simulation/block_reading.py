@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 import trio
 
 from kernels.mixture import MixturePhase, RowMixture
-from protocol.corpora.manifest import Block
-from protocol.corpora.rows import MixedSplit, blocks_needed
+from protocol.corpora.manifest import Block, MixedSplit, blocks_needed
 from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
 from tests.protocol.corpora.corpora import a_corpus
 

@@ -35,7 +35,7 @@ class Storyteller(Ghost):
         super().__init__(world, seed)
         self.replica, self._serving = replica, Serving(replica, inline)
         session = Session(self.identity, world.signed.run, self.network, lambda event: None)
-        self._swarm = Swarm(session, TheseMembers(), ReplicaShelf(replica), inline)
+        self._swarm = Swarm(session, TheseMembers(), ReplicaShelf(replica).find, inline)
         world.spawn(self._beat)
         world.spawn(self._swarm.run)
 

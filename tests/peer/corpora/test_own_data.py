@@ -16,13 +16,13 @@ from peer.resources.room import DiskRoom
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
+from protocol.corpora.store import RunCorpora
 from protocol.disk import Disk
 from protocol.node.node import shelves_of
-from protocol.node.run_corpora import RunCorpora
 from protocol.run.manifest import RunManifest, sign
 from protocol.run.run_file import parse_run_file
 from protocol.run.settings import CorpusSettings
-from protocol.sync.supplies import file_section
+from protocol.sync.supplies import file_section, paths_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
@@ -79,7 +79,7 @@ def test_nothing_of_the_data_is_on_a_shelf_from_which_others_fetch(tmp_path: Pat
     signed = sign(IDENTITY, manifest)
     replica = Replica.open(signed, Store(tmp_path / "run", Disk(durable=False)), OuterState(manifest))
     own = CorpusSettings((data.manifest_path.parent,), tmp_path / "run" / BLOCKS, keep_share=1.0)
-    corpora = RunCorpora(manifest, replica.store.files, replica.store.disk, own)
+    corpora = RunCorpora(manifest, paths_of(manifest, replica.store.files), replica.store.disk, own)
     shelves = shelves_of(replica, corpora)
     roots = [Hash(root) for source in corpus.sources for root in (*source.train.shards, *source.held_out.shards)]
     content = data.manifest_path.read_bytes()

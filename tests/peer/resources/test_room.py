@@ -10,7 +10,7 @@ import pytest
 
 from peer.paths import BLOCKS
 from peer.resources.room import MARGIN_BYTES, CappedDisk, DiskRoom, used_bytes
-from protocol.corpora.cache import BlockCache
+from protocol.corpora.store import BlockCache
 from protocol.disk import StoreFull
 from tests.protocol.corpora.corpora import a_corpus
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 
 import trio
 import trio.testing
 
 from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, chunks_in, read_chunk_header
+from protocol.blobs.store import Held
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.events.events import Event
@@ -40,40 +40,9 @@ def a_blob(chunks: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[Blob, bytes]:
     return Blob.cut(tree_root(leaves), leaves, EvenSpans(len(data), chunk_bytes)), data
 
 
-@dataclass
-class Stored:
-    """A whole blob in memory: a `protocol.blobs.store.Held`."""
-
-    blob: Blob
-    data: bytes
-
-    @property
-    def count(self) -> int:
-        return len(self.blob)
-
-    @property
-    def here(self) -> ChunkSet:
-        return self.blob.all
-
-    @property
-    def is_urgent(self) -> bool:
-        return False
-
-    def leaves(self) -> Sequence[Hash]:
-        return self.blob.leaves
-
-    def read(self, chunk: int) -> bytes | None:
-        return self.data[self.blob.span(chunk)]
-
-
-@dataclass
-class MemoryShelf:
-    """A `protocol.blobs.store.Shelf` of what is put onto it."""
-
-    blobs: dict[Hash, Stored] = field(default_factory=dict)
-
-    def find(self, name: Hash) -> Stored | None:
-        return self.blobs.get(name)
+def in_memory(blob: Blob, data: bytes) -> Held:
+    """A whole blob in memory."""
+    return Held(len(blob), blob.all, lambda chunk: data[blob.span(chunk)], lambda: blob.leaves)
 
 
 class Peer:
@@ -94,10 +63,10 @@ class Peer:
 
     def start(self) -> None:
         """A new life with an empty memory."""
-        self.shelf = MemoryShelf()
+        self.shelf: dict[Hash, Held] = {}
         self.network = MemoryNetwork(self.table.wire, self.id, self)
         session = Session(self.identity, RUN, self.network, self.events.append)
-        self.swarm = Swarm(session, self.table, self.shelf, at_once)
+        self.swarm = Swarm(session, self.table, self.shelf.get, at_once)
         self._scope = trio.CancelScope()
         self.table.wire.join(self.network)
         self.table.nursery.start_soon(self._live, self._scope)
@@ -124,7 +93,7 @@ class Peer:
         if self.outcome:
             self.done_at = trio.current_time()
             assert bytes(self.into) == self.table.data
-            self.shelf.blobs[blob.name] = Stored(blob, bytes(self.into))
+            self.shelf[blob.name] = in_memory(blob, bytes(self.into))
 
     def originate(self) -> None:
         """It alone has the blob."""
@@ -133,7 +102,7 @@ class Peer:
 
     def hold(self) -> None:
         """It has the blob on its disk."""
-        self.shelf.blobs[self.table.blob.name] = Stored(self.table.blob, self.table.data)
+        self.shelf[self.table.blob.name] = in_memory(self.table.blob, self.table.data)
 
     def here(self) -> ChunkSet:
         """Which chunks of `into` are right: what a restarted peer finds."""

@@ -163,7 +163,7 @@ class Crowd:
         self.random, count = random, random.randint(1, 40)
         self.blob = even(count)
         self.sources = random.sample(PEERS, random.randint(1, 10))
-        self.kind = {peer: random.choice(self.KINDS) for peer in self.sources}
+        self.kind: dict[str, str] = {peer: random.choice(self.KINDS) for peer in self.sources}
         self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
         self.here = random.getrandbits(count) if random.random() < 0.3 else 0
         self.download = Download(self.blob, self.here, random.randbytes(4))

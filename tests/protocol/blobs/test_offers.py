@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from protocol.blobs.offers import MAX_GUESTS, NO_HURRY_S, Offer, OpenOffer, OriginOffer
+from protocol.blobs.offers import MAX_GUESTS, NO_HURRY_S, Offer, OriginOffer
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS
 
@@ -20,11 +20,11 @@ def is_member(peer: PeerId) -> bool:
 
 
 def an_offer(kind: str, count: int = 8, here: int = 0) -> Offer:
-    return OpenOffer(count, here, is_member) if kind == "open" else OriginOffer(count, Random(1), is_member)
+    return Offer(count, here, is_member) if kind == "open" else OriginOffer(count, Random(1), is_member)
 
 
 def test_a_guest_is_told_what_is_here_and_then_what_comes() -> None:
-    offer = OpenOffer(8, 0b0011, is_member)
+    offer = Offer(8, 0b0011, is_member)
     assert offer.join(ANN, 0, 0.0) == 0b0011
     assert not offer.news(0.0)
     offer.add(4)
@@ -36,7 +36,7 @@ def test_a_guest_is_told_what_is_here_and_then_what_comes() -> None:
 
 
 def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it_or_later() -> None:
-    offer = OpenOffer(8, 0, is_member)
+    offer = Offer(8, 0, is_member)
     offer.join(ANN, 0, 0.0)
     offer.add(1)
     assert not offer.news(NO_HURRY_S - 0.1)
@@ -47,7 +47,7 @@ def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it
 
 
 def test_who_is_gone_is_told_nothing() -> None:
-    offer = OpenOffer(8, 0, is_member)
+    offer = Offer(8, 0, is_member)
     offer.join(ANN, 0, 0.0)
     offer.leave(ANN)
     offer.leave(BOB)

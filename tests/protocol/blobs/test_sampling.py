@@ -25,7 +25,7 @@ def test_a_sample_finds_the_rate_of_the_line_and_keeps_nothing() -> None:
         sampled = await asker.swarm.sample(table.blob, source.id)
         assert sampled.bytes_per_s == pytest.approx(table.rate, rel=0.2) and not sampled.problem
         assert sampled.down_bytes == sum(table.blob.sizes[chunk] for chunk in _first_chunks(table.blob.sizes))
-        assert not asker.swarm._samples and not asker.shelf.blobs
+        assert not asker.swarm._samples and not asker.shelf
         assert not source.swarm._askers and not source.swarm._fetches, "nobody remembers who measured"
 
     on_swarm_table(check, chunk_s=0.01, latency_s=0.001)

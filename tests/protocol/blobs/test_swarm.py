@@ -235,7 +235,7 @@ def test_a_source_that_removed_the_blob_is_not_waited_for() -> None:
         source.hold()
         joiner.fetch([source])
         await trio.sleep(table.least_s / 4)
-        source.shelf.blobs.clear()
+        source.shelf.clear()
         await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
 
     on_swarm_table(check)
@@ -399,7 +399,7 @@ def test_of_a_chunk_only_one_push_at_a_time_gets_a_buffer() -> None:
         (chunk, *_) = [chunk for chunk in range(64) if fetch._download.expects(liar.id, chunk)]
         first = fetch.landing(liar.id, chunk, CHUNK_BYTES)
         assert first is not None and fetch.landing(liar.id, chunk, CHUNK_BYTES) is None
-        fetch.broke_off(liar.id, chunk)
+        await fetch.landed(liar.id, chunk, None)
         assert fetch.landing(liar.id, chunk, CHUNK_BYTES) is not None
         assert fetch.landing(joiner.id, chunk, CHUNK_BYTES) is None, "nobody asked it"
 

@@ -17,10 +17,9 @@ import trio.testing
 from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.mirrors import Mirrors, RangeClient
 from protocol.blobs.swarm import Swarm
-from protocol.corpora.cache import BlockCache, BlockStore
 from protocol.corpora.fetcher import BlockFetcher, FetchPolicy
-from protocol.corpora.manifest import Block
-from protocol.corpora.shards import SHARDS, CorpusShelf
+from protocol.corpora.manifest import SHARDS, Block
+from protocol.corpora.store import BlockCache, BlockStore, CorpusShelf
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.transport.interface import Acceptance, Landing, Session
@@ -67,7 +66,7 @@ class Reader:
         self.store = BlockStore(self.cache, shelves, shards)
         self.network = MemoryNetwork(table.wire, self.id, self)
         session = Session(self.identity, RUN, self.network, self.events.append)
-        self.swarm = Swarm(session, table, self.store, inline)
+        self.swarm = Swarm(session, table, self.store.find, inline)
         client = RangeClient([ip_network("127.0.0.1/32")], dialer=table.web)
         mirrors = Mirrors([f"{url}/{SHARDS}" for url in table.urls], client, self.id, self.events.append)
         self.mirrors = mirrors

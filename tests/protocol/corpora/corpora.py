@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from protocol.corpora.manifest import Block, CorpusKind, CorpusManifest, CorpusSource, Split
-from protocol.corpora.shards import Shards, shards_of
+from protocol.corpora.manifest import Block, CorpusKind, CorpusManifest, CorpusSource, Shards, Split, shards_of
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.corpora.cache import LEAVES, BlockCache, BlockStore, space_of
 from protocol.corpora.manifest import Block
-from protocol.corpora.shards import CorpusShelf
+from protocol.corpora.store import LEAVES, BlockCache, BlockStore, CorpusShelf, space_of
 from protocol.disk import Disk, StoreFailed, StoreFull, size_of
 from tests.hostile_files import link_out, pipe
 from tests.protocol.corpora.block_table import SmallDisk
@@ -161,7 +160,7 @@ def test_whole_shards_are_read_in_place_and_never_changed(tmp_path: Path, corpus
     cache = a_cache(tmp_path / "blocks", corpus)
     store = BlockStore(cache, [CorpusShelf(tmp_path / "built", corpus.shards)], corpus.shards)
     assert all(store.read(block) == corpus.bytes_of(block) for block in corpus.all_blocks())
-    assert len(store.holdings()) == len(corpus.shards) and not cache.blocks()
+    assert all(store.find(root) is not None for root in corpus.shards) and not cache.blocks()
     assert before == {path: path.read_bytes() for path in (tmp_path / "built").rglob("*") if path.is_file()}
 
 
@@ -178,7 +177,8 @@ def test_a_damaged_block_of_a_built_corpus_is_missing_until_the_cache_has_it(tmp
     held = store.find(block.shard)
     assert held is not None and held.here == 0xFF & ~(1 << 1) and path.read_bytes() == data
     keep(cache, corpus, [block])
-    assert held.here == 0xFF and store.read(block) == held.read(1) == corpus.bytes_of(block)
+    held = store.find(block.shard)
+    assert held is not None and held.here == 0xFF and store.read(block) == held.read(1) == corpus.bytes_of(block)
 
 
 def test_a_shard_of_another_size_or_without_its_leaves_is_not_here(tmp_path: Path, corpus: Corpus) -> None:

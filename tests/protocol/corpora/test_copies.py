@@ -9,7 +9,6 @@ from random import Random
 import trio
 
 from protocol.blobs.blob import ChunkSet
-from protocol.corpora.cache import space_of
 from protocol.corpora.copies import (
     COPIES,
     BlockNumbers,
@@ -19,6 +18,7 @@ from protocol.corpora.copies import (
     place_among_keepers,
 )
 from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
+from protocol.corpora.store import space_of
 from protocol.wire.identity import PeerId
 from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
 from tests.protocol.corpora.corpora import a_corpus

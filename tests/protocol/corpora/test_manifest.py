@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.corpora.manifest import (
-    MAX_SHARDS,
-    MAX_SPLIT_TOKENS,
-    Block,
-    CorpusManifest,
-    Split,
-    read_manifest,
-)
-from protocol.corpora.shards import shards_of
+from protocol.corpora.manifest import MAX_SHARDS, MAX_SPLIT_TOKENS, Block, CorpusManifest, Split, read_manifest, shards_of
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import chunk_hash

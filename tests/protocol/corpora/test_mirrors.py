@@ -10,7 +10,7 @@ import trio
 
 from protocol.blobs.blob import Blob
 from protocol.blobs.mirrors import ABSENT_S, MOST_REST_S, TOLD_FAILURES, Mirrors, RangeClient
-from protocol.corpora.shards import Shard
+from protocol.corpora.manifest import Shard
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice
 from protocol.wire.hashes import Hash

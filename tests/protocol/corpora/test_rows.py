@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.mixture import MixturePhase, RowMixture
-from protocol.corpora.manifest import Block, CorpusManifest, Split
-from protocol.corpora.rows import MixedSplit, blocks_needed
+from protocol.corpora.manifest import Block, CorpusManifest, MixedSplit, Split, blocks_needed
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 
 

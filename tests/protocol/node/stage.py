@@ -61,7 +61,7 @@ class Stage:
         settings = NodeSettings("me", Role.TRAINER, "0", 1)
         self.guard, self.membership = guard, Membership(ME.peer_id, 0.0, history)
         handshake = Handshake(session, signed.manifest, settings, history, activity)
-        swarm = Swarm(session, self.membership, ReplicaShelf(replica), at_once)
+        swarm = Swarm(session, self.membership, ReplicaShelf(replica).find, at_once)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)

@@ -10,8 +10,8 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.corpora.cache import BlockCache, BlockStore
 from protocol.corpora.copies import COPIES
+from protocol.corpora.store import BlockCache, BlockStore
 from protocol.disk import Disk
 from protocol.events.events import Dropped, Event
 from protocol.node.copies import CopyCensus

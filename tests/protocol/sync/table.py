@@ -92,7 +92,7 @@ class Table:
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
         tips = PeerTips(self.ours, self.membership, self.activity)
-        self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours), at_once)
+        self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours).find, at_once)
         self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
@@ -105,7 +105,9 @@ class Table:
     def serve(self, peer: PeerId, replica: Replica) -> None:
         """What this replica holds, `peer` answers, and pushes to us."""
         serving = Serving(replica, at_once)
-        swarm = Swarm(a_session(self.signed.run, Pushing(self, peer), []), TheseMembers(), ReplicaShelf(replica), at_once)
+        swarm = Swarm(
+            a_session(self.signed.run, Pushing(self, peer), []), TheseMembers(), ReplicaShelf(replica).find, at_once
+        )
         self._nursery.start_soon(swarm.run)
 
         async def answer(kind: str, data: bytes) -> bytes:

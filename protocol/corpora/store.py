@@ -1,7 +1,7 @@
-"""The cache of blocks on a peer's disk, and everything that the peer can read or serve of its run's corpora.
+"""Blocks on a peer's disk: in corpora that a person built, in the peer's own cache, and as the blobs that it serves.
 
-    <folder>/<shard root>/<number>    a block, exactly its bytes
-    <folder>/<shard root>/leaves      the hashes of the shard's blocks
+    <cache>/<shard root>/<number>    a block, exactly its bytes
+    <cache>/<shard root>/leaves      the hashes of the shard's blocks
 
 A block is written to a temporary name, flushed and renamed, so that a file with a number for a name is whole.  Sizes are
 checked at the start, and hashes whenever a block is served; the trainer checks the hash of a block at its first use.  The
@@ -15,17 +15,116 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kernels.outside_files import open_outside
+from kernels.outside_files import open_outside, read_outside
 from protocol.blobs.blob import ChunkSet
 from protocol.blobs.store import SHORTAGES, Held, Holding, LeavesMemory
-from protocol.corpora.manifest import Block
-from protocol.corpora.shards import REMEMBERED, BlockReader, CorpusShelf, HeldShard, Shards, leaves_in, read_block
+from protocol.corpora.manifest import (
+    SHARDS,
+    Block,
+    MixedSplit,
+    Shard,
+    Shards,
+    corpora_flaw,
+    read_manifest,
+    shards_of,
+    splits_of,
+)
 from protocol.disk import Disk, size_of
-from protocol.wire.hashes import HASH_BYTES, Hash
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import CORPORA
+from protocol.run.settings import CorpusSettings
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, tree_root
+
+REMEMBERED = 32
+"""Most shards whose blocks' hashes are remembered; about 300 KiB each at most."""
+
+
+def leaves_in(path: Path, below: Path, shard: Shard) -> list[Hash] | None:
+    """Return the hashes of a shard's blocks from a `.leaves` file; None if it cannot be read, or they do not have its root.
+
+    below: the folder in which its real path must lie.
+    """
+    try:
+        raw = read_outside(path, HASH_BYTES * len(shard), below)
+    except OSError:
+        return None
+    leaves = [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
+    return leaves if len(raw) == HASH_BYTES * len(shard) and tree_root(leaves) == shard.root else None
+
+
+def read_block(path: Path, below: Path, offset: int, size: int, leaf: Hash) -> bytes | None:
+    """Return a block of a file; None if its bytes are wrong, or if the file is none to read.
+
+    below: the folder in which its real path must lie.
+    Raises `OSError` if this computer currently lacks memory or file descriptors, which says nothing about the block.
+    """
+    try:
+        with open_outside(path, below) as file:
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
+    return data if len(data) == size and chunk_hash(data) == leaf else None
+
+
+class CorpusShelf:
+    """Whole shards in the folder of a corpus, read in place.  Nothing in the folder is ever changed.
+
+    A block whose bytes are wrong is not read again until the next start, and so is fetched like a missing one.
+    """
+
+    def __init__(self, folder: Path, shards: Shards) -> None:
+        self._named, self._folder, self._shards = folder, folder / SHARDS, shards
+        self._damaged: dict[Hash, ChunkSet] = {}
+        self._leaves = LeavesMemory(REMEMBERED)
+
+    def _path(self, shard: Hash, ending: str) -> Path:
+        return self._folder / f"{shard.hex()}.{ending}"
+
+    def here(self, shard: Hash) -> ChunkSet:
+        """Return the blocks as `BlockStore.here` describes."""
+        known = self._shards.get(shard)
+        if known is None or size_of(self._path(shard, "shard")) != known.spans.size:
+            return 0
+        if size_of(self._path(shard, "leaves")) != HASH_BYTES * len(known):
+            return 0
+        return ((1 << len(known)) - 1) & ~self._damaged.get(shard, 0)
+
+    def read(self, block: Block) -> bytes | None:
+        """Return a block as `BlockStore.read` describes."""
+        known, leaves = self._shards.get(block.shard), self.leaves(block.shard)
+        if known is None or not known.has(block):
+            return None
+        if leaves is None:
+            self._damaged[block.shard] = (1 << len(known)) - 1
+            return None
+        try:
+            start, leaf = known.spans[block.number].start, leaves[block.number]
+            data = read_block(self._path(block.shard, "shard"), self._named, start, block.size, leaf)
+        except OSError:
+            return None
+        if data is None:
+            self._damaged[block.shard] = self._damaged.get(block.shard, 0) | 1 << block.number
+        return data
+
+    def leaves(self, shard: Hash) -> Sequence[Hash] | None:
+        """Return the hashes as `BlockStore.leaves` describes."""
+        known = self._shards.get(shard)
+        if known is None:
+            return None
+        return self._leaves.get(shard, lambda: leaves_in(self._path(shard, "leaves"), self._named, known))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The cache.
+
 
 LEAVES = "leaves"
 FILE_UNIT_BYTES = 4096
@@ -40,9 +139,9 @@ def space_of(block: Block) -> int:
 
 
 class BlockCache:
-    """Blocks as files in a folder: a `BlockReader`.  Blocking; thread-safe.  Call `load` before anything else.
+    """Blocks as files in a folder (a part of `BlockStore`).  Blocking; thread-safe.  Call `load` before anything else.
 
-    cap_bytes: disk space that the blocks take at most, unless the pinned ones alone take more.
+    cap_bytes: disk space that the blocks take at most, unless the pinned ones alone take more.  used_bytes: what they take.
     """
 
     def __init__(self, disk: Disk, folder: Path, shards: Shards, cap_bytes: int) -> None:
@@ -52,12 +151,12 @@ class BlockCache:
         self._here: dict[Hash, ChunkSet] = {}
         self._pinned: dict[Block, None] = {}
         self._kept: set[Block] = set()
-        self._used_bytes = self._kept_bytes = 0
+        self.used_bytes = self._kept_bytes = 0
         self._leaves = LeavesMemory(REMEMBERED)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         """Held while a file is written, so that no two threads write to one temporary name."""
-        disk.add_relief(self.give_way)
+        disk.add_relief(lambda size: self._free(size) > 0)
 
     def load(self) -> None:
         """Find the blocks left before a restart; remove incomplete files, and blocks that cannot be checked."""
@@ -71,7 +170,7 @@ class BlockCache:
         with self._lock:
             for _, block in sorted(found):
                 self._add(block)
-        self._make_room(0)
+        self._free(self.used_bytes - self.cap_bytes)
 
     def _scan(self, folder: Path) -> Iterator[tuple[float, Block]]:
         """Yield the blocks of one shard with the times at which they were written."""
@@ -101,11 +200,11 @@ class BlockCache:
         return block in self._blocks
 
     def here(self, shard: Hash) -> ChunkSet:
-        """Return the blocks as `BlockReader.here` describes."""
+        """Return the blocks as `BlockStore.here` describes."""
         return self._here.get(shard, 0)
 
     def read(self, block: Block) -> bytes | None:
-        """Return a block as `BlockReader.read` describes; a damaged one is removed."""
+        """Return a block as `BlockStore.read` describes; a damaged one is removed."""
         if not self.has(block):
             return None
         leaves = self.leaves(block.shard)
@@ -123,7 +222,7 @@ class BlockCache:
         return data
 
     def leaves(self, shard: Hash) -> Sequence[Hash] | None:
-        """Return the hashes as `BlockReader.leaves` describes."""
+        """Return the hashes as `BlockStore.leaves` describes."""
         known = self._shards.get(shard)
         if known is None:
             return None
@@ -136,11 +235,6 @@ class BlockCache:
         except OSError as error:
             return error.errno in SHORTAGES
         return False
-
-    @property
-    def used_bytes(self) -> int:
-        """Disk space that the blocks take."""
-        return self._used_bytes
 
     @property
     def lasting_bytes(self) -> int:
@@ -166,7 +260,7 @@ class BlockCache:
         with self._writing:
             if self.has(block):
                 return False
-            self._make_room(space_of(block))
+            self._free(self.used_bytes + space_of(block) - self.cap_bytes)
             self._disk.make_folder(self.path(block).parent)
             self._disk.write_file(self.path(block), data, relieved=block in self._pinned)
             with self._lock:
@@ -202,16 +296,11 @@ class BlockCache:
             if self.has(block) and size_of(self.path(block)) != block.size:
                 self._remove(block)
 
-    def give_way(self, size: int) -> bool:
-        """Remove `size` bytes of the blocks that were not needed for the longest time; return False if none can leave."""
-        return self._free(size) > 0
-
-    def _make_room(self, size: int) -> None:
-        """Remove the blocks that were not needed for the longest time, until `size` more bytes are under the cap."""
-        self._free(self._used_bytes + size - self.cap_bytes)
-
     def _free(self, size: int) -> int:
-        """Remove blocks that are not pinned until `size` bytes are free; return the bytes that they took."""
+        """Remove the blocks that were not needed for the longest time until `size` bytes are free; return the bytes freed.
+
+        Pinned blocks stay, and kept ones leave last.
+        """
         with self._lock:
             leaving, freed = [], 0
             free = [block for block in self._blocks if block not in self._pinned] if size > 0 else []
@@ -229,7 +318,7 @@ class BlockCache:
             if block in self._blocks:
                 del self._blocks[block]
                 self._here[block.shard] &= ~(1 << block.number)
-                self._used_bytes -= space_of(block)
+                self.used_bytes -= space_of(block)
                 if block in self._kept:
                     self._kept.remove(block)
                     self._kept_bytes -= space_of(block)
@@ -239,37 +328,87 @@ class BlockCache:
     def _add(self, block: Block) -> None:
         self._blocks[block] = None
         self._here[block.shard] = self._here.get(block.shard, 0) | 1 << block.number
-        self._used_bytes += space_of(block)
+        self.used_bytes += space_of(block)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# All blocks of a run on this computer.
 
 
 class BlockStore:
-    """All blocks on this computer, in corpora that a person built and in the cache: a `BlockReader` and a `ListedShelf`."""
+    """Blocks in corpora that a person built, and in the cache."""
 
     def __init__(self, cache: BlockCache, shelves: Sequence[CorpusShelf], shards: Shards) -> None:
         self.cache, self.shards = cache, shards
-        self._readers: tuple[BlockReader, ...] = (*shelves, cache)
+        self._places: tuple[CorpusShelf | BlockCache, ...] = (*shelves, cache)
 
     def here(self, shard: Hash) -> ChunkSet:
-        """Return the blocks as `BlockReader.here` describes."""
+        """Return the blocks of a shard that can be read, as far as we know."""
         here = 0
-        for reader in self._readers:
-            here |= reader.here(shard)
+        for place in self._places:
+            here |= place.here(shard)
         return here
 
     def read(self, block: Block) -> bytes | None:
-        """Return a block as `BlockReader.read` describes."""
-        return next((data for reader in self._readers if (data := reader.read(block)) is not None), None)
+        """Return the bytes of a block, checked against its hash; None if it is not here, or damaged."""
+        return next((data for place in self._places if (data := place.read(block)) is not None), None)
 
     def leaves(self, shard: Hash) -> Sequence[Hash] | None:
-        """Return the hashes as `BlockReader.leaves` describes."""
-        return next((leaves for reader in self._readers if (leaves := reader.leaves(shard)) is not None), None)
+        """Return the hashes of a shard's blocks, checked against its root; None if they are not here."""
+        return next((leaves for place in self._places if (leaves := place.leaves(shard)) is not None), None)
 
     def find(self, name: Hash) -> Held | None:
         """Return the blocks of a shard as `Shelf.find` describes."""
         shard = self.shards.get(name)
-        return HeldShard(self, shard) if shard is not None and self.here(name) else None
+        here = self.here(name) if shard is not None else 0
+        if shard is None or not here:
+            return None
+        return Held(len(shard), here, lambda chunk: self.read(shard.block(chunk)), lambda: self.leaves(name))
+
+
+class CorpusFlawed(Exception):
+    """Error for corpora that do not fit the run; the text is one sentence with the remedy."""
+
+
+class RunCorpora:
+    """The run's corpora on disk: a `protocol.blobs.store.Shelf`, empty until `open`.
+
+    paths: of the run's files, by name.  disk: where these files lie as well, under the same limit.  store, splits: blocks,
+    and training splits of the run's sources; None and empty until `open`.
+    """
+
+    def __init__(self, manifest: RunManifest, paths: Mapping[str, Path], disk: Disk, settings: CorpusSettings) -> None:
+        self.manifest, self._paths, self._disk, self.settings = manifest, paths, disk, settings
+        self.store: BlockStore | None = None
+        self.splits: list[MixedSplit] = []
+
+    def open(self) -> BlockStore:
+        """Read the manifests of the corpora, which must be here, and the blocks on disk.  Blocking.
+
+        Raises `CorpusFlawed` and `StoreFailed`.
+        """
+        assert self.settings.blocks is not None, "a peer of a run with corpora has a folder for their blocks"
+        paths = [path for name, path in self._paths.items() if name.startswith(CORPORA)]
+        try:
+            corpora = [read_manifest(path.read_bytes()) for path in paths]
+        except Malformed as error:
+            raise CorpusFlawed(f"the run's data cannot be read: {error}; ask the organiser for a new run") from error
+        if flaw := corpora_flaw(self.manifest, corpora):
+            raise CorpusFlawed(f"the run's data cannot be read: {flaw}; ask the organiser for a new run")
+        shards = shards_of(corpora)
+        cache = BlockCache(self._disk, self.settings.blocks, shards, self.settings.cache_bytes)
+        cache.load()
+        self.splits = splits_of(self.manifest, corpora)
+        self.store = BlockStore(cache, [CorpusShelf(folder, shards) for folder in self.settings.folders], shards)
+        return self.store
+
+    def find(self, name: Hash) -> Held | None:
+        """Return the blocks of a shard as `Shelf.find` describes."""
+        return self.store.find(name) if self.store is not None else None
 
     def holdings(self) -> list[Holding]:
-        """Return the whole shards that are here, as `ListedShelf.holdings` describes."""
-        whole = [shard for root, shard in self.shards.items() if self.here(root) == (1 << len(shard)) - 1]
+        """Return the whole shards as `Shelf.holdings` describes."""
+        if self.store is None:
+            return []
+        whole = [shard for root, shard in self.store.shards.items() if self.store.here(root) == (1 << len(shard)) - 1]
         return [Holding("blocks", shard.number, shard.root.hex(), shard.spans.size) for shard in whole]
