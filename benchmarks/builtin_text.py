@@ -3,7 +3,7 @@
 Takes the sources of the product and its documentation, and writes `peer/corpora/builtin.jsonl.gz`.  Files are split between
 paragraphs: a corpus shuffles documents, and rows that follow each other should not all come from one long file.  The text is
 frozen: the demo run and every run file without data of its own name the corpus that is built from it, so whoever
-writes it again makes other runs.  Prints the constants of `protocol/run/builtin.py` that belong to it.
+writes it again makes other runs.  Prints the constants of `protocol/run/sections.py` that belong to it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem, read_turns
-from trainer.generate.engine import Batch, Engine, Request, complete
-from trainer.generate.generator import Slots
+from trainer.generate.engine import Batch, Engine
+from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder

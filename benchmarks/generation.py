@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import demo_manifest
 from trainer.config import TrainingConfig
-from trainer.generate.engine import Engine, Request, complete
-from trainer.generate.generator import Slots
+from trainer.generate.engine import Engine
+from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import choose
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from peer.corpora.builtin import builtin_corpus
 from peer.trainer_process.process import TrainerPlaces
-from protocol.run.builtin import SOURCE
-from protocol.run.sections import CORPORA
+from protocol.run.sections import CORPORA, SOURCE
 from trainer.config import PhaseConfig, SourceConfig, TrainingData
 
 

@@ -44,7 +44,7 @@ def open_outside(path: Path, below: Path | None = None) -> BinaryIO:
         raise OSError(error.errno, error.strerror, str(path)) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnusableFile(path, "it is no regular file")
+            raise UnusableFile(path, "it is not a regular file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

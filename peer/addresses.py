@@ -78,7 +78,9 @@ def _checked(address: str) -> str:
     parts = address.split("/")
     kind = parts[1] if len(parts) > 1 else ""
     if kind == "dnsaddr":
-        raise ValueError(f"{_shown(address)} names a record that leads to further addresses, which is not followed; {HOW}")
+        raise ValueError(
+            f"{_shown(address)} names a DNS record with further addresses, and such records are not followed; {HOW}"
+        )
     if len(parts) < 5 or parts[3] != "tcp" or kind not in ("ip4", "ip6", *NAMED_BY):
         raise ValueError(f"{_shown(address)} is not the address of a peer; {HOW}")
     port = parts[4]

@@ -64,7 +64,17 @@ SYNONYMS = {
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that answers an unknown command with one sentence, which suggests the likely command."""
+    """Parser that answers mistakes with one sentence, and an unknown command with the likely one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the error in one sentence, and without the usage, which may take a screen."""
+        self.exit(USAGE, f"peer: {message}; `{self.prog} --help` explains the command\n")
+
+    def refuse_unknown(self, words: Sequence[str], command: str) -> NoReturn:
+        """Exit because of words that the command does not take.  command: the command with its program."""
+        shown = "".join(each if each.isprintable() else "?" for each in words[0])[:MAX_WORD]
+        rule = f"has no option {shown}" if shown.startswith("-") else f"does not take the word {shown}"
+        self.exit(USAGE, f"peer: `{command}` {rule}; `{command} --help` explains the command\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = action.choices
@@ -122,7 +132,7 @@ class GroupedHelp(argparse.HelpFormatter):
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of the whole command line; every module in `peer.commands` adds a part."""
     parser = CommandParser(
         prog="peer",
@@ -157,7 +167,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"peer: {error.text}", file=sys.stderr)
         return error.exit_code
     parser = build_parser()
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.refuse_unknown(unknown, getattr(args, "words", parser.prog))
     if args.version:
         from protocol.version import version
 

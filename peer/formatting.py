@@ -92,10 +92,10 @@ def pad(text: str, width: int) -> str:
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
     """Return the rows as lines whose columns are aligned.  numbers: places of the columns that are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place in numbers else cell.ljust(width)
+            " " * (width - columns(cell)) + cell if place in numbers else cell + " " * (width - columns(cell))
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -264,10 +264,15 @@ language models")."""
 
 def times_text(times: float) -> str:
     """Format how often data is read: "less than 0.1 times", "about 0.4 times", "about once", "about 3 times"."""
-    rounded = round(times) if times >= 9.95 else round(times, 1)
-    if not rounded:
+    shown = rounded(times)
+    if not shown:
         return "less than 0.1 times"
-    return "about once" if rounded == 1 else f"about {rounded:g} times"
+    return "about once" if shown == 1 else f"about {shown:g} times"
+
+
+def rounded(times: float) -> float:
+    """Return how often data is read, with the digits that are shown."""
+    return round(times) if times >= 9.95 else round(times, 1)
 
 
 def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
@@ -281,15 +286,26 @@ def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
     told = {times_text(count) for _, count in times}
     listed = ", ".join(f"{clean(name, 64)} {times_text(count)}" for name, count in times)
     said = f"each source {told.pop()}" if len(told) == 1 else listed
+    more = " with one member, and more often with more" if per_member else ""
+    if facts.epochs and more:
+        more = f" with one member, and at most {facts.epochs} times with more" if rounded(times[0][1]) < facts.epochs else ""
     often = "; above 4 times a model learns its data by heart" if times[0][1] > MOST_EPOCHS else ""
-    return f"reads {said}{' with one member, and more often with more' if per_member else ''}{often}"
+    return f"reads {said}{more}{often}"
+
+
+def goal_done(status: PeerStatus) -> tuple[int, int]:
+    """Return how much of a run is done, and how much in all, by what ends it: its total, or data that is read no more."""
+    return (status.run_tokens, status.data_total) if status.data_total else (status.goal_done, status.goal_total)
 
 
 def goal_amount(status: PeerStatus) -> str:
-    """Format the part of the run's total that is done: "41 of 100 rounds (41 %)".  The status has a total."""
-    total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")
-    done = amount(status.goal_done) if status.goal_unit == "tokens" else str(status.goal_done)
-    return f"{done} of {total} ({min(100, 100 * status.goal_done // status.goal_total)} %)"
+    """Format the part of the run that is done: "41 of 100 rounds (41 %)".  The status has a total."""
+    part, whole = goal_done(status)
+    is_tokens = status.goal_unit == "tokens" or status.data_total
+    total = f"{amount(whole)} tokens" if is_tokens else many(whole, "round")
+    done = amount(part) if is_tokens else str(part)
+    ends = ", when its data have been read as often as data.epochs says" if status.data_total else ""
+    return f"{done} of {total} ({min(100, 100 * part // whole)} %){ends}"
 
 
 def goal_line(status: PeerStatus) -> str:

@@ -95,7 +95,9 @@ def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
     try:
         identity = parse_key(data)
     except Malformed as error:
-        raise KeyfileError(f"the file holds no identity ({error}); give one written by `peer id export FILE`") from error
+        raise KeyfileError(
+            f"the file does not contain an identity ({error}); give a file written by `peer id export FILE`"
+        ) from error
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = data_dir / KEY_FILE
     with identity_lock(data_dir):

@@ -33,10 +33,16 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
-    """Return the absolute path of the data directory, without creating it.  option: from the command line."""
+    """Return the absolute path of the data directory, without creating it.  option: from the command line.
+
+    Raises `PeerError` if it is a file.
+    """
     chosen = option or os.environ.get("PEER_DATA_DIR")
     if chosen:
-        return Path(os.path.expanduser(chosen)).absolute()
+        folder = Path(os.path.expanduser(chosen)).absolute()
+        if folder.is_file():
+            raise PeerError(f"{folder} is a file; name a folder with --data-dir", ExitCode.RESOURCES)
+        return folder
     import platformdirs  # only when needed: `peer --help` must be quick
 
     return Path(platformdirs.user_data_dir("manyhands", appauthor=False)).absolute()

@@ -31,7 +31,7 @@ from peer.console.web_view import HOST, application
 from peer.page.document import document
 from peer.page.facts import gather
 from tests.hostile_texts import HOSTILE
-from tests.peer.page.crowds import SIGNED, history, hostile, status
+from tests.peer.page.crowds import history, hostile, status
 
 WIDTHS = (390, 820, 1440)
 SCHEMES = ("light", "dark")
@@ -213,7 +213,7 @@ def main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder) / "index.html"
-        facts = gather(SIGNED, history(Path(folder)), status(), NOW)
+        facts = gather(history(Path(folder)), status(), NOW)
         page.write_text(document(facts, "run.json"))
         for width in WIDTHS:
             for scheme in SCHEMES:

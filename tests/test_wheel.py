@@ -35,7 +35,9 @@ def test_the_wheel_has_our_packages_whole_and_nothing_else(wheel: ZipFile) -> No
 
 
 def test_the_wheel_has_the_files_that_code_reads(wheel: ZipFile) -> None:
-    assert {"peer/corpora/builtin.jsonl.gz", "peer/demo/learning.toml", "peer/page/page.css"} <= set(wheel.namelist())
+    assert {"peer/corpora/builtin.jsonl.gz", "peer/demo/learning.toml", "peer/page/page.css", "peer/page/page.html"} <= set(
+        wheel.namelist()
+    )
 
 
 def test_every_package_says_that_it_is_typed(wheel: ZipFile) -> None:

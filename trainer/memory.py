@@ -113,22 +113,28 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
     reading = _with_processes(setup, _state_bytes(config), _reading_bytes(config, setup))
     if rl is None:
         return reading
-    width, state = 4 if setup.device == "cpu" else 2, STATE_BYTES * model.parameters
+    is_cpu = setup.device == "cpu"
+    width, state = 4 if is_cpu else 2, STATE_BYTES * model.parameters
     versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
     match work:
         case TrainerWork.GENERATE:
-            found = [_with_processes(setup, 0, _generating_bytes(model, rl, width))]
+            # the weights, on a CPU also the next ones; a sequence has at most as many tokens as a row, in which it is packed
+            weights = (2 * 4 if is_cpu else 2) * model.parameters
+            passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
+            generating = weights + _cache_bytes(model, SLOTS * (rl.row_tokens + 2), width) + passing
+            found = [_with_processes(setup, 0, generating)]
         case TrainerWork.VERIFY:
             found = [_with_processes(setup, 0, _verifying_bytes(model, rl, width))]
         case TrainerWork.TRAIN:
-            learning = _with_processes(setup, state, _learning_bytes(model, rl, setup))
+            most = max(rl.row_tokens, rl.micro_batch_tokens)
+            rows = most if is_cpu else rl.row_tokens  # a CPU's micro-batch has its whole size, a GPU's at least one row
+            step = _step_bytes(model, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(model, setup)
+            step = max(step, _comparing_bytes(model, most, setup.device) if rl.kl_weight else 0)
             verifying, idle = _verifying_bytes(model, rl, width), _with_processes(setup, state, 0)
-            if setup.device == "cpu":
-                found = [reading, learning, TrainerMemory(idle.host + verifying, 0)]
-            else:
-                found = [reading, learning, TrainerMemory(idle.host, idle.device + verifying)]
+            beside = (idle.host + verifying, 0) if is_cpu else (idle.host, idle.device + verifying)
+            found = [reading, _with_processes(setup, state, step), TrainerMemory(*beside)]
     host, device = max(each.host for each in found), max(each.device for each in found)
-    return TrainerMemory(host + versions, 0) if setup.device == "cpu" else TrainerMemory(host, device + versions)
+    return TrainerMemory(host + versions, 0) if is_cpu else TrainerMemory(host, device + versions)
 
 
 def _with_processes(setup: TrainerSetup, state: int, needed: int) -> TrainerMemory:
@@ -156,17 +162,6 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
         comparing = _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), setup.device)
         needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
     return needed
-
-
-def _learning_bytes(model: ModelConfig, rl: RlConfig, setup: TrainerSetup) -> int:
-    """Return the memory of a rank's step on rollouts, or of the comparison with reference weights before it.
-
-    On a CPU a micro-batch has its whole size; on a GPU at least one row.
-    """
-    most = max(rl.row_tokens, rl.micro_batch_tokens)
-    rows = most if setup.device == "cpu" else rl.row_tokens
-    learning = _step_bytes(model, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(model, setup)
-    return max(learning, _comparing_bytes(model, most, setup.device) if rl.kl_weight else 0)
 
 
 def _copied_bytes(model: ModelConfig, setup: TrainerSetup) -> int:
@@ -261,16 +256,6 @@ def _layer_bytes(model: ModelConfig, bf16: bool) -> int:
     sums = 2 * model.dim + normed + model.heads + 2
     products = 2 * model.dim + 2 * (model.query_width + model.kv_width) + 4 * model.ffn
     return 4 * sums + width * products
-
-
-def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of the generator: its weights, on a CPU also the next weights, and all keys and values.
-
-    A sequence has at most as many tokens as a row, because the learner packs it into a row.
-    """
-    weights = (2 * 4 if width == 4 else 2) * model.parameters
-    passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
-    return weights + _cache_bytes(model, SLOTS * (rl.row_tokens + 2), width) + passing
 
 
 def _cache_bytes(model: ModelConfig, rows: int, width: int) -> int:

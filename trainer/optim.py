@@ -32,7 +32,7 @@ from trainer.memory import cpu_plan, recomputed_layers
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard
-from trainer.ranks import Ranks, SoleRank
+from trainer.ranks import Ranks
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class MomentsFile:
         ranks: each writes its own, by `write`; None for one.  A write error, such as a full disk, is logged, and the trainer
         continues; a restart then needs a warm-up.
         """
-        begun, ranks = time.monotonic(), ranks or SoleRank()
+        begun, ranks = time.monotonic(), ranks or Ranks()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
             return
         unfinished = self.path.with_name(f".{self.path.name}.new")
@@ -384,7 +384,7 @@ class MomentsFile:
                 raise ValueError(f"{self.path} is damaged")
         for place in _places(optimiser):
             if place.name not in stored or stored[place.name].shape != place.shape:
-                raise ValueError(f"{self.path} is of another model")
+                raise ValueError(f"{self.path} belongs to another model")
         with torch.no_grad():
             for name, spans in optimiser.spans().items():
                 for span in spans:
@@ -549,7 +549,7 @@ class InnerLoop:
         self.config = config
         self.objective: Objective[Any] = objective or LanguageModelObjective()
         self.optimiser = OPTIMISERS[config.optimizer](parameters, config)
-        self._ranks = ranks or SoleRank()
+        self._ranks = ranks or Ranks()
         measures = is_gpu(self.model.device) and not spares_memory and self.objective.most_tokens is None
         self._memory = GpuMemory(self.model.device) if measures else None
         together = parameters if self._ranks.count > 1 else None

@@ -9,14 +9,11 @@ the same order.
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +192,9 @@ class WholeParameters(LocalParameters):
             load(theta, self.model.gradient)
             return self.model.over(self.model.gradient)
         if self._shown is None or self._shown[0] is not theta:
-            self._shown = theta, self.model.over(_as_tensor(theta))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor
+                self._shown = theta, self.model.over(torch.from_numpy(theta))
         return self._shown[1]
 
     def hide(self) -> None:
@@ -327,120 +326,3 @@ def encode_on_gpu(part: ChunkPart, base: F32, values: Tensor, residual: F32 | No
         residual[:] = left.cpu().numpy()
     format.place(encoded.cpu().numpy(), len(values), part.out, part.chunk.count, part.at)
     return norm**2
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The residual of error feedback: what earlier contributions left out, one fp32 number for each parameter.
-
-
-RESIDUAL = "residual.f32"
-"""Name of the residual's file, beside the optimiser's moments."""
-SPAN = 1 << 12
-"""Count of values that have a checksum of their own."""
-SALT = np.uint64(0x9E3779B97F4A7C15)
-"""Odd factor that gives each span another checksum, so that zeros of the disk match no span."""
-
-
-class Residual:
-    """Residual in a file that all ranks map, each of which changes its own parts, or in the memory of this process.
-
-    The operating system writes the file at any time.  If it is lost, or torn by a crash, the next contribution is less
-    accurate, and nothing else happens.  Behind the values are checksums of their spans (u64, native order), which rank 0
-    writes after each change and verifies at its start: a span that was altered in between begins again with zeros.  A
-    checksum is the sum of a span's words, which costs 7 % of the time that encoding takes; CRC-32 costs 30 %.
-    """
-
-    def __init__(self, parameters: int, folder: Path | None) -> None:
-        """Describe a residual.  folder: of the file; None for memory."""
-        self._count = parameters
-        self._sums_at = -(-4 * parameters // 8) * 8
-        self._size = self._sums_at + 8 * -(-parameters // SPAN)
-        self._path = folder / RESIDUAL if folder is not None else None
-        self._map: mmap.mmap | None = None
-
-    @property
-    def values(self) -> F32:
-        """Residual of the flat vector, mapped at the first use."""
-        return np.frombuffer(self._mapped(), np.float32, self._count)
-
-    @property
-    def _sums(self) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(self._mapped(), np.uint64, -(-self._count // SPAN), self._sums_at)
-
-    def verify(self) -> None:
-        """Set altered spans to zeros, at the first call; at rank 0, while no other rank uses the values."""
-        if self._map is not None or self._path is None:
-            return
-        if not self._path.is_file() or self._path.stat().st_size != self._size:
-            self.remove()  # of another model or version
-            self.seal(range(self._count))
-            return
-        values, sums, damaged = self.values, self._sums, 0
-        for start in range(0, self._count, LOAD_BLOCK):
-            span = range(start, min(self._count, start + LOAD_BLOCK))
-            first, found = start // SPAN, _checksums(values, span)
-            for number in np.flatnonzero(sums[first : first + len(found)] != found).tolist():
-                at = start + number * SPAN
-                values[at : at + SPAN] = 0
-                self.seal(range(at, min(at + SPAN, self._count)))
-                damaged += 1
-        if damaged:
-            print(
-                f"{damaged} of {len(sums)} parts of {self._path} were damaged, and begin again with zeros", file=sys.stderr
-            )
-
-    def seal(self, span: range) -> None:
-        """Write the checksums of this span of the flat vector, which was changed; at rank 0, once all ranks have written."""
-        if self._path is None:
-            return
-        values, sums, first = self.values, self._sums, span.start // SPAN * SPAN
-        for start in range(first, min(span.stop, self._count), LOAD_BLOCK):
-            found = _checksums(values, range(start, min(self._count, -(-span.stop // SPAN) * SPAN, start + LOAD_BLOCK)))
-            sums[start // SPAN : start // SPAN + len(found)] = found
-
-    def remove(self) -> None:
-        """Remove the file, so that a later process begins with zeros."""
-        try:
-            if self._path is not None:
-                self._path.unlink(missing_ok=True)
-        except OSError as error:
-            print(f"the residual in {self._path} was not removed: {error.strerror}", file=sys.stderr)
-
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            self._map = self._open()
-        return self._map
-
-    def _open(self) -> mmap.mmap:
-        size = self._size
-        if self._path is None:
-            return mmap.mmap(-1, size)
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, size)
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(fd, 0, size)  # a full disk is an error now, and not when a page is written
-                return mmap.mmap(fd, size)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            print(f"the residual is not kept in {self._path}: {error.strerror}", file=sys.stderr)
-            return mmap.mmap(-1, size)
-
-
-def _checksums(values: F32, span: range) -> npt.NDArray[np.uint64]:
-    """Return the checksums of the spans that begin in `span`, which begins with one of them."""
-    count, part = -(-len(span) // SPAN), values[span.start : span.stop]
-    if len(part) % SPAN:
-        part = np.concatenate([part, np.zeros(-len(part) % SPAN, np.float32)])
-    sums = part.view(np.uint64).reshape(count, SPAN // 2).sum(axis=1)
-    first = span.start // SPAN + 1
-    salted: npt.NDArray[np.uint64] = sums + np.arange(first, first + count, dtype=np.uint64) * SALT
-    return salted
-
-
-def _as_tensor(theta: F32) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor
-        return torch.from_numpy(theta)

@@ -43,8 +43,8 @@ from trainer.optim import (
     part_of,
     units_at_once,
 )
-from trainer.parameters import F32, LocalParameters, Residual
-from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks, SoleRank
+from trainer.parameters import F32, LocalParameters
+from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
 from trainer.reference import ReferenceWeights
 from trainer.rl.policy import PolicyObjective, adamw_config
 from trainer.samples import next_tokens
@@ -99,19 +99,15 @@ class RankWork:
         courses: Mapping[CourseName, Course],
         ranks: Ranks | None = None,
         *,
-        folder: Path | None = None,
         spares_memory: bool = False,
     ) -> None:
-        """Make the work of a rank, which begins with rows if there are any.
-
-        ranks: None for this process alone.  folder: of the residual of error feedback; None to keep it in memory.
-        """
+        """Make the work of a rank, which begins with rows if there are any.  ranks: None for this process alone."""
         self.parameters, self.layouts = parameters, layouts
-        self._residual = None
-        if layouts.codec.feedback is not None:
-            self._residual = Residual(parameters.model.config.parameters, folder)
+        count = parameters.model.config.parameters
+        self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
+        """Remainder of earlier contributions, in the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
-        self._ranks, self._spares_memory = ranks or SoleRank(), spares_memory
+        self._ranks, self._spares_memory = ranks or Ranks(), spares_memory
         self._inner: InnerLoop | None = None
         self._shown: Decoder | None = None
         self._kept: int | None = None
@@ -176,15 +172,8 @@ class RankWork:
 
     def encode_difference(self, theta: F32, out: memoryview, fragment: int = 0) -> float:
         """Encode theta minus the parameters of a fragment into `out`; return the difference's norm.  Raises NotFinite."""
-        leads, span = self._ranks.number == 0, self._span(fragment)
-        if self._residual is not None and leads:
-            self._residual.verify()
         with self._ranks.operation("encode", fragment):
-            residual = self._residual.values if self._residual is not None else None
-            norm = self.parameters.encode_difference(theta, self.layouts, residual, out, span.start)
-            if self._residual is not None and leads:
-                self._residual.seal(span)
-            return norm
+            return self.parameters.encode_difference(theta, self.layouts, self._residual, out, self._span(fragment).start)
 
     def show(self, theta: F32) -> None:
         """Use the parameters `theta`, to measure losses between two steps, until `hide`."""
@@ -253,11 +242,9 @@ class RankWork:
             moments.store(self._inner.optimiser, self._ranks)
 
     def remove_moments(self) -> None:
-        """Remove the files of the moments and of the residual, so that a later process begins without."""
+        """Remove the file of the moments, so that a later process begins without."""
         if (moments := self._courses[self._name].moments) is not None:
             moments.remove()
-        if self._residual is not None:
-            self._residual.remove()
 
     def write_moments(self, path: Path) -> None:
         """Write this rank's moments into the file that rank 0, in `MomentsFile.store`, has begun."""
@@ -313,14 +300,7 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
-    return RankWork(
-        parameters,
-        layouts_of(order.config),
-        courses,
-        ranks,
-        folder=order.folder,
-        spares_memory=order.config.spares_memory,
-    )
+    return RankWork(parameters, layouts_of(order.config), courses, ranks, spares_memory=order.config.spares_memory)
 
 
 def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) -> None:
@@ -328,31 +308,13 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     match name:
-        case "load":
-            work.load(theta)
-        case "step":
-            work.step(*arguments).read()
+        case "load" | "merge" | "show":
+            getattr(work, name)(theta)
         case "encode":
             work.encode_difference(theta, out, *arguments)
-        case "keep":
-            work.keep(*arguments)
-        case "merge":
-            work.merge(theta)
-        case "show":
-            work.show(theta)
-        case "show_reference":
-            work.show_reference(*arguments)
-        case "measure":
-            work.measure(*arguments)
-        case "next_tokens":
-            work.next_tokens(*arguments)
-        case "log_probabilities":
-            work.log_probabilities(*arguments)
-        case "take":
-            work.take(*arguments)
-        case "hide":
-            work.hide()
-        case "write_moments":
-            work.write_moments(*arguments)
+        case "step":
+            work.step(*arguments).read()
+        case "take" | "keep" | "show_reference" | "measure" | "next_tokens" | "log_probabilities" | "hide" | "write_moments":
+            getattr(work, name)(*arguments)
         case other:
             raise ValueError(f"unknown operation {other!r}")

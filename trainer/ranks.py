@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,8 +41,8 @@ SETTLE_S = 2.0
 """Seconds in which a rank with an error waits for the end, or the report, of the rank that has met it first."""
 
 
-class Ranks(ABC):
-    """Ranks of a trainer, as one of them sees them.
+class Ranks:
+    """Ranks of a trainer, as one of them sees them; this class is for the one rank of a trainer of one process.
 
     number: of this rank, from 0.  count: of ranks.  are_together: False after an error within an operation, which another
     rank may still be in; then all have to end.
@@ -53,13 +52,12 @@ class Ranks(ABC):
     count = 1
     are_together = True
 
-    @abstractmethod
     def tell(self, operation: str, *arguments: Any) -> None:
         """Tell the other ranks to begin an operation, at rank 0; do nothing at others."""
 
-    @abstractmethod
     def collect(self, own: Result) -> list[Result]:
         """Return the results of all ranks in order, at rank 0; send `own`, and return nothing, at others."""
+        return [own]
 
     @contextmanager
     def operation(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -77,17 +75,6 @@ class Ranks(ABC):
         begin, end = (min(units, number * each) for number in (self.number, self.number + 1))
         for at in range(begin, begin + each, most):
             yield range(min(end, at), min(end, at + most))
-
-
-class SoleRank(Ranks):
-    """The one rank of a trainer of one process."""
-
-    def tell(self, operation: str, *arguments: Any) -> None:
-        """Do nothing."""
-
-    def collect(self, own: Result) -> list[Result]:
-        """Return `own`."""
-        return [own]
 
 
 @dataclass(frozen=True)
@@ -113,9 +100,6 @@ class FollowingRank(Ranks):
     def __init__(self, order: RankOrder, connection: Connection) -> None:
         self.number, self.count = order.number, len(order.devices)
         self._connection = connection
-
-    def tell(self, operation: str, *arguments: Any) -> None:
-        """Do nothing."""
 
     def collect(self, own: Result) -> list[Result]:
         """Send `own` to rank 0."""

@@ -1,7 +1,7 @@
 """Training of one round, from the swarm's parameters to an encoded difference.
 
 `compute` reads theta, trains, and writes the encoded difference of theta and the local parameters. Between rounds the worker
-keeps Adam's moments and the residual of error feedback, which survive a restart in files, and in a streamed run its own
+keeps Adam's moments, which survive a restart in a file, and the residual of error feedback and in a streamed run its own
 parameters, which do not. `trainer.service` calls the worker, and decides which commands may interrupt it.
 """
 
@@ -139,7 +139,7 @@ class Worker:
     ) -> None:
         """Make a worker.
 
-        folder: of the optimisers' moments and of the residual of error feedback, or None.  dtype: precision of products;
+        folder: of the optimisers' moments, or None.  dtype: precision of products;
         None for the device's default.  ranks: processes that share the model, on devices like this one; None for this
         process alone.
         Raises ValueError for data that cannot be read on this computer.
@@ -153,10 +153,8 @@ class Worker:
         objective = courses[CourseName.ROWS].objective
         assert isinstance(objective, RowsObjective)
         self.objective = objective
-        self.work = RankWork(
-            parameters, layouts_of(config), courses, ranks, folder=folder, spares_memory=config.spares_memory
-        )
-        self._log = ReferenceLog.beside(folder, self.reading.digest) if self._compares else ReferenceLog(None)
+        self.work = RankWork(parameters, layouts_of(config), courses, ranks, spares_memory=config.spares_memory)
+        self._log = ReferenceLog()
         self._initial = folder / INITIAL if folder is not None else None
 
     @property
@@ -179,7 +177,7 @@ class Worker:
         self.work.store_moments()
 
     def remove_moments(self) -> None:
-        """Remove the files of the moments and of the residual, so that a later process begins without."""
+        """Remove the file of the moments, so that a later process begins without."""
         self.work.remove_moments()
 
     @property

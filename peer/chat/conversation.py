@@ -132,10 +132,7 @@ class StreamedText:
 
 def shown(text: str) -> str:
     """Return text of a model for a terminal: line feeds and tabs stay, other spaces are plain, controls become escapes."""
-    return "".join(_shown_character(each) for each in text)
-
-
-def _shown_character(character: str) -> str:
-    if character.isprintable() or character in "\n\t":
-        return character
-    return " " if unicodedata.category(character) == "Zs" else ascii(character)[1:-1]
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else " " if unicodedata.category(each) == "Zs" else ascii(each)[1:-1]
+        for each in text
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer, chat_template
 from trainer.data.tokens import ByteTokenizer, Tokenizer
 from trainer.device import default_dtype, is_gpu, pick_device
-from trainer.generate.engine import Engine, Request
-from trainer.generate.generator import MOST_END_TOKENS, Completion, Slots
+from trainer.generate.engine import Engine
+from trainer.generate.generator import MOST_END_TOKENS, Completion, Request, Slots
 from trainer.memory import generator_memory
 from trainer.weights.folder import WeightsFolder, json_in
 from trainer.weights.safetensors_file import FolderError
@@ -80,22 +80,15 @@ def form_of_folder(weights: WeightsFolder) -> ChatForm:
 def _own_template(folder: Path) -> str:
     """Return the text of the folder's chat template, which is never executed; empty if it has none."""
     config, own = (folder / name for name in TEMPLATE_FILES)
-    found = str(_settings(config).get("chat_template") or "")
+    found = ""
+    with suppress(FolderError):
+        found = str(json_in(config, "copy it again").get("chat_template") or "")
     try:
         return found + read_outside(own, MAX_TEMPLATE_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return found
     except OSError as error:
-        raise PeerError(
-            f"{own}: {error.strerror}; put the file itself into its folder, or remove it", ExitCode.INPUT
-        ) from error
-
-
-def _settings(path: Path) -> dict[str, object]:
-    try:
-        return json_in(path, "copy it again")
-    except FolderError:
-        return {}
+        raise PeerError(f"{own}: {error.strerror}; put the file into the folder, or remove it", ExitCode.INPUT) from error
 
 
 def _bytes(vocab: int) -> Tokenizer:
@@ -160,7 +153,8 @@ class ChatModel:
         self._cores = cores
         if self.length < LEAST_CONTEXT:
             raise PeerError(
-                f"the model reads {self.length} tokens at a time, too few to answer; take another", ExitCode.INPUT
+                f"the model reads {self.length} tokens at a time, too few for an answer; use a model with a longer context",
+                ExitCode.INPUT,
             )
         place = self._place(device)
         self.device = place.type

@@ -57,7 +57,7 @@ class ChatSource:
 
     def __init__(self, word: str | None, data: Path, on_progress: Callable[[float], None] = lambda share: None) -> None:
         self._folder = Path(word).absolute() if word is not None and Path(word).is_dir() else None
-        self._signed: SignedManifest | None = chosen_run(word, data) if self._folder is None else None
+        self._signed: SignedManifest | None = chosen_run(word, data, or_folder=True) if self._folder is None else None
         self._data, self._on_progress = data, on_progress
 
     @contextmanager

@@ -233,7 +233,7 @@ class ChatTerminal:
                 return _note(f"{visible(str(path))} exists already; name a new file")
             write_atomically(path, (json.dumps(self._chat.conversation.record()) + "\n").encode(), replace=False)
         except ValueError:  # a null byte
-            return _note(f"{visible(rest)} is no name of a file; name another file")
+            return _note(f"{visible(rest)} is not a valid file name; name another file")
         _note(f"{many(len(turns), 'turn')} saved in {visible(str(path))}")
 
     def _help(self, rest: str) -> None:

@@ -30,7 +30,7 @@ def add_command(
     parser = subparsers.add_parser(name, help=summary, description=description, epilog=epilog)
     add_common_options(parser, argparse.SUPPRESS)
     if run is not None:
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run, words=parser.prog)
     return parser
 
 

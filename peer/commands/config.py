@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
@@ -59,8 +60,18 @@ def run_config(args: argparse.Namespace) -> int:
         chosen = [each for each in found["settings"] if name in (None, each["name"])]
         print_json({**found, "settings": chosen})
     else:
-        print("\n".join([*describe_config(found, name), *([effect] if effect else [])]))
+        lines = [*describe_config(found, name), effect, _whose_file(args) if changes and not args.now else ""]
+        print("\n".join(filter(None, lines)))
     return ExitCode.OK
+
+
+def _whose_file(args: argparse.Namespace) -> str:
+    """Return a sentence for those who may expect that a change is one data directory's; empty for the usual one."""
+    from peer.paths import data_dir
+
+    if "PEER_CONFIG" in os.environ or data_dir(args.data_dir) == data_dir():
+        return ""
+    return "All data directories of this user share peer.toml; set PEER_CONFIG to give this one a file of its own."
 
 
 def _check(name: str, text: str | None) -> None:

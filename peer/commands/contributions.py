@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.control.names import ChosenNames
     from protocol.run.manifest import RunManifest
 
 
@@ -31,8 +30,9 @@ def _folder(root: Path, wanted: str | None) -> Path:
 
     runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:
-        what = "such run" if wanted else "run"
-        raise PeerError(f"there is no {what} in {root}; join one with `peer join`", ExitCode.INPUT)
+        if wanted:
+            raise PeerError(f"{wanted[:80]} is not a run in {root}; `peer runs` lists the runs", ExitCode.INPUT)
+        raise PeerError(f"there is no run in {root}; join one with `peer join`", ExitCode.INPUT)
     if wanted is None:
         try:
             running = ControlClient(root).status().run
@@ -73,7 +73,7 @@ def _register_ledger(subparsers: Subparsers) -> None:
 
 
 def run_ledger(args: argparse.Namespace) -> int:
-    """Print the ledger: the running peer's answer, or the one on disk if no peer runs."""
+    """Print the ledger of the records on disk, under the names that the peers have now."""
     from peer.console.streams import print_json
     from peer.joining.purpose import ledger_remark
     from peer.paths import data_dir
@@ -101,8 +101,6 @@ def run_ledger(args: argparse.Namespace) -> int:
         row = f"{pad(who, WHO)}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %"
         made = f"{member['batches']:>9}{amount(member['accepted_tokens']):>10}" if has_rollouts else ""
         print(row + made)
-    if found["untold"]:
-        print(f"and {found['untold']} more; all of them are listed while the peer is not running")
     if found["teams"]:
         print("\n".join(["", *_team_rows(found["teams"], has_rollouts)]))
     if found["remark"]:
@@ -133,49 +131,39 @@ def _manifest(folder: Path, run: str) -> RunManifest | None:
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
-    from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.control.names import chosen_names_in
+    from dataclasses import asdict
 
-    client = ControlClient(folder)
+    from peer.control.client import ControlClient, ControlError, NotRunning
+    from peer.control.history import RunHistory
+    from peer.control.ledger import ledger_of, team_credits
+    from peer.joining.run_source import stored_manifest
+    from peer.keyfile import KeyfileError, load_identity
+    from protocol.wire.hashes import Hash
+
+    status = None
     try:
-        status = client.status()
-        if wanted is None or status.run.startswith(wanted):
-            told = client.request("ledger")
-            chosen = chosen_names_in(folder / "runs" / status.run, _members(told)).updated(status)
-            return _with_names(status.run, status.peer, told, chosen)
+        running = ControlClient(folder).status()
+        status = running if running.run.startswith(wanted or "") else None
     except NotRunning:
         pass
     except ControlError as error:
         raise PeerError(str(error)) from error
-    return _read(folder, wanted)
-
-
-def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.control.ledger import ledger
-    from peer.control.names import chosen_names_in
-    from peer.keyfile import KeyfileError, load_identity
-    from protocol.chain.store import Store
-
-    chosen = _folder(folder, wanted)
-    told, me = ledger(Store(chosen)), ""
-    with suppress(KeyfileError):
-        identity = load_identity(folder)
-        me = identity.peer_id if identity is not None else ""
-    return _with_names(chosen.name, me, told, chosen_names_in(chosen, _members(told)))
-
-
-def _members(told: Mapping[str, Any]) -> set[str]:
-    return {member["peer"] for member in told["members"]}
-
-
-def _with_names(run: str, me: str, told: Mapping[str, Any], chosen: ChosenNames) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from peer.control.ledger import team_credits
-
-    members = [{**member, "team": chosen.teams.get(member["peer"], "")} for member in told["members"]]
-    teams = [asdict(each) for each in team_credits(told, chosen.teams)]
-    return {"run": run, "me": me, "names": chosen.names, **told, "members": members, "teams": teams}
+    chosen, me = folder / "runs" / status.run if status is not None else _folder(folder, wanted), ""
+    signed = stored_manifest(Hash(bytes.fromhex(chosen.name)), folder)
+    if signed is None:
+        raise PeerError(f"the manifest of the run {chosen.name[:12]} is not in {folder}; join the run again", ExitCode.INPUT)
+    history = RunHistory(signed, chosen)
+    history.read()
+    if status is not None:
+        history.note_names(status)
+        me = status.peer
+    else:
+        with suppress(KeyfileError):
+            me = identity.peer_id if (identity := load_identity(folder)) is not None else ""
+    told = ledger_of(history.ledger.credits, history.length)
+    members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
+    teams = [asdict(each) for each in team_credits(told, history.teams)]
+    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams}
 
 
 SHOWN = 20

@@ -272,6 +272,12 @@ def _named(text: str, source: str | None) -> tuple[str, Path]:
 def _split_name(text: str) -> tuple[str, str]:
     """Return the name before an input, and the input; a file whose name has an = is no such pair."""
     name, equals, where = text.partition("=")
+    if equals and not SOURCE_NAME.fullmatch(name) and not Path(text).exists() and Path(where).exists():
+        raise PeerError(
+            f"{name!r} cannot be the name of a source, which has up to {SOURCE_CHARS} letters, digits, _, . and -; choose "
+            "another before the =",
+            ExitCode.INPUT,
+        )
     return (name, where) if equals and SOURCE_NAME.fullmatch(name) and where and not Path(text).exists() else ("", text)
 
 
@@ -300,6 +306,12 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
     from peer.weights.tokenizer_files import check_readable, tokenizer_facts
 
     path = Path(args.tokenizer)
+    if not path.exists():
+        number = f", or a number of tokens from {LEAST_TOKENS} to {MOST_TOKENS}" * (args.run is run_build)
+        raise PeerError(
+            f"there is no {path}; give --tokenizer a folder with a tokenizer.json, that file, or {BYTES}{number}",
+            ExitCode.INPUT,
+        )
     if path.is_dir():
         check_readable(path)
         path /= "tokenizer.json"
@@ -318,7 +330,7 @@ def _tokenizer(text: str) -> str | int:
 def _condition(text: str) -> tuple[str, tuple[str, ...]]:
     name, equals, values = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text} is no condition; write FIELD=VALUE or FIELD=VALUE,VALUE")
+        raise argparse.ArgumentTypeError(f"{text} is not a condition; write FIELD=VALUE or FIELD=VALUE,VALUE")
     return name, tuple(values.split(","))
 
 
@@ -328,7 +340,7 @@ def _percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < MAX_PERCENT:
-        raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to below 100")
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage; give a number from 0 to below 100")
     return value
 
 
@@ -367,11 +379,15 @@ def _print_result(out: Path, result: BuildResult, *, as_json: bool) -> None:
 
     corpus = FinishedCorpus(out)
     if as_json:
-        print_json({"event": "built", **_described(corpus), "tally": result.tally.to_json(), **result.survey.to_json()})
+        held_out = {"cut_for_held_out": list(result.cut), "shortage": result.shortage}
+        built = {"event": "built", **_described(corpus), **held_out}
+        print_json({**built, "tally": result.tally.to_json(), **result.survey.to_json()})
         return
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    print("\n".join([*_lines(corpus), *_files(result.survey), *_left_out(result.tally)]))
+    cut = [f"{'held out':<12}{CUT.format(', '.join(result.cut))}"] if result.cut else []
+    lacks = [f"{'too small':<12}{result.shortage}"] if result.shortage else []
+    print("\n".join([*_lines(corpus), *cut, *_files(result.survey), *_left_out(result.tally), *lacks]))
 
 
 def _described(corpus: FinishedCorpus) -> dict[str, Any]:
@@ -414,6 +430,7 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
     return lines
 
 
+CUT = "the end of a document of {}, as whole documents would not be about that share"
 SHOWN_NAMES = 3
 
 
@@ -514,4 +531,7 @@ def _samples(corpus: FinishedCorpus, count: int, *, held_out: bool) -> Iterator[
     for source, which, split in corpus.splits:
         if (which == "held out") == held_out:
             for document in islice(corpus.documents(split), count):
-                yield source, tokenizer.decode(document.tokens.tolist())
+                tokens = document.tokens
+                if not any(corpus.manifest.tokenizer):  # the end token of bytes is no character
+                    tokens = tokens[tokens != corpus.manifest.end]
+                yield source, tokenizer.decode(tokens.tolist())

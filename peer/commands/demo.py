@@ -92,7 +92,7 @@ def _play(args: argparse.Namespace) -> Play:
             raise PeerError(f"{peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)
         return training_play(peers, args.rounds or ROUNDS, args.run_file)
     if args.peers is not None:
-        raise PeerError("--rl has a cast of its own; leave --peers out", ExitCode.USAGE)
+        raise PeerError("--rl chooses its own peers; remove --peers", ExitCode.USAGE)
     return learning_play(args.rounds, Cheat(args.cheat) if args.cheat else None, args.run_file)
 
 

@@ -135,7 +135,7 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions
         yield str(folder), folder, HeldOutOptions(args.tokens, args.length, args.documents or "masked", args.device)
         return
     data = data_dir(args.data_dir)
-    signed = chosen_run(args.model, data)
+    signed = chosen_run(args.model, data, or_folder=True)
     said = signed.manifest.data
     length, documents = args.length or (said.sequence_length if said.format == "text" else None), args.documents
     options = HeldOutOptions(args.tokens, length, documents or said.documents, args.device)

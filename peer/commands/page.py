@@ -15,6 +15,7 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.page.writer import Written
     from protocol.events.status import PeerStatus
     from protocol.wire.hashes import Hash
 
@@ -47,15 +48,21 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
+    from peer.control.history import RunHistory
     from peer.joining.run_source import chosen_run
-    from peer.page.writer import FACTS, PageWriter
-    from peer.paths import data_dir
+    from peer.page.writer import FACTS, write_page
+    from peer.paths import data_dir, run_dir
     from protocol.formatting import clean, many, size, visible
 
     data = data_dir(args.data_dir)
     signed = chosen_run(args.run_id, data)
-    writer = PageWriter(signed, data, Path(os.path.expanduser(args.folder)).absolute())
-    written = writer.write(_status(data, signed.run))
+    history, folder = RunHistory(signed, run_dir(data, signed.run)), Path(os.path.expanduser(args.folder)).absolute()
+
+    def write() -> Written:
+        history.read()
+        return write_page(history, _status(data, signed.run), folder)
+
+    written = write()
     print(
         f"Wrote {written.path} and {FACTS} ({size(written.size_bytes)}): run {clean(written.name)}, "
         f"{many(written.rounds, 'round')}.",
@@ -65,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     while args.every is not None:
         time.sleep(args.every)
         try:
-            writer.write(_status(data, signed.run))
+            write()
             problem = ""
         except OSError as error:  # a full disk gets room again
             problem = f"the page cannot be written: {error}; it is tried again"

@@ -112,14 +112,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
-    from peer.joining.run_word import check_word
+    from peer.joining.run_word import check_run_file
     from peer.paths import data_dir
 
-    check_word(args.file, data_dir(args.data_dir))  # before the slow imports
+    check_run_file(args.file)  # before the slow imports
 
     from peer.files import write_atomically
     from peer.joining.inviting import friends_line, token_for_friends
-    from peer.joining.purpose import about_lines, often_read, purpose_lines, speed_here, unusual_data
+    from peer.joining.purpose import about_lines, purpose_lines, speed_here
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.resources.requirements import need_lines
@@ -146,19 +146,27 @@ def run_create(args: argparse.Namespace) -> int:
     if manifest.admission is not Admission.INVITE:
         print("invitation")
         print(_invitation(signed, addresses, None))
-        return _warn([unusual_data(manifest), often_read(manifest), *warnings])
+        return _note([*_doubts(manifest), *warnings])
     now, key = time.time(), Identity.generate()
     token = token_for_friends(load_or_create_identity(data), signed.run, key, now)
     print(f"{'invitation':<12}{friends_line(now)}")
     print(_invitation(signed, addresses, token, key.seed))
-    return _warn([unusual_data(manifest), often_read(manifest), *warnings])
+    return _note([*_doubts(manifest), *warnings])
 
 
-def _warn(warnings: Sequence[str]) -> int:
-    """Print warnings on standard error, behind the result that they are about, and return the exit code of success."""
+def _doubts(manifest: RunManifest) -> list[str]:
+    """Return warnings about a possible run that its organiser hardly intends."""
+    from peer.joining.purpose import endless, ends_early, often_read, unusual_data
+
+    doubts = (unusual_data(manifest), often_read(manifest), ends_early(manifest), endless(manifest))
+    return [each for each in doubts if each]
+
+
+def _note(notes: Sequence[str]) -> int:
+    """Print notes on standard error, behind the result that they are about, and return the exit code of success."""
     sys.stdout.flush()
-    for each in filter(None, warnings):
-        print(f"peer: {each}", file=sys.stderr, flush=True)
+    for each in filter(None, notes):
+        print(f"note: {each}", file=sys.stderr, flush=True)
     return ExitCode.OK
 
 
@@ -222,7 +230,7 @@ def run_show(args: argparse.Namespace) -> int:
         signed = found
     _print_rows(_manifest_rows(signed, data, whole=args.all), args)
     print(dump(signed.manifest) if args.all else MORE, end="")
-    return ExitCode.OK
+    return _note(_doubts(signed.manifest))
 
 
 MORE = "`--all` prints every field, as a run file.\n"
@@ -255,7 +263,7 @@ def run_extend(args: argparse.Namespace) -> int:
     status = client.status()
     if args.what and not status.run.startswith(args.what):
         raise PeerError(
-            f"your peer takes part in run {status.run[:12]}, not in {args.what[:12]}; join that one to extend it",
+            f"your peer takes part in run {status.run[:12]}, not in {args.what[:12]}; join that run to extend it",
             ExitCode.INPUT,
         )
     try:
@@ -296,7 +304,7 @@ def run_invite(args: argparse.Namespace) -> int:
         untaken = f"the run admits {admits}, so the invitation has no token"
     addresses, anchor, warnings = _addresses(args, found.run, identity.peer_id, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
-    return _warn([untaken, *warnings])
+    return _note([untaken, *warnings])
 
 
 def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
@@ -319,14 +327,21 @@ def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -
     if word is not None:
         found = find_run(word, data)
         if isinstance(found, Invitation):
-            raise PeerError("this is an invitation already; give the run ID or the manifest", ExitCode.INPUT)
+            raise PeerError(
+                "this is an invitation; give the ID or the manifest of your run, to print another invitation", ExitCode.INPUT
+            )
         return found
     runs = organised_runs(data, identity.peer_id) if identity is not None else []
     runs = [run for run in runs if run.manifest.admission is Admission.INVITE]
-    if len(runs) != 1:
+    if not runs:
+        raise PeerError(
+            f"no run of yours in {data} admits by invitation; create one with `peer run create RUN.toml`, or name the run",
+            ExitCode.USAGE,
+        )
+    if len(runs) > 1:
         known = ", ".join(f"{run.run.hex()[:12]} ({run.manifest.name})" for run in runs[:8])
         raise PeerError(
-            f"say which run: you have created {f'these: {known}' if runs else 'none that admits by invitation'}",
+            f"you have created several runs: {known}; name one, as `peer run invite {runs[0].run.hex()[:12]}`",
             ExitCode.USAGE,
         )
     return runs[0]
@@ -340,13 +355,17 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
 
     role, expires = Role(args.role), int(time.time()) + _duration_s(args.expires)
     if args.until_round is not None and not 0 <= args.until_round <= 1 << 53:
-        raise PeerError("--until-round takes the number of a round, from 0", ExitCode.USAGE)
-    if args.uses is not None and (key is None or not 1 <= args.uses <= MAX_USES):
-        raise PeerError(f"--uses takes a number from 1 to {MAX_USES}, and goes with --bearer", ExitCode.USAGE)
-    if (guest is None) == (key is None):
+        raise PeerError(f"--until-round is {args.until_round}; give the number of a round, at least 0", ExitCode.USAGE)
+    if args.uses is not None and key is None:
+        raise PeerError("--uses is allowed only with --bearer; add --bearer, or remove --uses", ExitCode.USAGE)
+    if args.uses is not None and not 1 <= args.uses <= MAX_USES:
+        raise PeerError(f"--uses is {args.uses}; give a number from 1 to {MAX_USES}", ExitCode.USAGE)
+    if guest is not None and key is not None:
+        raise PeerError("--bearer admits anybody; remove it, or the guest's ID", ExitCode.USAGE)
+    if guest is None and key is None:
         raise PeerError(
-            "an invitation is for one peer: ask your guest for the ID that `peer id` prints there, and give it here; or, "
-            "with --bearer instead, for whoever holds it",
+            "the guest is not named; add the ID that the guest's `peer id` prints, or add --bearer to admit anybody who has "
+            "the invitation",
             ExitCode.USAGE,
         )
     if key is not None:

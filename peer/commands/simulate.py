@@ -105,7 +105,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _manifest(args: argparse.Namespace) -> RunManifest:
-    """Return the run.  Text is not read, because only its sizes count; of chats and preferences, only some tokens count."""
+    """Return the run.  Text is read only if it may end the run; of chats and preferences, only some tokens count."""
     from peer.joining.run_source import find_run
     from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
@@ -115,8 +115,9 @@ def _manifest(args: argparse.Namespace) -> RunManifest:
     data = data_dir(args.data_dir)
     path = Path(args.what)
     sections = sections_of(path) if path.suffix == ".toml" else None
-    reads_text = sections is not None and sections.get("data", {}).get("format", "text") == "text"  # all of its tokens count
-    if sections is not None and reads_text and "rl" not in sections and "from" not in sections.get("model", {}):
+    data_section = sections.get("data", {}) if sections is not None else {}
+    is_any_text = data_section.get("format", "text") == "text" and not data_section.get("epochs")  # all of its tokens count
+    if sections is not None and is_any_text and "rl" not in sections and "from" not in sections.get("model", {}):
         return sketch_run_file(path, load_or_create_identity(data).peer_id)
     found = find_run(args.what, data)
     if isinstance(found, Invitation):

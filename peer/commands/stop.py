@@ -56,7 +56,7 @@ def run_leave(args: argparse.Namespace) -> int:
     try:
         said = _leave_and_wait(data_dir(args.data_dir))
     except ControlError as error:
-        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
+        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
     except TimeoutError as error:
         raise PeerError(f"the peer has not stopped after {STOP_DEADLINE_S:.0f} s; look at `peer status`") from error
     print(f"{said[:1].upper()}{said[1:]}.")
@@ -72,7 +72,7 @@ def run_finish(args: argparse.Namespace) -> int:
     try:
         within_s = ControlClient(data_dir(args.data_dir)).request("finish").get("within_s")
     except ControlError as error:
-        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
+        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
     within = f", in {duration(within_s)} at most" if isinstance(within_s, int | float) else ""
     print(f"The peer stops when its round is complete or nobody is left to complete it with{within}; see `peer status`.")
     return ExitCode.OK

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     import signal
     import sys
 
+    from peer.control.history import RunHistory
     from peer.joining.run_source import chosen_run
-    from peer.page.history import RunHistory
     from peer.paths import data_dir, run_dir
     from peer.tracking.points import points_due
     from peer.tracking.trackers import open_tracker

@@ -145,7 +145,8 @@ class Output:
             return False
         data = ("\n" if self._torn else "").encode() + text.encode(self._encoding, "replace")
         error = await trio.to_thread.run_sync(self._write_now, data, abandon_on_cancel=True)  # type: ignore[call-arg]
-        if error is not None and self._is_hang_up(error):
+        hung_up = error is not None and (error.errno in NOBODY or (error.errno == errno.EIO and self._is_terminal))
+        if hung_up:
             self.gone.set()
         elif error is not None and not self.broken:
             self._on_trouble(f"standard output: {error.strerror or error}; its lines are lost until this is fixed")
@@ -185,9 +186,6 @@ class Output:
         self._torn = False
         return None
 
-    def _is_hang_up(self, error: OSError) -> bool:
-        return error.errno in NOBODY or (error.errno == errno.EIO and self._is_terminal)
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 
@@ -212,10 +210,14 @@ class Style(Enum):
 
 async def show(log: EventLog, style: Style, status: Status, output: Output) -> None:
     """Show events until cancelled or until the log closes."""
-    if style is Style.JSON:
-        await _lines(log, output, to_line, JSON_PROGRESS_S)
-    elif style is Style.HUMAN:
-        await _lines(log, output, _human_line(status()), HUMAN_PROGRESS_S)
+    if style is Style.SILENT:
+        return
+    is_json, lines = style is Style.JSON, Lines()
+    line = to_line if is_json else _human_line(status())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_write_out, log, lines, output, line)
+        await _collect(log, lines, line, Thinner(JSON_PROGRESS_S if is_json else HUMAN_PROGRESS_S))
+        lines.close()
 
 
 def _human_line(status: PeerStatus) -> Callable[[Stamped], str]:
@@ -234,14 +236,6 @@ def _human_line(status: PeerStatus) -> Callable[[Stamped], str]:
         return f"{clock} {'' if kind in ('info', 'debug') else kind + ': '}{text}" if text else ""
 
     return line
-
-
-async def _lines(log: EventLog, output: Output, line: Callable[[Stamped], str], progress_s: float) -> None:
-    lines = Lines()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_write_out, log, lines, output, line)
-        await _collect(log, lines, line, Thinner(progress_s))
-        lines.close()
 
 
 async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], thinner: Thinner) -> None:

@@ -13,7 +13,6 @@ from protocol.transport.interface import NetworkError
 from protocol.wire.canonical import Malformed
 
 CODES: dict[type[Exception], ExitCode] = {
-    ControlError: ExitCode.NOT_RUNNING,
     RunFileError: ExitCode.INPUT,
     KeyfileError: ExitCode.IDENTITY,
     Malformed: ExitCode.INPUT,
@@ -28,6 +27,8 @@ def known_problem(error: BaseException) -> PeerError | None:
     """Return the sentence and exit code of a foreseen error; None for an unforeseen one."""
     if isinstance(error, PeerError):
         return error
+    if isinstance(error, ControlError):
+        return PeerError(error.with_remedy, ExitCode.NOT_RUNNING)
     for kind, code in CODES.items():
         if isinstance(error, kind):
             return PeerError(str(error), code)

@@ -43,7 +43,7 @@ MOST_CELLS = 1000
 """Most columns or rows of a screen."""
 MESSAGE_BYTES = 1 << 20
 WRONG_ADDRESS = "Open the address that `peer watch --web` printed."
-NO_REQUEST = "This is no request of the page; open the address that `peer watch --web` printed."
+NO_REQUEST = "This request does not come from the page; open the address that `peer watch --web` printed."
 MESSAGE_REFUSED = 1008
 """Code of a closed websocket (RFC 6455): a message breaks the rules."""
 
@@ -277,7 +277,7 @@ async def _obey(socket: web.WebSocketResponse, process: Process) -> None:
                 continue
             frame = frame_of(given)
         except (ValueError, RecursionError):
-            await socket.close(code=MESSAGE_REFUSED, message=b"this is no message of the page")
+            await socket.close(code=MESSAGE_REFUSED, message=b"this message does not come from the page")
             return
         process.stdin.write(frame)
         await process.stdin.drain()
@@ -293,7 +293,7 @@ def frame_of(message: Any) -> bytes:
             return _packed(META, json.dumps({"type": "resize", **size}).encode())
         case ["blur" | "focus" as kind]:
             return _packed(META, json.dumps({"type": kind}).encode())
-    raise ValueError("this is no message of the page")
+    raise ValueError("this message does not come from the page")
 
 
 def _packed(kind: bytes, payload: bytes) -> bytes:

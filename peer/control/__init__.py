@@ -3,6 +3,6 @@
 Only processes of this computer use the socket, except through `remote.py`, which connects the owner from another computer.
 `peer.daemon` implements the effects of the commands.
 
-Read `client.py` first, which has the frames, events and errors for all programs but the daemon; then `server.py` and
-`requests.py`.
+Read `client.py` first, which has the frames, events and errors for all programs but the daemon; then `server.py`, and
+`history.py`, which reads what the records and the event log tell of the past.
 """

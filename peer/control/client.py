@@ -46,23 +46,25 @@ MAX_UNIX_PATH = 100
 class ControlError(Exception):
     """Refusal or invalid answer of the daemon; the text is one sentence."""
 
+    @property
+    def with_remedy(self) -> str:
+        """Sentence with what a person can do."""
+        return str(self)
+
 
 class NotRunning(ControlError):
     """Error: no process listens on this data directory's control socket."""
 
     @property
     def with_remedy(self) -> str:
-        """Sentence with the command that starts a peer."""
-        return f"{self}; start one with `peer join`"
+        """Sentence with the remedy: start a peer, or name another directory; none if a peer is starting."""
+        if isinstance(self, StillStarting):
+            return str(self)
+        return f"{self}; start one with `peer join`, or name the directory of a running peer with --data-dir"
 
 
 class StillStarting(NotRunning):
     """Error: a peer holds the data directory but has not opened its control socket yet."""
-
-    @property
-    def with_remedy(self) -> str:
-        """Sentence that contains its remedy already."""
-        return str(self)
 
 
 class BadControlFrame(ControlError):
@@ -355,7 +357,8 @@ def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stampe
 def _checked(stamped: Stamped) -> Stamped | None:
     """Return the event if every field has the right type; NaN stands for null, and for a float that nobody draws."""
     event = stamped.event
-    for name, kind in _kinds(type(event)).items():
+    kinds = _KINDS.get(type(event)) or _KINDS.setdefault(type(event), get_type_hints(type(event)))
+    for name, kind in kinds.items():
         value = getattr(event, name)
         if kind is float and (value is None or (isinstance(value, float) and MOST < abs(value) < math.inf)):
             object.__setattr__(event, name, math.nan)
@@ -365,12 +368,6 @@ def _checked(stamped: Stamped) -> Stamped | None:
 
 
 _KINDS: dict[type[Event], dict[str, Any]] = {}
-
-
-def _kinds(cls: type[Event]) -> dict[str, Any]:
-    if cls not in _KINDS:
-        _KINDS[cls] = get_type_hints(cls)
-    return _KINDS[cls]
 
 
 def _is(value: object, kind: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Curves of a run over time and tokens, and its samples: folded from events, bounded, and read back from the event log.
+"""Curves of a run over time and tokens, and its samples: folded from events, and bounded.
 
 Light, because the terminal interface holds them too.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
-from peer.control.client import LATEST_S, MOST, Stamped, logged_events
+from peer.control.client import LATEST_S, MOST, Stamped
 from protocol.events import events as ev
 
 MOST_POINTS = 2000
@@ -239,8 +238,9 @@ class RunCurves:
         self.samples.cut(rounds)
         if self.answers is not None and self.answers.round >= rounds:
             self.answers = None
-        self.steps_back.append(StepBack(at, rounds, self._tokens_after(rounds), abandoned))
-        del self.steps_back[:-MOST_STEPS_BACK]
+        if all((known.at, known.rounds) != (at, rounds) for known in self.steps_back):  # the log may be read again
+            self.steps_back.append(StepBack(at, rounds, self._tokens_after(rounds), abandoned))
+            del self.steps_back[:-MOST_STEPS_BACK]
 
     def _commit(self, at: float, rounds: int, tokens: int, added: int, loss: float) -> None:
         """Add the training loss after `rounds` rounds.
@@ -298,12 +298,3 @@ class RunCurves:
             if point.rounds <= rounds:
                 return point.tokens
         return 0
-
-
-def logged_curves(paths: Iterable[Path]) -> RunCurves:
-    """Return the curves of an event log.  paths: its files, oldest first; those that are missing are left out.  Blocking."""
-    curves = RunCurves()
-    kinds = (ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed, ev.RolledBack)
-    for stamped in logged_events(paths, *kinds):
-        curves.apply(stamped)
-    return curves

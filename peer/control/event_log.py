@@ -70,6 +70,12 @@ class Subscription:
         """End the iteration after the waiting events."""
         self._send.close()
 
+    def waiting(self) -> Iterator[Stamped]:
+        """Yield the events that wait, without waiting for others."""
+        with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+            while True:
+                yield self._receive.receive_nowait()
+
     def __aiter__(self) -> Subscription:
         return self
 

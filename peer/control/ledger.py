@@ -1,25 +1,21 @@
-"""Table of all contributions in the record chain, for `peer ledger` and the control socket.
+"""Tables for `peer ledger` and `peer rollouts`: the contributions of all peers, and the fate of this peer's rollouts.
 
-`protocol.chain.credit.ledger` counts, so that all peers count in the same way; this module adds the table and the shares.
+`protocol.chain.credit` counts, so that all peers count in the same way; this module adds the table and the shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import Stamped, logged_events
+from peer.control.client import logged_events
 from peer.control.event_log import LOG_NAMES
 from protocol.chain import credit
-from protocol.chain.records import genesis_tip, record_hash
-from protocol.chain.store import Records, Store
 from protocol.events import events as ev
-from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
-from protocol.wire.hashes import Hash
+from protocol.events.rollout_tally import VERDICTS, RolloutTally
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Fate of a peer's rollouts, from the event log of a run: the log covers earlier processes, and no peer has to run.
@@ -28,7 +24,6 @@ from protocol.wire.messages import Commit
 
 
 MOST_NAMES = 4096
-MOST_ASIDE = 50
 
 
 def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
@@ -38,7 +33,7 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
     lists the batches that it made, a validator the batches that it judged, and a trainer the batches meant for it.
     """
     tally, names, role = RolloutTally(), dict[str, str](), ""
-    for stamped in _events(folder):
+    for stamped in logged_events(folder / name for name in reversed(LOG_NAMES)):
         event = stamped.event
         tally.apply(event, stamped.at)
         match event:
@@ -59,35 +54,20 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
         return None
     batches = {"rollout": tally.last(author=tally.me), "validator": tally.last(judge=tally.me)}.get(role, tally.last())
     told = batches[:most]
+    by_verdict = {verdict: sum(batch.verdict == verdict for batch in batches) for verdict in VERDICTS}
+    peers = {tally.me, *(each.peer for each in tally.aside)}
+    peers |= {peer for batch in told for peer in (batch.author, *batch.judges)}
     return {
         "peer": tally.me,
         "role": role or "trainer",
-        "counts": _counts(tally, batches),
+        "counts": {**by_verdict, "generated": tally.generated, "judged": tally.judged, "used": tally.used},
         "reward": tally.rewards[-1][1] if tally.rewards else None,
         "accepted_tokens": tally.accepted_tokens,
         "set_aside": [asdict(each) for each in tally.aside],
         "batches": [asdict(batch) for batch in told],
         "untold": len(batches) - len(told),
-        "names": {peer: names[peer] for peer in sorted(_peers(tally, told) & set(names))},
+        "names": {peer: names[peer] for peer in sorted(peers & set(names))},
     }
-
-
-def _counts(tally: RolloutTally, batches: list[BatchSeen]) -> dict[str, int]:
-    """Count the batches by verdict, and the batches that this peer generated, judged and used."""
-    by_verdict = {verdict: sum(batch.verdict == verdict for batch in batches) for verdict in VERDICTS}
-    return {**by_verdict, "generated": tally.generated, "judged": tally.judged, "used": tally.used}
-
-
-def _peers(tally: RolloutTally, batches: list[BatchSeen]) -> set[str]:
-    found = {tally.me, *(each.peer for each in tally.aside)}
-    for batch in batches:
-        found |= {batch.author, *batch.judges}
-    return found
-
-
-def _events(folder: Path) -> Iterator[Stamped]:
-    """Yield the events in the log, in order."""
-    return logged_events(folder / name for name in reversed(LOG_NAMES))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -97,55 +77,14 @@ MAX_MEMBERS_TOLD = 10_000
 """Most members in an answer on the control socket: with 150 bytes each, far below the largest frame."""
 
 
-def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
-    """Return all contributions: `{rounds, tokens, accepted_tokens, members, untold}`.
+def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:
+    """Return the contributions in `length` rounds: `{rounds, tokens, accepted_tokens, members, untold}`.
 
     Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by their
     shares.  A share is one of all tokens that were trained, or that were made for rollouts that were learned from.
 
     most: number of members to list; `untold` counts the other members.
     """
-    length = store.records.length()
-    return ledger_of(credit.ledger(_commits(store, length)), length, most)
-
-
-class CountedChain:
-    """Records of a run that were counted, each once, and what they credit.  Blocking; one thread may use it at a time.
-
-    length, tip: number of counted records, and the hash of the last.
-    """
-
-    def __init__(self, records: Records, run: Hash) -> None:
-        self._records, self._run = records, run
-        self._begin()
-
-    def _begin(self) -> None:
-        self.resume(0, genesis_tip(self._run), credit.Ledger())
-
-    def resume(self, length: int, tip: Hash, counted: credit.Ledger) -> None:
-        """Go on from what an earlier process counted."""
-        self.length, self.tip, self.ledger = length, tip, counted
-
-    def begins_anew(self) -> bool:
-        """Return True if the peer has replaced counted records; none is counted then."""
-        last = self._records.at(self.length - 1) if self.length else None
-        is_replaced = self.length > 0 and (last is None or record_hash(last.record) != self.tip)
-        if is_replaced:
-            self._begin()
-        return is_replaced
-
-    def count_next(self) -> Commit | None:
-        """Count the next record, and return it; None if there is none, or if it continues another branch."""
-        commit = self._records.at(self.length)
-        if commit is None or commit.record.previous != self.tip:
-            return None
-        self.ledger.add(commit)
-        self.length, self.tip = self.length + 1, record_hash(commit.record)
-        return commit
-
-
-def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | None = None) -> dict[str, Any]:
-    """Return the same for credits over `length` rounds that were counted already."""
     total, made = (sum(getattr(each, name) for each in credits.values()) for name in ("tokens", "accepted_tokens"))
     work = {peer: each.tokens + each.accepted_tokens for peer, each in credits.items()}
     ranked = sorted(credits.items(), key=lambda item: (-work[item[0]], -item[1].tokens, item[0]))
@@ -186,10 +125,3 @@ def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[Team
         tokens, accepted = (sum(member[what] for member in members) for what in ("tokens", "accepted_tokens"))
         credits.append(TeamCredit(team, len(members), tokens, sum(member["share"] for member in members), accepted))
     return sorted(credits, key=lambda each: (-each.tokens - each.accepted_tokens, -each.tokens, each.team))
-
-
-def _commits(store: Store, length: int) -> Iterator[Commit]:
-    for round in range(length):
-        commit = store.records.at(round)
-        if commit is not None:  # None if just rolled back
-            yield commit

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 
 import trio
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
 from peer.errors import ExitCode, PeerError
-from protocol.events.status import ComputerStatus, PeerStatus, RolloutStatus
+from protocol.events.status import PeerStatus
 from protocol.wire.presence import Phase
 
 HOST = "127.0.0.1"
@@ -22,101 +23,77 @@ HOST = "127.0.0.1"
 
 def families(status: PeerStatus) -> Iterator[Metric]:
     """Yield the metrics.  Unknown values are left out."""
-    labels = {
-        "peer": status.peer,
-        "name": status.name,
-        "run": status.run,
-        "run_name": status.run_name,
-        "role": status.role,
-        "version": status.version,
-    }
-    info = GaugeMetricFamily("manyhands_info", "What this peer is; the value is 1.", labels=[*labels])
-    info.add_metric([*labels.values()], 1)
+    names = ("peer", "name", "run", "run_name", "role", "version")
+    info = Gauge("manyhands_info", "What this peer is; the value is 1.", labels=names)
+    info.add_metric([getattr(status, name) for name in names], 1)
     yield info
-    phases = GaugeMetricFamily("manyhands_phase", "1 for the peer's present activity.", labels=["phase", "why_idle"])
+    phases = Gauge("manyhands_phase", "1 for the peer's present activity.", labels=["phase", "why_idle"])
     for phase in Phase:
         is_now = phase.value == status.phase
         phases.add_metric([phase.value, status.why_idle if is_now else ""], float(is_now))
     yield phases
-    for name, text, value in _gauges(status):
+    for kind, name, text, value in _single(status):
         if value is not None:
-            yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
-    if status.rollouts is not None:
-        yield from _of_rollouts(status.rollouts)
-    if status.computer is not None:
-        yield from _of_computer(status.computer)
-    if status.contribution is not None:
-        text = "Tokens of this peer's work that the record chain credits to it."
-        yield GaugeMetricFamily("manyhands_credited_tokens", text, value=status.contribution.tokens)
-    for way, count in (("up", status.up_bytes), ("down", status.down_bytes)):
-        yield CounterMetricFamily(f"manyhands_{way}_bytes", f"Bytes {way} since the start, all channels.", value=count)
-
-
-def _of_rollouts(told: RolloutStatus) -> Iterator[Metric]:
-    batches = CounterMetricFamily(
-        "manyhands_rollout_batches", "Batches of rollouts since the start, by verdict.", labels=["verdict"]
-    )
-    for verdict, count in (("accepted", told.accepted), ("rejected", told.rejected), ("stale", told.stale)):
-        batches.add_metric([verdict], count)
-    yield batches
-    for name, text, value in (
-        ("rollout_version", "Version of the weights.", told.version),
-        ("reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward),
-        ("rollout_batches_waiting", "Batches that wait for a verdict.", told.waiting),
-        (
-            "generated_tokens_per_second",
-            "Tokens of rollouts that this peer generates a second.",
-            told.generated_tokens_per_s,
-        ),
-        ("verified_rollouts_per_second", "Rollouts that this peer verifies a second.", told.verified_per_s),
-        ("rollout_peers_set_aside", "Peers whose work is not used any more.", told.set_aside),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
-    for name, text, value in (
-        ("rollout_batches_generated", "Batches made here.", told.generated),
-        ("rollout_batches_used", "Batches that this trainer learned from.", told.used),
-        ("accepted_tokens", "Tokens of this peer's rollouts that records name.", told.accepted_tokens),
-    ):
-        yield CounterMetricFamily(f"manyhands_{name}", text, value=value)
-
-
-def _of_computer(computer: ComputerStatus) -> Iterator[Metric]:
-    for name, text, figure in (
-        ("gpu_busy_share", "Share of about a second in which the GPU worked.", "busy_share"),
-        ("gpu_memory_used_bytes", "Memory of the GPU that all programs use.", "memory_used"),
-        ("gpu_temperature_celsius", "Temperature of the GPU.", "temperature"),
-        ("gpu_power_watts", "Power that the GPU draws.", "watts"),
-    ):
-        family = GaugeMetricFamily(f"manyhands_{name}", text, labels=["gpu"])
-        for number, gpu in enumerate(computer.gpus):
+            yield kind(f"manyhands_{name}", text, value=value)
+    if (told := status.rollouts) is not None:
+        batches = Counter(
+            "manyhands_rollout_batches", "Batches of rollouts since the start, by verdict.", labels=["verdict"]
+        )
+        for verdict in ("accepted", "rejected", "stale"):
+            batches.add_metric([verdict], getattr(told, verdict))
+        yield batches
+    for name, text, figure in GPU_FIGURES if status.computer is not None else ():
+        family = Gauge(f"manyhands_{name}", text, labels=["gpu"])
+        for number, gpu in enumerate(status.computer.gpus if status.computer is not None else ()):
             if (value := getattr(gpu, figure)) is not None:
                 family.add_metric([str(number)], value)
         if family.samples:
             yield family
-    if computer.joules is not None:
+
+
+GPU_FIGURES = (
+    ("gpu_busy_share", "Share of about a second in which the GPU worked.", "busy_share"),
+    ("gpu_memory_used_bytes", "Memory of the GPU that all programs use.", "memory_used"),
+    ("gpu_temperature_celsius", "Temperature of the GPU.", "temperature"),
+    ("gpu_power_watts", "Power that the GPU draws.", "watts"),
+)
+
+
+def _single(status: PeerStatus) -> Iterator[tuple[type[Gauge] | type[Counter], str, str, float | None]]:
+    """Yield the metrics that have one value: kind, name, text, value."""
+    yield Gauge, "rounds", "Rounds committed.", status.round
+    yield Gauge, "final_rounds", "Rounds that are final.", status.final_rounds
+    yield Gauge, "state_rounds", "Rounds that the outer state has applied.", status.state_rounds
+    yield Gauge, "peers", "Live peers of the run besides this one.", status.peers
+    yield Gauge, "members", "Members of the last round.", len(status.members)
+    yield Gauge, "round_tokens", "Tokens of all members in the last round.", status.tokens
+    yield Gauge, "steps", "Inner steps done in the running round.", status.steps
+    yield Gauge, "inner_steps", "Inner steps wanted in the running round.", status.inner_steps
+    yield Gauge, "tokens_per_second", "Tokens a second that this peer trains.", status.tokens_per_s
+    yield Gauge, "mfu", "Share of the device's measured matmul speed that training reaches.", status.mfu
+    yield Gauge, "joules_per_token", "Energy that the GPUs drew for each token of the last round.", status.joules_per_token
+    yield Gauge, "busy_share", "Share of the last hour in which the trainer trained.", status.busy_share
+    yield Gauge, "loss", "Loss of the running round, else of the last one, in nats a token.", status.loss
+    yield Gauge, "held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss
+    yield Gauge, "uptime_seconds", "Since the peer started.", status.uptime_s
+    yield Counter, "up_bytes", "Bytes up since the start, all channels.", status.up_bytes
+    yield Counter, "down_bytes", "Bytes down since the start, all channels.", status.down_bytes
+    if (told := status.rollouts) is not None:
+        yield Gauge, "rollout_version", "Version of the weights.", told.version
+        yield Gauge, "reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward
+        yield Gauge, "rollout_batches_waiting", "Batches that wait for a verdict.", told.waiting
+        text = "Tokens of rollouts that this peer generates a second."
+        yield Gauge, "generated_tokens_per_second", text, told.generated_tokens_per_s
+        yield Gauge, "verified_rollouts_per_second", "Rollouts that this peer verifies a second.", told.verified_per_s
+        yield Gauge, "rollout_peers_set_aside", "Peers whose work is not used any more.", told.set_aside
+        yield Counter, "rollout_batches_generated", "Batches made here.", told.generated
+        yield Counter, "rollout_batches_used", "Batches that this trainer learned from.", told.used
+        yield Counter, "accepted_tokens", "Tokens of this peer's rollouts that records name.", told.accepted_tokens
+    if (computer := status.computer) is not None:
         text = "Energy that the GPUs and the processor drew while the peer did not rest."
-        yield CounterMetricFamily("manyhands_energy_joules", text, value=computer.joules)
-
-
-def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:
-    return [
-        ("rounds", "Rounds committed.", status.round),
-        ("final_rounds", "Rounds that are final.", status.final_rounds),
-        ("state_rounds", "Rounds that the outer state has applied.", status.state_rounds),
-        ("peers", "Live peers of the run besides this one.", status.peers),
-        ("members", "Members of the last round.", len(status.members)),
-        ("round_tokens", "Tokens of all members in the last round.", status.tokens),
-        ("steps", "Inner steps done in the running round.", status.steps),
-        ("inner_steps", "Inner steps wanted in the running round.", status.inner_steps),
-        ("tokens_per_second", "Tokens a second that this peer trains.", status.tokens_per_s),
-        ("mfu", "Share of the device's measured matmul speed that training reaches.", status.mfu),
-        ("joules_per_token", "Energy that the GPUs drew for each token of the last round.", status.joules_per_token),
-        ("busy_share", "Share of the last hour in which the trainer trained.", status.busy_share),
-        ("loss", "Loss of the running round, else of the last one, in nats a token.", status.loss),
-        ("held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss),
-        ("uptime_seconds", "Since the peer started.", status.uptime_s),
-    ]
+        yield Counter, "energy_joules", text, computer.joules
+    if (given := status.contribution) is not None:
+        yield Gauge, "credited_tokens", "Tokens of this peer's work that the record chain credits to it.", given.tokens
 
 
 async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
@@ -133,7 +110,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
             except (trio.RunFinishedError, trio.Cancelled):
                 return
             yield from families(told)
-            yield GaugeMetricFamily("manyhands_tasks", "Tasks of the peer's event loop.", value=tasks)
+            yield Gauge("manyhands_tasks", "Tasks of the peer's event loop.", value=tasks)
 
         def describe(self) -> Iterator[Metric]:
             return iter(())  # otherwise the registry asks for the figures at once, from this thread

@@ -65,27 +65,20 @@ class Door:
         """Serve a call from its first byte to its end; raises nothing, and the caller closes the socket."""
         stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
         try:
-            if await self._is_owners(stream, sock, address) and self._calls < MAX_CALLS:
-                self._calls += 1
-                try:
-                    await self._lead_inside(stream)
-                finally:
-                    self._calls -= 1
+            with self._handshakes.waits(sock, address), trio.move_on_after(HANDSHAKE_S) as handshake:
+                await self._admit(stream)
+            if handshake.cancelled_caught or self._calls >= MAX_CALLS:
+                return
+            self._calls += 1
+            try:
+                with socket_address(self._data_dir) as path:
+                    inside = await trio.open_unix_socket(path)
+                async with inside:
+                    await join(stream, inside)
+            finally:
+                self._calls -= 1
         except (OSError, NotOurs, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("a call to the control socket was turned away: %r", error)
-
-    async def _is_owners(self, stream: trio.SSLStream, sock: trio.socket.SocketType, address: str) -> bool:
-        """Return True for an owner, False on a timeout.  Raises `NotOurs`, and stream errors also on eviction."""
-        with self._handshakes.waits(sock, address), trio.move_on_after(HANDSHAKE_S):
-            await self._admit(stream)
-            return True
-        return False
-
-    async def _lead_inside(self, stream: trio.SSLStream) -> None:
-        with socket_address(self._data_dir) as address:
-            inside = await trio.open_unix_socket(address)
-        async with inside:
-            await join(stream, inside)
 
     async def _admit(self, stream: trio.SSLStream) -> None:
         nonce = os.urandom(NONCE_BYTES)
@@ -149,15 +142,15 @@ def parts_of(address: str) -> tuple[str, int, PeerId]:
 async def join(one: trio.abc.Stream, other: trio.abc.Stream) -> None:
     """Copy bytes both ways until either end closes."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_carry, one, other, nursery.cancel_scope)
-        nursery.start_soon(_carry, other, one, nursery.cancel_scope)
 
+        async def carry(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream) -> None:
+            with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                while data := await source.receive_some(CHUNK_BYTES):
+                    await sink.send_all(data)
+            nursery.cancel_scope.cancel()
 
-async def _carry(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scope: trio.CancelScope) -> None:
-    with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-        while data := await source.receive_some(CHUNK_BYTES):
-            await sink.send_all(data)
-    scope.cancel()
+        nursery.start_soon(carry, one, other)
+        nursery.start_soon(carry, other, one)
 
 
 async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
@@ -215,15 +208,15 @@ async def bridge(folder: Path, address: str, identity: Identity) -> AsyncIterato
         await listener.bind(path)
         listener.listen(16)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_accept, listener, address, identity, nursery)
+
+            async def accept() -> None:
+                while True:
+                    connection, _ = await listener.accept()
+                    nursery.start_soon(_lead, trio.SocketStream(connection), address, identity)
+
+            nursery.start_soon(accept)
             yield
             nursery.cancel_scope.cancel()
-
-
-async def _accept(listener: trio.socket.SocketType, address: str, identity: Identity, nursery: trio.Nursery) -> None:
-    while True:
-        connection, _ = await listener.accept()
-        nursery.start_soon(_lead, trio.SocketStream(connection), address, identity)
 
 
 async def _lead(inside: trio.SocketStream, address: str, identity: Identity) -> None:

@@ -26,7 +26,7 @@ from peer.control.client import (
     socket_address,
     take_frame,
 )
-from peer.control.event_log import EventLog, Subscription, TooManyListeners
+from peer.control.event_log import EventLog, TooManyListeners
 from protocol.events.status import PeerStatus
 from protocol.formatting import size
 
@@ -109,19 +109,13 @@ class ControlServer:
             except OSError:
                 await trio.sleep(0.1)  # out of descriptors; the network may give some back
                 continue
-            if self._connections >= MAX_CONNECTIONS and not self._drop_the_longest_idle():
-                connection.close()
-                continue
+            if self._connections >= MAX_CONNECTIONS:
+                if not self._idle:
+                    connection.close()
+                    continue
+                self._idle.pop(next(iter(self._idle))).cancel()  # so that idle clients cannot keep `peer leave` out
             self._connections += 1
             nursery.start_soon(self._serve, trio.SocketStream(connection))
-
-    def _drop_the_longest_idle(self) -> bool:
-        """Drop an idle client, so that idle clients cannot keep `peer leave` out.  Return False if no client is idle."""
-        for stream, scope in self._idle.items():
-            del self._idle[stream]
-            scope.cancel()
-            return True
-        return False
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
@@ -183,29 +177,20 @@ class ControlServer:
                 await _send(stream, {"ok": True, "status": self._status().to_fields(), "recent": recent})
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_until_closed, stream, nursery.cancel_scope)
-                    await _forward(events, stream)
+                    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                        async for stamped in events:
+                            await _send(stream, stamped.to_fields())
+                        await _send(stream, {"end": "too slow to follow" if events.dropped else "the peer stopped"})
                     nursery.cancel_scope.cancel()
         except TooManyListeners as error:
             await _send(stream, {"ok": False, "error": str(error)})
 
 
-async def _forward(events: Subscription, stream: trio.SocketStream) -> None:
-    """Send the events until they end or the listener leaves."""
-    try:
-        async for stamped in events:
-            await _send(stream, stamped.to_fields())
-        await _send(stream, {"end": "too slow to follow" if events.dropped else "the peer stopped"})
-    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-        return
-
-
 async def _until_closed(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
     """Stop serving a listener when it closes its end; ignore any data from it."""
-    try:
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while await stream.receive_some(1024):
             pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
     scope.cancel()
 
 

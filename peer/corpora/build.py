@@ -3,7 +3,8 @@
 1. The inputs are read as batches of rows, and workers encode them (`peer.corpora.workers`).
 2. Workers write parts: documents sorted by split and by the keyed hash that orders them (`peer.corpora.parts`).
 3. The parts are merged: of documents with one identity the first is kept, and the tokens of each split are counted.
-4. The counts give the size of the blocks, and the blocks are written (`peer.corpora.blocks`).
+4. If the hashes do not hold out about the wanted share, the end of a document is held out (`peer.corpora.division`).
+5. The counts give the size of the blocks, and the blocks are written (`peer.corpora.blocks`).
 
 Everything lies in `OUT.partial`, with a journal of the finished parts and splits.  The finished corpus is renamed to OUT.
 An interrupted build goes on where it was if it is started again with the same inputs and options.  The bytes of the corpus
@@ -19,6 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
 
@@ -26,6 +28,15 @@ import numpy as np
 
 from peer.corpora.blocks import SHARD_BYTES, SplitWriter
 from peer.corpora.conversations import Flagged, filled, packed
+from peer.corpora.division import (
+    Division,
+    SourceDocuments,
+    WrittenDocument,
+    divided,
+    division,
+    documents_of,
+    shortage,
+)
 from peer.corpora.forms import READING, Skipped
 from peer.corpora.inputs import (
     BuildInput,
@@ -111,11 +122,17 @@ class _Meter:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """Corpus that was built, the rows that were left out, and the files that were read and passed over."""
+    """Corpus that was built, the rows that were left out, and the files that were read and passed over.
+
+    cut: sources of which a document is learned from up to a place, and held out from there on.  shortage: sentence for a
+    corpus that is too small for a run; else empty.
+    """
 
     manifest: CorpusManifest
     tally: BuildTally
     survey: InputsSurvey
+    cut: tuple[str, ...] = ()
+    shortage: str = ""
 
 
 Tell = Callable[[BuildProgress], None]
@@ -172,6 +189,11 @@ def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) 
         raise PeerError(
             f"the held-out share is a percentage from 0 to below 100; change {options.fields.words.held_out}", ExitCode.INPUT
         )
+    if options.fields.most is not None and options.fields.least > options.fields.most:
+        raise PeerError(
+            f"no text has at least {options.fields.least} and at most {options.fields.most} characters; correct the limits",
+            ExitCode.INPUT,
+        )
     is_text = options.tokens.kind is CorpusKind.TEXT
     if is_text != (options.tokens.row_tokens == 0):
         raise PeerError("chats and preferences need the length of their rows, and text has none", ExitCode.INPUT)
@@ -187,6 +209,7 @@ class _Build:
         self._journal = BuildJournal(self._partial / "journal")
         self._records: list[PartRecord] = []
         self._splits: dict[int, Split] = {}
+        self._divisions: list[Division] = []
         self._tally = BuildTally()
         self._told = 0.0
         self._survey: InputsSurvey
@@ -293,12 +316,17 @@ class _Build:
         parts = Parts(self._parts_folder, self._records, keep_repeated=bool(self._options.fields.keep_repeated))
         try:
             tokenizer = replace(self._options.tokens).open()
-            counts = self._count(parts, names)
+            hashed = self._count(parts, names)
+            sources = [SourceDocuments(parts, place, hashed[2 * place][1]) for place in range(len(names))]
+            counts = self._divide(sources, names, hashed)
             shape = self._shape(tokenizer, [tokens for tokens, _ in counts])
             meter, before = _Meter("write", sum(tokens for tokens, _ in counts), 0), (0, 0)
             for group in range(2 * len(names)):
                 if group not in self._splits:
-                    stream = _SplitStream(parts, group, self._teller(meter, *before))
+                    documents = documents_of(
+                        sources[group // 2], self._divisions[group // 2], tokenizer, trains=not group % 2
+                    )
+                    stream = _SplitStream(documents, self._teller(meter, *before))
                     self._splits[group] = split = self._split(stream, tokenizer, shape)
                     line = {"split": group, **split.model_dump(exclude={"shards"})}
                     self._journal.write({**line, "shards": [root.hex() for root in split.shards]})
@@ -312,14 +340,20 @@ class _Build:
         sync_folder(self._corpus)
         os.rename(self._corpus, self._out)
         sync_folder(self._out.absolute().parent)
-        return BuildResult(manifest, self._tally, self._survey)
+        lacks = shortage(manifest, self._options.held_out_percent, self._options.fields.words)
+        return BuildResult(manifest, self._tally, self._survey, self._cut, lacks)
+
+    @property
+    def _cut(self) -> tuple[str, ...]:
+        names = source_names(self._inputs)
+        return tuple(name for name, each in zip(names, self._divisions, strict=True) if each.tokens)
 
     def _teller(self, meter: _Meter, tokens: int, documents: int) -> Callable[[int, int], None]:
         """Return a function that reports the progress in a split.  tokens, documents: of the splits before it."""
         return lambda more, written: self._report(meter.progress(documents + more, tokens + written, tokens + written))
 
     def _count(self, parts: Parts, names: Sequence[str]) -> list[tuple[int, int]]:
-        """Return the tokens and documents of each split, and count the repeated documents."""
+        """Return the tokens and documents of each split by their hashes, and count the repeated documents."""
         counts = []
         reason = LeftOut.SAME_ID if self._options.fields.identity else LeftOut.SAME_TEXT
         repeated: list[tuple[int, int]] = []
@@ -337,9 +371,25 @@ class _Build:
             self._tally.add(BuildTally(left_out={reason: total}, named={reason.is_bad: named, not reason.is_bad: []}))
             self._tally.documents -= total
             self._tally.check(self._options, is_end=True)
-        for source, name in enumerate(names):
-            if not counts[2 * source][0]:
+        return counts
+
+    def _divide(
+        self, sources: Sequence[SourceDocuments], names: Sequence[str], hashed: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Divide each source; return the tokens and documents of each split.  hashed: the same by their hashes."""
+        percent, is_text = self._options.held_out_percent, self._options.tokens.kind is CorpusKind.TEXT
+        counts: list[tuple[int, int]] = []
+        for place, (source, name) in enumerate(zip(sources, names, strict=True)):
+            train, held_out = hashed[2 * place : 2 * place + 2]
+            total, documents = train[0] + held_out[0], train[1] + held_out[1]
+            if not total:
                 raise PeerError(self._nothing(name), ExitCode.INPUT)
+            chosen, tokens = divided(train, held_out, percent), train[0]
+            if chosen is None:
+                chosen = division(source.after(0), total, percent, is_text=is_text)
+                tokens = sum(each.tokens for each in islice(source.after(0), chosen.documents)) + chosen.tokens
+            self._divisions.append(chosen)
+            counts += [(tokens, chosen.documents + bool(chosen.tokens)), (total - tokens, documents - chosen.documents)]
         return counts
 
     def _named(self, rows: Sequence[tuple[int, int]], reason: LeftOut) -> list[NamedRow]:
@@ -358,7 +408,7 @@ class _Build:
     def _nothing(self, name: str) -> str:
         """Return the sentence for a source without a document to learn from."""
         first = self._tally.first(True) or self._tally.first(False)
-        reason = "all its documents are held out" if self._tally.documents else "its inputs have no rows"
+        reason = "its inputs have no rows"
         if first is not None:
             reason = f"the first row left out is {first}"
         return f"the source {name} has no document to learn from; {reason}; check the inputs and the options"
@@ -455,6 +505,7 @@ class _Build:
                 **({"cut": self._tally.cut} if self._tally.cut else {}),
                 **({"forms": read} if read else {}),
                 **({"passed_over": passed_over} if passed_over else {}),
+                **({"cut_for_held_out": list(self._cut)} if self._cut else {}),
             }
             text = json.dumps(recipe, sort_keys=True)
             if len(text) <= MAX_RECIPE_CHARS or not named:
@@ -465,19 +516,18 @@ class _Build:
 class _SplitStream:
     """Documents of a split in their order, counted as they are yielded.  tell: called with documents and tokens so far."""
 
-    def __init__(self, parts: Parts, group: int, tell: Callable[[int, int], None]) -> None:
-        self._parts, self._group, self._tell = parts, group, tell
+    def __init__(self, documents: Iterator[WrittenDocument], tell: Callable[[int, int], None]) -> None:
+        self._documents, self._tell = documents, tell
         self.documents = self.tokens = self.text_bytes = 0
 
     def payloads(self) -> Iterator[bytes]:
         """Yield the payloads of the documents."""
-        for some in self._parts.ranges(self._group):
-            for document in some.kept:
-                self.documents += 1
-                self.tokens += document.tokens
-                self.text_bytes += document.text_bytes
-                yield self._parts.payload(document)
-                self._tell(self.documents, self.tokens)
+        for document in self._documents:
+            self.documents += 1
+            self.tokens += document.tokens
+            self.text_bytes += document.text_bytes
+            yield document.payload
+            self._tell(self.documents, self.tokens)
 
 
 def _token_bytes(tokenizer: TemplatedTokenizer) -> Literal[1, 2, 4]:

@@ -1,7 +1,7 @@
 """Text that comes with the program, and the corpus that is built from it.
 
 The text is the program's own source and documentation at one commit, in documents of a few paragraphs.  It is frozen, so the
-corpus of its bytes is the same on every computer: `protocol.run.builtin` names it, and every peer builds it for itself.
+corpus of its bytes is the same on every computer: `protocol.run.sections` names it, and every peer builds it for itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from peer.errors import ExitCode, PeerError
 from peer.files import LockHeld, locked
 from peer.paths import make_private
 from protocol.blobs.store import BlobStore
-from protocol.run.builtin import BUILTIN, SOURCE
 from protocol.run.manifest import RunManifest
+from protocol.run.sections import BUILTIN, SOURCE
 from protocol.sync.supplies import file_section, keep_file
 
 TEXT = Path(__file__).with_name("builtin.jsonl.gz")

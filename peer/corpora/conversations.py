@@ -1,9 +1,10 @@
 """Chats and preferences: records become tokens with flags, and chats are packed into rows.
 
 A preference has a prompt and two answers.  Its record is `{"prompt": …, "chosen": …, "rejected": …}`, all texts, or lists of
-messages; or `chosen` and `rejected` are whole conversations, whose common beginning is the prompt.  It becomes two rows,
+messages; or `chosen` and `rejected` are whole conversations, whose common beginning is the prompt.  It may also be a text
+of turns, each after an empty line and `Human:` or `Assistant:`, as in Anthropic's data.  A preference becomes two rows,
 which begin with the same prompt.  The messages after the prompt count.  An answer that repeats the prompt, in whatever form,
-is the whole conversation or is refused: no question stands twice in a row.
+is the whole conversation or is refused: no question appears twice in a row.
 
 A row is filled up with end tokens.  The first of them has the flag `BEGINS`, so that it belongs to no chat, and none counts.
 """
@@ -11,6 +12,7 @@ A row is filled up with end tokens.  The first of them has the flag `BEGINS`, so
 from __future__ import annotations
 
 import bisect
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from trainer.data.templates import LEARNT, Message, TemplatedTokenizer
 
 WINDOW = 1024
 """Number of chats from which the next ones of a row are chosen."""
+TURN, MIN_TURNS = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"), 2
+"""Beginning of a turn in a text of turns, and the turns that such a text has at least."""
 ABOUT_ANSWERS = ("chosen_", "rejected_", "score_", "chosen-", "rejected-", "score-")
 """Beginnings of the names of fields that judge an answer and do not change it."""
 
@@ -123,7 +127,7 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
     prompt, chosen, rejected = (rest.pop(name, None) for name in ("prompt", "chosen", "rejected"))
     if chosen is None or rejected is None:
         raise ValueError("a preference is a record with prompt, chosen and rejected, all texts or lists of messages")
-    begun = _prompt(prompt)
+    begun, chosen, rejected = _prompt(prompt), _turns(chosen), _turns(rejected)
     pair = [messages_of({**rest, "messages": _whole(begun, answer)}) for answer in (chosen, rejected)]
     common = _common(*pair)
     if common == 0:
@@ -132,7 +136,9 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
         raise ValueError("chosen and rejected are the same, or one of them has no answer of the assistant")
     replies = [next(message.content for message in each[common:] if message.role == LEARNT) for each in pair]
     if all(_begins_with(reply, pair[0][common - 1].content) for reply in replies):
-        raise ValueError("both answers begin with the text of the prompt, so that it would stand twice; remove it from them")
+        raise ValueError(
+            "both answers begin with the text of the prompt, so that it would appear twice; remove it from them"
+        )
     ours, theirs = (
         [each._replace(excluded=each.excluded or place < common) for place, each in enumerate(whole)] for whole in pair
     )
@@ -142,7 +148,22 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
 def _prompt(prompt: Any) -> list[Any]:
     if prompt is None:
         return []
-    return list(prompt) if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    turns = _turns(prompt)
+    if not isinstance(turns, list):
+        return [{"role": "user", "content": prompt}]
+    return turns[:-1] if turns is not prompt and not turns[-1]["content"] else list(turns)
+
+
+def _turns(said: Any) -> Any:
+    """Return the messages of a text of turns; anything else as it is."""
+    marks = [*TURN.finditer(said)] if isinstance(said, str) else []
+    if len(marks) < MIN_TURNS or marks[0].start() or marks[0][1] != "Human":
+        return said
+    ends = [*(mark.start() for mark in marks[1:]), len(said)]
+    roles = {"Human": "user", "Assistant": LEARNT}
+    return [
+        {"role": roles[mark[1]], "content": said[mark.end() : end].strip()} for mark, end in zip(marks, ends, strict=True)
+    ]
 
 
 def _whole(prompt: list[Any], answer: Any) -> list[Any]:
@@ -161,7 +182,7 @@ def _whole(prompt: list[Any], answer: Any) -> list[Any]:
         return [*(prompt[:ours] or answer[:theirs]), *prompt[ours:], *answer[theirs + len(asked) - ours :]]
     if asked and said and not _follows(asked, said):
         raise ValueError(
-            "an answer asks what the prompt asked, or something else in its place, so that a question could stand twice; "
+            "an answer asks what the prompt asked, or something else in its place, so that a question could appear twice; "
             "leave the prompt out of the answers, or remove the field prompt if both answers are whole conversations"
         )
     return [*prompt, *answer]
@@ -180,12 +201,12 @@ def _system_messages(messages: list[Message]) -> int:
 
 
 def _same(some: list[Message], others: list[Message]) -> bool:
-    """Return True if two conversations say the same, but for white space and the form of the characters."""
+    """Return True if two conversations say the same, but for white space, capitals and the form of the characters."""
     return [(each.role, _plain(each.content)) for each in some] == [(each.role, _plain(each.content)) for each in others]
 
 
 def _plain(content: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", content).split())
+    return " ".join(unicodedata.normalize("NFC", content).casefold().split())
 
 
 def _begins_with(reply: str, question: str) -> bool:

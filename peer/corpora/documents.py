@@ -21,12 +21,13 @@ import numpy as np
 from blake3 import blake3
 
 from peer.corpora.conversations import ConversationEncoder, NothingToLearn
+from peer.corpora.forms import UTF16, UTF32
 from peer.corpora.inputs import Document
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
 from peer.corpora.readers import RawBatch, RawRow, RowForm
 from protocol.corpora.manifest import CorpusKind
-from trainer.data.chat import UndecodableText, parsed
 from trainer.data.rows import Tokens
+from trainer.data.strict_json import UndecodableText, parsed
 from trainer.data.tokens import UnreadableText
 
 PIECE_CHARACTERS = 1 << 20
@@ -80,6 +81,7 @@ class DocumentEncoder:
         self._held_out = round(options.held_out_percent * HELD_OUT_STEPS / 100)
         self._dtype = np.dtype(self._tokenizer.dtype).newbyteorder("<")
         self._end = np.array([self._tokenizer.end], self._dtype)
+        self._json = self._fields.words.json if options.tokens.kind is CorpusKind.TEXT else "correct it"
         self._conversations = ConversationEncoder(self._tokenizer, options.tokens)
 
     def encode(self, batch: RawBatch) -> tuple[list[EncodedDocument], BuildTally]:
@@ -91,18 +93,23 @@ class DocumentEncoder:
         tally.tokens += sum(document.tokens for document in documents)
         return documents, tally
 
-    def texts(self, batch: RawBatch) -> Iterator[str]:
-        """Yield the texts of a batch that would become documents, for a tokenizer that is trained on them."""
-        for row, raw in self._rows(batch, BuildTally()):
+    def texts(self, batch: RawBatch, tally: BuildTally) -> Iterator[str]:
+        """Yield the texts of a batch that would become documents, for a tokenizer that is trained on them.
+
+        tally: counts the rows, with those that are left out.
+        """
+        for row, raw in self._rows(batch, tally):
             try:
                 if self._options.tokens.kind is CorpusKind.TEXT:
                     yield self._text(row, raw).text
                     continue
-                record = _record(raw)
+                record = _record(raw, self._json)
                 self._filter_fields(record)
                 yield from self._conversations.contents(record)
-            except (_Rejected, ValueError):
-                continue  # the build counts it
+            except _Rejected as error:
+                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
+            except ValueError as error:
+                tally.leave_out(LeftOut.CHAT, row_with(row, str(error)), raw.size)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class DocumentEncoder:
     def _rows(self, batch: RawBatch, tally: BuildTally) -> Iterator[tuple[NamedRow, RawRow]]:
         """Yield the rows that can be read, and count all."""
         for raw in batch.rows:
-            if raw.form is RowForm.JSON and not raw.content.strip():
+            if raw.form in (RowForm.JSON, RowForm.OBJECT) and not raw.content.strip():
                 continue
             tally.rows += 1
             tally.bytes += raw.size
@@ -149,8 +156,10 @@ class DocumentEncoder:
             text, record = raw.content.text, {}
             identity = raw.content.identity.encode(errors="surrogatepass") or None
         else:
-            record = _record(raw)
+            record = _record(raw, self._json)
             text = _text_of(record, self._fields)
+            if raw.form is RowForm.OBJECT:
+                _check_alone(record, text)
         self._filter(record, text)
         try:
             data = text.encode()
@@ -236,7 +245,7 @@ class DocumentEncoder:
                     raise _Rejected(LeftOut.CHAT, "it has no tokens that count")
                 payload = self._conversations.given(self._checked(document.tokens), document.counts, document.text_bytes)
             else:
-                record = _record(raw)
+                record = _record(raw, self._json)
                 self._filter_fields(record)
                 payload = self._conversations.encode(record)
                 if self._fields.identity:
@@ -275,7 +284,9 @@ def plain_text(value: Any) -> str:
 
 
 def _decoded(data: bytes) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if data.startswith(UTF32):
+        raise _Rejected(LeftOut.UTF8, "it is UTF-32 text; save it as UTF-8")
+    if data.startswith(UTF16):
         raise _Rejected(LeftOut.UTF8, "it is UTF-16 text; save it as UTF-8")
     if b"\0" in data:
         raise _Rejected(LeftOut.BINARY, "it is binary")
@@ -285,8 +296,11 @@ def _decoded(data: bytes) -> str:
         raise _Rejected(LeftOut.UTF8, f"it is not UTF-8 text at byte {error.start + 1}; save it as UTF-8") from error
 
 
-def _record(raw: RawRow) -> Mapping[str, Any]:
-    """Return the record of a row.  A field must not stand twice in one that is read as JSON."""
+def _record(raw: RawRow, remedy: str) -> Mapping[str, Any]:
+    """Return the record of a row.  A field must not appear twice in one that is read as JSON.
+
+    remedy: for a row that is not JSON.
+    """
     record = raw.content
     if isinstance(record, bytes):
         try:
@@ -294,21 +308,37 @@ def _record(raw: RawRow) -> Mapping[str, Any]:
         except UndecodableText as error:
             raise _Rejected(LeftOut.UTF8, str(error)) from error
         except ValueError as error:
-            raise _Rejected(LeftOut.JSON, str(error)) from error
+            flaw = str(error)
+            raise _Rejected(LeftOut.JSON, f"{flaw}; {remedy}" if flaw.startswith("it is not JSON") else flaw) from error
     if not isinstance(record, Mapping):
-        raise _Rejected(LeftOut.JSON, "it is no JSON object")
+        raise _Rejected(LeftOut.JSON, f"it is not a JSON object; {remedy}")
     return record
 
 
 def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
     name = fields.text
     text = field_of(record, name)
-    if text is MISSING or text is None:
+    if text is None:
+        raise _Rejected(LeftOut.FIELD, f"its field {name} is null")
+    if text is MISSING:
         others = ", ".join(map(str, record))[:80]
-        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; {fields.words.text}")
+        if not others:
+            raise _Rejected(LeftOut.FIELD, "it has no field at all")
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others}; {fields.words.text}")
     if not isinstance(text, str):
         raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
     return text
+
+
+def _check_alone(record: Mapping[str, Any], text: str) -> None:
+    """Raise `_Rejected` for a file with one object that has a text, and a list of records with more text than that."""
+    for name, value in record.items():
+        records = [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+        if sum(len(each) for one in records for each in one.values() if isinstance(each, str)) > len(text):
+            raise _Rejected(
+                LeftOut.FIELD,
+                f"its field {name[:40]} is a list of records, which would be lost; write each of them on a line of a file",
+            )
 
 
 def _identity_of(record: Mapping[str, Any], name: str) -> bytes:

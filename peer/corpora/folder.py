@@ -50,8 +50,8 @@ class FinishedCorpus:
             data = read_outside(path / MANIFEST, MAX_MANIFEST_BYTES)
         except OSError as error:
             raise PeerError(
-                f"{path} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
-                "`peer data build OUT INPUT --tokenizer FOLDER` made",
+                f"{path} is not a corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
+                "`peer data build OUT INPUT` made",
                 ExitCode.INPUT,
             ) from error
         try:

@@ -17,12 +17,12 @@ from peer.corpora.compressed import ENDINGS
 from protocol.corpora.manifest import CorpusKind
 from trainer.git_lfs import is_pointer
 
-READING = 2
-"""Version of the reading of inputs: another one may find other documents in the same files."""
+READING = 3
+"""Version of the reading of inputs: another one may find other documents in the same files, or hold out others."""
 HEAD_BYTES = 1 << 16
 """Bytes of a file, after decompression, that tell its form."""
 BOM = b"\xef\xbb\xbf"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
+UTF16, UTF32 = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Form(StrEnum):
@@ -58,9 +58,10 @@ class Skipped(StrEnum):
     ABOUT = "about the data"
     INSIDE = "a link to a folder that is read where it is"
     HIDDEN = "hidden"
+    LEFT_OUT = "left out by a pattern"
 
 
-COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE, Skipped.HIDDEN}
+COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSIDE, Skipped.HIDDEN, Skipped.LEFT_OUT}
 """Reasons of files that may be data, so that their share of an input is limited."""
 UNMEASURED = frozenset({Skipped.FOLDER, Skipped.MISSING})
 """Reasons of links whose size is unknown, so that they count as much as all the rest of their input."""
@@ -89,11 +90,11 @@ _ARRAY_START = re.compile(rb'\[\s*\{\s*["}]')
 _OBJECT_START = re.compile(rb'\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
 _PLAIN = ("", ".txt", ".text", ".tokens", ".raw", ".tok")
 _SPLIT = re.compile(
-    r"(?:^|[-._ /0-9])(?:(train|training)|tests?|testing|val|valid|validation|dev|eval|evaluation|h[eo]ld[-_ ]?out)"
-    r"(?:set|data|split)?(?=$|[-._ /0-9])"
+    r"(?:^|[-._/0-9])(?:(train|training)|tests?|testing|val|valid|validation|dev|eval|evaluation|h[eo]ld[-_ ]?out)"
+    r"(?:set|data|split)?(?=$|[-._/0-9])"
 )
 _ABOUT = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|changelog|changes|authors|contributing)([-_.].*)?"
+    r"(readme|licen[cs]e|copying)([-_.].*)?|(notice|citation|changelog|changes|authors|contributing)(\.[a-z]+)?"
     r"|(dataset_infos?|dataset_dict|state|croissant)\.json"
 )
 _CARD = re.compile(
@@ -125,7 +126,7 @@ def form_of(name: str, head: bytes, *, is_whole: bool, is_compressed: bool = Fal
         return found_json
     if ending in _TABLES:
         return Form.TABLE
-    if b"\0" in head and not head.startswith(UTF16):
+    if b"\0" in head and not head.startswith((*UTF16, *UTF32)):
         return Skipped.BINARY
     return Form.PAGE if _is_page(ending, head.removeprefix(BOM).lstrip()) else Form.TEXT
 
@@ -170,11 +171,13 @@ class FolderTraits:
     """Traits of an input folder that decide about single files in it.
 
     has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
-    training.
+    training: one of records, or a text beside a data card.  has_card: it has a data card.  names_text: a text is named so.
     """
 
     has_records: bool = False
     has_train: bool = False
+    has_card: bool = False
+    names_text: bool = False
 
     def note(self, name: str, form: Form | Skipped, *, has_field: bool, is_card: bool = False) -> None:
         """Take a file of the folder into account.  is_card: it begins as data cards do."""
@@ -182,9 +185,17 @@ class FolderTraits:
             return
         if is_about(name):
             self.has_records |= is_card
+            self.has_card |= is_card
             return
         self.has_records |= form in RECORDS or (form is Form.OBJECT and has_field)
-        self.has_train |= split_of(name, form) == "train"
+        is_train = split_of(name, form) == "train"
+        self.has_train |= is_train and form in RECORDS
+        self.names_text |= is_train and form not in RECORDS
+
+    def settled(self) -> FolderTraits:
+        """Return the traits once all files are known: in folders of prose, words in names mean what they please."""
+        has_train = self.has_train or (self.has_card and self.names_text)
+        return FolderTraits(self.has_records, has_train, self.has_card)
 
 
 def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusKind, *, has_field: bool) -> Form | Skipped:
@@ -197,7 +208,7 @@ def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusK
     is_text = form in (Form.TEXT, Form.PAGE)
     if is_about(name) and (traits.has_records or traits.has_train or (is_text and kind is not CorpusKind.TEXT)):
         return Skipped.ABOUT
-    split = split_of(name, form)
+    split = split_of(name, form) if traits.has_card or form in RECORDS else ""
     if split == "other" and (traits.has_train or form in RECORDS):
         return Skipped.OTHER_SPLIT if traits.has_train else Skipped.ONLY_TEST
     if kind is not CorpusKind.TEXT:

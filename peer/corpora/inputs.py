@@ -37,6 +37,8 @@ from protocol.corpora.manifest import CorpusKind
 from protocol.formatting import many, size
 from trainer.data.rows import Mask, Tokens
 
+UNNUMBERED = frozenset({Skipped.HIDDEN, Skipped.LEFT_OUT})
+"""Reasons of paths that the build does not open, and that change nothing about it."""
 HUB = "hf:"
 """Beginning of the name of a data set of Hugging Face."""
 
@@ -90,9 +92,9 @@ def source_names(inputs: Iterable[BuildInput]) -> list[str]:
 class InputFile(NamedTuple):
     """File of an input, or a whole input that is no file.
 
-    number: among the files of all inputs; -1 for a hidden one, so that a new one changes no number.  place: of its input
-    among all.  folder: the one that a person named, in which it lies; None for a file that a person named itself.  skipped:
-    set for a path in a folder that is hidden or no file.
+    number: among the files of all inputs; -1 for one in `UNNUMBERED`, so that a new one changes no number.  place: of its
+    input among all.  folder: the one that a person named, in which it lies; None for a file that a person named itself.
+    skipped: set for a path in a folder that is hidden, left out or no file.
     """
 
     number: int
@@ -122,7 +124,7 @@ def files_of(inputs: Iterable[BuildInput], leave_out: Iterable[str] = ()) -> Ite
             number += 1
             continue
         for path, skipped in _walk(origin, patterns):
-            is_hidden, name = skipped is Skipped.HIDDEN, path.relative_to(origin).as_posix()
+            is_hidden, name = skipped in UNNUMBERED, path.relative_to(origin).as_posix()
             yield InputFile(-1 if is_hidden else number, each, place, path, name, origin, skipped)
             number += not is_hidden
 
@@ -140,10 +142,10 @@ def _walk(folder: Path, leave_out: tuple[str, ...]) -> Iterator[tuple[Path, Skip
     while left:
         entry = left.pop()
         path = Path(entry.path)
-        if leave_out and _matches(path.relative_to(folder), leave_out):
-            continue
         if entry.name.startswith("."):
             yield path, Skipped.HIDDEN
+        elif leave_out and _matches(path.relative_to(folder), leave_out):
+            yield path, Skipped.LEFT_OUT
         elif entry.is_dir(follow_symlinks=False):
             left += _entries(path)
         elif path.is_file():  # the survey names a link out of the folder
@@ -241,10 +243,12 @@ class _Counts:
         worst = min(unknown) if unknown else max(counted, key=lambda reason: counted[reason].bytes)
         files = sum(files.files for files in counted.values())
         what = f"{size(lost)} of {size(total)}" if not unknown else "an unknown share"
-        more = f", and {many(files - 1, 'more file')}" if files > 1 else ""
+        more = f" ({many(files - 1, 'more file')} would be, too)" if files > 1 else ""
+        reason, _, remedy = worst.value.partition("; ")
+        remedy = f"{remedy}; or " if remedy else ""
         raise PeerError(
             f"{what} of {name} would be passed over, more than {options.bad_percent:g} %: {counted[worst].names[0]} is "
-            f"{worst.value}{more}; {options.fields.words.skipped}",
+            f"{reason}{more}; {remedy}{options.fields.words.skipped}",
             ExitCode.INPUT,
         )
 
@@ -274,7 +278,9 @@ class InputsSurvey:
         }
 
 
-TRAITS = tuple(FolderTraits(records, train) for records in (False, True) for train in (False, True))
+TRAITS = tuple(
+    FolderTraits(records, train, card) for records in (False, True) for train in (False, True) for card in (False, True)
+)
 
 
 def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
@@ -287,9 +293,9 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
     traits = tuple(FolderTraits() for _ in inputs)
     counts = [[_Counts() for _ in TRAITS] for _ in inputs]
     for each in files_of(inputs, fields.leave_out or ()):
-        if each.skipped is Skipped.HIDDEN:
+        if each.skipped is not None and each.skipped in UNNUMBERED:
             for counted in counts[each.place]:
-                counted.note(each.name, Skipped.HIDDEN, 0)
+                counted.note(each.name, each.skipped, 0)
             continue
         files += 1
         facts = [each.input.source, each.name]
@@ -303,9 +309,13 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
                 final = form_read(each, seen, some, options)
                 counted.note(each.name, final, found.st_size if found is not None else 0)
         digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
-    whole = _Counts()
+    whole, traits = _Counts(), tuple(each.settled() for each in traits)
     for each_input, its_traits, its_counts in zip(inputs, traits, counts, strict=True):
         chosen = its_counts[TRAITS.index(its_traits)]
+        if Skipped.LEFT_OUT in chosen.skipped and not chosen.read and len(chosen.skipped.keys() - UNNUMBERED) == 0:
+            raise PeerError(
+                f"the patterns that leave files out match all files of {each_input.name}; leave out fewer", ExitCode.INPUT
+            )
         chosen.check(each_input.name, options)
         whole.bytes += chosen.bytes
         for form, count in chosen.read.items():

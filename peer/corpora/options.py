@@ -80,14 +80,16 @@ def special_token(path: Path, name: str) -> int:
 class OptionWords:
     """Words for options in remedies: the defaults are those of `peer data build`.
 
-    held_out: name of an option.  text, source, bad, skipped, workers: remedies for a text in another field, too many
-    sources, bad rows, files that are passed over, or processes.
+    held_out: name of an option.  text, source, json, skipped, workers: remedies for a text in another field, too many
+    sources, a row that is not JSON, files that are passed over, or processes.  bad: a remedy for bad rows of all kinds;
+    empty if there is none.
     """
 
     text: str = "name one with --text"
     held_out: str = "--held-out"
     source: str = "NAME=INPUT"
-    bad: str = "mend the rows, read each file as one text with --read-as text, or allow more with --bad"
+    json: str = "correct it, or read each file as one text with --read-as text"
+    bad: str = "allow more with --bad"
     skipped: str = "leave files out with --leave-out PATTERN, or allow more with --bad"
     workers: str = "run the command again with fewer --workers"
 
@@ -263,10 +265,10 @@ class BuildTally:
             share = f"{self.bad} of {self.rows} rows are bad"
             if not too_many:
                 share += f", with {size(self.bad_bytes)} of {size(self.bytes)}"
-            raise PeerError(
-                f"{share}, more than {bad_percent:g} %; the first is {self.first(True)}; {options.fields.words.bad}",
-                ExitCode.INPUT,
-            )
+            first, more = self.first(True), options.fields.words.bad
+            remedy = "" if first is not None and "; " in first.flaw else "; correct such rows"
+            remedy += f", or {more}" if more else ""
+            raise PeerError(f"{share}, more than {bad_percent:g} %; the first is {first}{remedy}", ExitCode.INPUT)
 
     def first(self, is_bad: bool) -> NamedRow | None:
         """Return the first row of those left out."""

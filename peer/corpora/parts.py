@@ -135,9 +135,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class KeptDocument(NamedTuple):
-    """Place of a document that is kept, and its counts."""
+    """Place of a document that is kept, and its counts.  key: first half of its hash."""
 
     part: int
+    key: int
     offset: int
     size: int
     tokens: int
@@ -205,7 +206,7 @@ def _merged(slices: Mapping[int, Entries], keep_repeated: bool) -> HashRange:
     if not keep_repeated:
         is_first[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
     kept = entries[is_first]
-    columns = (kept[name].tolist() for name in ("offset", "size", "tokens", "text_bytes"))
+    columns = (kept[name].tolist() for name in ("high", "offset", "size", "tokens", "text_bytes"))
     repeated = entries[~is_first]
     return HashRange(
         [KeptDocument(*each) for each in zip(owners[is_first].tolist(), *columns, strict=True)],

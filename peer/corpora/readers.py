@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kernels.outside_files import UnusableFile, open_outside
 from peer.corpora.compressed import BrokenFile, Note, chunks_of, elements_of, head_of, lines_of
-from peer.corpora.forms import HEAD_BYTES, UTF16, FolderTraits, Form, Skipped
+from peer.corpora.forms import HEAD_BYTES, UTF16, UTF32, FolderTraits, Form, Skipped
 from peer.corpora.inputs import (
     HUB,
     BuildInput,
@@ -36,6 +36,7 @@ from peer.corpora.inputs import (
 from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, FieldSelection
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
+from protocol.formatting import many
 from trainer.extras import install_command
 
 BATCH_BYTES = 512 << 10
@@ -57,7 +58,7 @@ VALUE_BYTES = 8
 
 
 class RowForm(IntEnum):
-    """Form of a raw row.  LONG and BROKEN: the row cannot be read, and its content is the flaw."""
+    """Form of a raw row.  LONG and BROKEN: the row cannot be read, and its content is the flaw.  OBJECT: JSON of a file."""
 
     FILE = 0
     PAGE = 1
@@ -66,6 +67,7 @@ class RowForm(IntEnum):
     DOCUMENT = 4
     LONG = 5
     BROKEN = 6
+    OBJECT = 7
 
 
 class RawRow(NamedTuple):
@@ -185,8 +187,19 @@ def _contents(file: InputFile, options: BuildOptions, traits: FolderTraits, note
         return
     with open_outside(file.path, file.folder) as opened:
         form = form_read(file, seen_form(file, opened, options.fields), traits, options)
-        if not isinstance(form, Skipped):
+        if not isinstance(form, Skipped) and _ends_lines_oddly(opened, form):
+            flaw = "its lines end with carriage returns alone; save it with line feeds"
+            yield RowForm.BROKEN, flaw, os.fstat(opened.fileno()).st_size
+        elif not isinstance(form, Skipped):
             yield from READERS[form](OpenedFile(opened, file.path, options, note))
+
+
+def _ends_lines_oddly(opened: BinaryIO, form: Form) -> bool:
+    """Return True for records whose lines no reader would find, because carriage returns alone end them."""
+    if form not in (Form.LINES, Form.TABLE, Form.OBJECT):
+        return False
+    head = head_of(opened, HEAD_BYTES)[0].strip()
+    return b"\n" not in head and re.search(rb"[^\r]\r+[^\r]" if form is Form.TABLE else rb"}\s*\r\s*{", head) is not None
 
 
 @dataclass(frozen=True)
@@ -256,17 +269,18 @@ class _LongRow(Exception):
 class _TableLines:
     """Lines of a table for the library's reader, which may ask for several for one row.
 
-    size: bytes that were given since it was set to 0.
+    size, count: bytes and lines that were given since they were set to 0.
     """
 
     def __init__(self, lines: Iterator[bytes | int], delimiter: bytes) -> None:
-        self._lines, self._delimiter, self.size = lines, delimiter, 0
+        self._lines, self._delimiter, self.size, self.count = lines, delimiter, 0, 0
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         line = next(self._lines)
+        self.count += 1
         self.size += line if isinstance(line, int) else len(line) + 1
         if isinstance(line, int) or self.size > MAX_LINE_BYTES or line.count(self._delimiter) >= MAX_COLUMNS:
             raise _LongRow
@@ -276,15 +290,16 @@ class _TableLines:
 def _from_table(opened: OpenedFile) -> Iterator[Content]:
     """Yield the rows of a table with a header, with quotes as in RFC 4180.  After a row with a fault the next is read."""
     head, _ = head_of(opened.file, HEAD_BYTES)
-    if head.startswith(UTF16):
-        yield RowForm.BROKEN, "it is UTF-16 text; save it as UTF-8", opened.size
+    if head.startswith((*UTF16, *UTF32)):
+        called = "UTF-32" if head.startswith(UTF32) else "UTF-16"
+        yield RowForm.BROKEN, f"it is {called} text; save it as UTF-8", opened.size
         return
     delimiter = _delimiter(head)
     lines = _TableLines(lines_of(opened.chunks(), MAX_LINE_BYTES), delimiter.encode())
     csv.field_size_limit(MAX_LINE_BYTES)
     rows, names = csv.reader(lines, delimiter=delimiter, strict=True), list[str]()
     while True:
-        lines.size = 0
+        lines.size = lines.count = 0
         try:
             row = next(rows)
         except StopIteration:
@@ -292,7 +307,8 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
         except _LongRow:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), lines.size
         except csv.Error as error:
-            yield RowForm.BROKEN, f"it is no row of a table ({error}); mend its quotes", lines.size
+            taken = f", after {lines.count} lines" if lines.count > 1 else ""
+            yield RowForm.BROKEN, f"it is no row of a table ({error}{taken}); mend its quotes", lines.size
         else:
             if not row:
                 continue
@@ -300,9 +316,10 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
                 names = [row[0].removeprefix("\ufeff"), *row[1:]]
                 if len(set(names)) < len(names):
                     twice = next(name for name in names if names.count(name) > 1)
-                    raise BrokenFile(f"the column {twice!r:.40} stands twice in its header; rename one") from None
+                    raise BrokenFile(f"the column {twice!r:.40} appears twice in its header; rename one") from None
             elif len(row) != len(names):
-                yield RowForm.BROKEN, f"it has {len(row)} values, and the header {len(names)}; mend its quotes", lines.size
+                values = many(len(row), "value")
+                yield RowForm.BROKEN, f"it has {values}, and the header {len(names)}; mend its quotes", lines.size
             elif not _is_utf8(row):
                 yield RowForm.BROKEN, "it is not UTF-8 text; save the file as UTF-8", lines.size
             else:
@@ -473,7 +490,7 @@ def _first_line(error: BaseException) -> str:
 READERS: Mapping[Form, Reader] = {
     Form.LINES: lambda opened: _rows_of(lines_of(opened.chunks(), MAX_LINE_BYTES)),
     Form.ARRAY: lambda opened: _rows_of(elements_of(opened.chunks(), MAX_LINE_BYTES)),
-    Form.OBJECT: _whole(RowForm.JSON),
+    Form.OBJECT: _whole(RowForm.OBJECT),
     Form.TABLE: _from_table,
     Form.PARQUET: _from_parquet,
     Form.ARROW: _from_arrow,

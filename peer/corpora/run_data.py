@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
 from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, read_manifest
 from protocol.corpora.rows import corpora_flaw
+from protocol.formats.section import shortened
 from protocol.formatting import amount, many
-from protocol.run.builtin import BUILTIN, EXAMPLES
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import CORPORA, MAX_WEIGHT, TOKENIZER, DataSection
+from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, TOKENIZER, DataSection, builtin_source
 from protocol.sync.supplies import file_section
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -45,13 +46,15 @@ WORDS = OptionWords(
     "name one with text in [data]",
     "held_out_percent in [data]",
     "name in [[data.sources]]",
-    "mend the rows",
+    "correct it, or read each file as one text with read_as in [data]",
+    "",
     "leave files out with leave_out in [data], or name the files to read",
     "close other programs, and run the command again",
 )
 MEMBERS_WORDS = replace(
     WORDS,
     text="the run reads no other, so rename the field",
+    json="correct it",
     skipped="move such files elsewhere, or name other data with --data",
 )
 """Words for the data of a member, who cannot change the run file."""
@@ -102,11 +105,13 @@ class RunData:
     """Corpora of a run, in the order of `data.corpora`.
 
     section: fields of the data section.  remarks: subject and text of facts for a person, about corpora built here.
+    flaws: mistakes in the data section, each in a sentence; only stand-ins have any.
     """
 
     folders: tuple[Path, ...]
     section: Mapping[str, Any]
     remarks: Sequence[tuple[str, str]] = ()
+    flaws: Sequence[str] = ()
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -132,7 +137,8 @@ class RunData:
         if not any(each.rows(source.held_out, length) for each in manifests for source in each.sources):
             raise ValueError(
                 f"nothing that is held out fills a row of data.sequence_length ({length}), so no loss could be measured; "
-                "give more data, make held_out_percent larger, or make data.sequence_length smaller"
+                "give more data, make held_out_percent larger (of a corpus that is built already, build it again with "
+                "`peer data build --held-out`), or make data.sequence_length smaller"
             )
 
     def link(self, run_folder: Path) -> None:
@@ -171,7 +177,9 @@ def names_corpora(section: Any) -> bool:
 
 def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
     """Return the tokenizer of the corpora that a data section names, and its end token; None if there is none."""
-    named = _inputs(section, beside) if names_corpora(section) else []
+    named: Sequence[NamedInput] = ()
+    with suppress(PeerError):  # told with the other mistakes of the section
+        named = _inputs(section, beside) if names_corpora(section) else []
     for folder in (each.folder for each in named if each.folder is not None):
         if (folder / TOKENIZER).is_file():
             return folder / TOKENIZER, [_manifest(folder).end]
@@ -180,10 +188,9 @@ def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
 
 def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapping[str, Any]) -> TokenFormat:
     """Return the form of the tokens of a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
-    try:
+    kind = CorpusKind.TEXT
+    with suppress(ValueError):  # a wrong format, which the run file's check reports
         kind = CorpusKind(section.get("format", "text"))
-    except ValueError as error:
-        raise PeerError('[data] format must be "text", "chat" or "preference"; correct it', ExitCode.INPUT) from error
     ends = tuple(facts.get("ends", ()))
     if kind is CorpusKind.TEXT:
         return TokenFormat(kind, tokenizer, ends)
@@ -224,16 +231,20 @@ def sketched_data(
 ) -> RunData:
     """Return the corpora of a data section with stand-ins for those that `run_data` would build.  Raises `PeerError`.
 
-    Whatever a person has to correct in the section is an error before a corpus is built, which may take hours.
+    A person hears what has to be corrected in the section before a corpus is built, which may take hours.
     """
-    inputs = _inputs(section, beside, own)
-    _options(section, tokens)
+    flaws = list(_option_flaws(section))
+    try:
+        inputs = _inputs(section, beside, own)
+    except PeerError as error:
+        stand_in = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(_length(section)).model_dump()]}
+        return RunData((), stand_in, flaws=[error.text, *flaws])
     folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
     manifests = [_manifest(folder) for folder in folders]
     files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
     if any(each.folder is None for each in inputs):
         files.append(BUILTIN.model_dump())
-    return RunData((), _fields(section, inputs, manifests, files))
+    return RunData((), _fields(section, inputs, manifests, files), flaws=flaws)
 
 
 def _fields(
@@ -257,7 +268,7 @@ def _fields(
             if name in sources:
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
-                    "`peer data build OUT NAME=INPUT --tokenizer FOLDER`",
+                    "`peer data build OUT NAME=INPUT`",
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}
@@ -290,12 +301,15 @@ def _inputs(section: Mapping[str, Any], beside: Path, own: Mapping[str, OwnDocum
 def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> NamedInput:
     if not isinstance(said, Mapping) or not isinstance(said.get("from"), str) or set(said) - {"name", "from", "weight"}:
         raise PeerError(
-            '[[data.sources]] has name, from and weight, and no other field; write from = "FOLDER-OR-FILE"', ExitCode.INPUT
+            "each of [[data.sources]] needs from, may have name and weight, and has no other field; write "
+            'from = "FOLDER-OR-FILE"',
+            ExitCode.INPUT,
         )
     name, weight, named = said.get("name"), said.get("weight"), said["from"]
     if not isinstance(name, str | None) or not (weight is None or _is_weight(weight)):
         raise PeerError(
-            f"[[data.sources]] has a name in quotes, and a weight from 0 to {MAX_WEIGHT}; correct it", ExitCode.INPUT
+            f"in [[data.sources]], name must be text in quotes, and weight a number from 0 to {MAX_WEIGHT}; correct them",
+            ExitCode.INPUT,
         )
     if named == EXAMPLES or (own is not None and named in own):
         if own is not None and named not in own:
@@ -307,12 +321,16 @@ def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> N
         return NamedInput(name, named, weight, own[named] if own is not None else None)
     origin = named if named.startswith(HUB) else beside / Path(os.path.expanduser(named))
     if isinstance(origin, Path) and not origin.exists():
-        raise PeerError(f"{origin} does not exist; correct from in [data]", ExitCode.INPUT)
+        raise PeerError(f"[data] from is {origin}, which does not exist; correct the path", ExitCode.INPUT)
     return NamedInput(name, origin, weight)
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WEIGHT
+    return _is_count(value) and value <= MAX_WEIGHT
 
 
 def _length(section: Mapping[str, Any]) -> int:
@@ -321,26 +339,48 @@ def _length(section: Mapping[str, Any]) -> int:
     return said if isinstance(said, int) and said >= 1 else 8
 
 
-def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
-    where, percent = section.get("where", {}), section.get("held_out_percent", HELD_OUT_PERCENT)
-    names = {name: section.get(name) for name in ("text", "id")}
-    sizes = {name: section.get(name) for name in ("least_characters", "most_characters", "most_rows")}
-    keep = section.get("keep_repeated", False)
+SIZES = ("least_characters", "most_characters", "most_rows")
+"""Numbers of a data section that choose documents."""
+
+
+def _option_flaws(section: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each mistake in the options of a data section."""
+    keep, percent = section.get("keep_repeated", False), section.get("held_out_percent", HELD_OUT_PERCENT)
     if not isinstance(keep, bool):
-        raise PeerError("[data] keep_repeated is true or false; correct it", ExitCode.INPUT)
-    if keep and names["id"]:
-        raise PeerError("[data] id names documents that are the same; remove it, or keep_repeated", ExitCode.INPUT)
-    if not isinstance(where, Mapping) or not all(isinstance(each, str | None) for each in names.values()):
-        raise PeerError(
-            "[data] text and id are names of fields, and where is { FIELD = VALUE }; correct them", ExitCode.INPUT
-        )
-    if not all(each is None or (isinstance(each, int) and each >= 0) for each in sizes.values()):
-        raise PeerError("[data] least_characters, most_characters and most_rows are numbers; correct them", ExitCode.INPUT)
-    read_as, leave_out = section.get("read_as"), section.get("leave_out", [])
-    if read_as is not None and (not isinstance(read_as, str) or read_as not in READ_AS):
-        raise PeerError(f"[data] read_as is one of {', '.join(READ_AS)}; correct it", ExitCode.INPUT)
+        yield f"[data] keep_repeated is {shortened(keep)}; it must be true or false"
+    elif keep and section.get("id"):
+        yield "[data] id names documents that are the same; remove it, or keep_repeated"
+    for name in ("text", "id"):
+        if not isinstance(field := section.get(name, ""), str):
+            yield f"[data] {name} is {shortened(field)}; it must be the name of a field, in quotes"
+    if not isinstance(where := section.get("where", {}), Mapping):
+        yield f'[data] where is {shortened(where)}; it must be fields with values, such as {{ language = "en" }}'
+    for name in SIZES:
+        if not _is_count(size := section.get(name, 0)):
+            yield f"[data] {name} is {shortened(size)}; it must be a whole number, at least 0"
+    if (read_as := section.get("read_as")) is not None and (not isinstance(read_as, str) or read_as not in READ_AS):
+        yield f"[data] read_as is {shortened(read_as)}; it must be one of {', '.join(READ_AS)}"
+    leave_out = section.get("leave_out", [])
     if not isinstance(leave_out, list) or not all(isinstance(each, str) for each in leave_out):
-        raise PeerError('[data] leave_out is a list of patterns, such as ["*.png"]; correct it', ExitCode.INPUT)
+        yield f'[data] leave_out is {shortened(leave_out)}; it must be a list of patterns, such as ["*.png"]'
+    if not _is_count(percent) or not 1 <= percent <= MOST_HELD_OUT:
+        yield (
+            f"[data] held_out_percent is {shortened(percent)}; it must be a whole number from 1 to {MOST_HELD_OUT} "
+            "(the share of the documents that is held out)"
+        )
+
+
+def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
+    if flaws := list(_option_flaws(section)):
+        raise PeerError("\n".join(flaws), ExitCode.INPUT)
+    names = {name: section.get(name) for name in ("text", "id")}
+    sizes = {name: section.get(name) for name in SIZES}
+    where, percent = section.get("where", {}), section.get("held_out_percent", HELD_OUT_PERCENT)
+    keep, read_as, leave_out = (
+        section.get("keep_repeated", False),
+        section.get("read_as"),
+        section.get("leave_out", []),
+    )
     fields = FieldSelection(
         text=names["text"] or "text",
         identity=names["id"],
@@ -353,11 +393,6 @@ def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
         words=MEMBERS_WORDS if section.get("source") == "local" else WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
-    if not isinstance(percent, int) or isinstance(percent, bool) or not 1 <= percent <= MOST_HELD_OUT:
-        raise PeerError(
-            f"the held-out share is a whole percentage from 1 to {MOST_HELD_OUT}; change held_out_percent in [data]",
-            ExitCode.INPUT,
-        )
     return BuildOptions(tokens, fields, held_out_percent=percent)
 
 
@@ -390,6 +425,7 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
         size = f"{sum(manifest.rows(split, manifest.row_tokens - 1) for split in train)} windows"
     told = f"{documents} {noun} in {size} to learn from, {sum(split.documents for split in held_out)} held out"
     recipe = json.loads(manifest.recipe)
+    told += ", the end of one of them" if recipe.get("cut_for_held_out") else ""
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
     told += f"; read: {', '.join(_files(Form, recipe['forms']))}" if "forms" in recipe else ""
@@ -449,16 +485,14 @@ def _manifest(folder: Path) -> CorpusManifest:
     try:
         return read_manifest(_manifest_bytes(folder))
     except Malformed as error:
-        raise PeerError(f"{folder} is no corpus that can be read ({error}); build it again", ExitCode.INPUT) from error
+        raise PeerError(f"{folder} is not a readable corpus ({error}); build it again", ExitCode.INPUT) from error
 
 
 def _manifest_bytes(folder: Path) -> bytes:
     try:
         return read_outside(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except OSError as error:
-        raise PeerError(
-            f"{folder} is no corpus that can be read ({error.strerror}); build it again", ExitCode.INPUT
-        ) from error
+        raise PeerError(f"{folder} is not a readable corpus ({error.strerror}); build it again", ExitCode.INPUT) from error
 
 
 def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:

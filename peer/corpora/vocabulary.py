@@ -13,7 +13,7 @@ from pathlib import Path
 
 from peer.corpora.documents import DocumentEncoder
 from peer.corpora.inputs import BuildInput, survey
-from peer.corpora.options import BuildOptions, TokenFormat
+from peer.corpora.options import BuildOptions, BuildTally, TokenFormat
 from peer.corpora.readers import beginnings
 from peer.errors import ExitCode, PeerError
 from trainer.data.tokenizer_json import TURN_BEGIN, TURN_END, LibraryError, trained
@@ -51,12 +51,12 @@ def train_tokenizer(inputs: Sequence[BuildInput], options: BuildOptions, tokens:
     options: those of the build, with bytes as tokens.  Raises `PeerError`.
     """
     surveyed = survey(inputs, options)
-    encoder, sample_bytes = DocumentEncoder(options), 0
+    encoder, sample_bytes, tally = DocumentEncoder(options), 0, BuildTally()
 
     def texts() -> Iterator[str]:
         nonlocal sample_bytes
         for batch in beginnings(inputs, options, surveyed.traits, surveyed.files, SAMPLE_BYTES):
-            for text in encoder.texts(batch):
+            for text in encoder.texts(batch, tally):
                 sample_bytes += len(text.encode(errors="replace"))
                 yield text
 
@@ -64,16 +64,29 @@ def train_tokenizer(inputs: Sequence[BuildInput], options: BuildOptions, tokens:
     try:
         content = trained(texts(), size, SPECIAL)
     except LibraryError as error:
+        if not sample_bytes:
+            raise _nothing(tally, options) from error
         raise PeerError(
             f"no tokenizer can be trained on these inputs: {error}; name one with --tokenizer", ExitCode.INPUT
         ) from error
     if not sample_bytes:
-        raise PeerError(
-            "no tokenizer can be trained, because the beginnings of the inputs have no document; check the inputs and the "
-            "options, or name a tokenizer with --tokenizer",
-            ExitCode.INPUT,
-        )
+        raise _nothing(tally, options)
     return TrainedTokenizer(content, sample_bytes)
+
+
+def _nothing(tally: BuildTally, options: BuildOptions) -> PeerError:
+    """Return the error for inputs without a text, with the reason that a build would give."""
+    try:
+        tally.check(options, is_end=True)
+    except PeerError as error:
+        return error
+    first = tally.first(True) or tally.first(False)
+    reason = f"the first row left out is {first}" if first is not None else "they have no rows"
+    return PeerError(
+        f"the beginnings of the inputs have no text to train a tokenizer on; {reason}; check the inputs and the options, or "
+        "name a tokenizer with --tokenizer",
+        ExitCode.INPUT,
+    )
 
 
 def tokens_for(total_bytes: int | None) -> int:

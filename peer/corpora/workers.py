@@ -211,4 +211,7 @@ def main() -> None:
             reply = WorkerReply(BuildTally(), error=error)
         except Exception:  # the build shows it
             reply = WorkerReply(BuildTally(), error=traceback.format_exc())
-        _send(target, reply)
+        try:
+            _send(target, reply)
+        except BrokenPipeError:  # the build was killed, and says so itself
+            os._exit(ExitCode.RESOURCES)  # no cleanup: it would try to write the rest of the reply

@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import trio
 
@@ -23,13 +23,12 @@ from peer.console.display import Output, Style, show
 from peer.console.problems import known_problem
 from peer.console.streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
-from peer.control.contribution import ContributionCount, ContributionMonitor
-from peer.control.curves import RunCurves, logged_curves
-from peer.control.event_log import LOG_NAMES, EventLog, log_file
+from peer.control.event_log import EventLog, log_file
+from peer.control.history import HistoryKeeper, RunHistory
 from peer.control.metrics import serve_metrics
-from peer.control.requests import Controls
 from peer.control.server import ControlServer
 from peer.daemon.lives import Lives
+from peer.daemon.requests import Controls
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
@@ -46,7 +45,6 @@ from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
 from protocol.formatting import duration
-from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands
 from protocol.version import version
@@ -99,33 +97,13 @@ def _singles(error: BaseException) -> Iterator[BaseException]:
 # External requests to leave: a signal, the end of standard input, the loss of the output's reader.
 
 
-class LeavingPeer(Protocol):
-    """Part of the daemon that the requests to leave need."""
-
-    def notice(self, level: str, text: str) -> None:
-        """Tell the user a sentence."""
-        ...
-
-    def leave(self) -> None:
-        """Leave the run in an orderly way."""
-        ...
-
-    def leave_at_once(self) -> None:
-        """Leave without waiting for anything."""
-        ...
-
-    def stop(self, problem: PeerError) -> None:
-        """Leave, and end with this problem."""
-        ...
-
-
 def open_signals() -> AbstractContextManager[AsyncIterator[int]]:
     """Receive the signals that ask a peer to leave.  Under `nohup`, SIGHUP stays ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
 
 
-async def obey_signals(peer: LeavingPeer, signals: AsyncIterator[int]) -> None:
+async def obey_signals(peer: Daemon, signals: AsyncIterator[int]) -> None:
     """Leave gracefully on the first signal, at once on each further one."""
     async for _ in signals:
         peer.notice("info", "leaving; once more leaves at once")
@@ -135,14 +113,14 @@ async def obey_signals(peer: LeavingPeer, signals: AsyncIterator[int]) -> None:
         peer.leave_at_once()
 
 
-async def leave_at_eof(peer: LeavingPeer) -> None:
+async def leave_at_eof(peer: Daemon) -> None:
     """Leave when standard input ends, because the process that started us held the other end and has ended."""
     wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
     await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
     peer.leave()
 
 
-async def leave_with_the_view(peer: LeavingPeer) -> None:
+async def leave_with_the_view(peer: Daemon) -> None:
     """Leave when the interface closes its end of standard input; stay if the interface writes a word first."""
     wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
     if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
@@ -152,7 +130,7 @@ async def leave_with_the_view(peer: LeavingPeer) -> None:
         peer.leave()
 
 
-async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool) -> None:
+async def leave_with_the_reader(peer: Daemon, output: Output, ignore: bool) -> None:
     """Leave when standard output loses its reader: an unwatched peer would train for ever.  ignore: stay anyway."""
     await output.until_gone()
     if ignore:
@@ -164,6 +142,7 @@ async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool)
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+T = TypeVar("T")
 LAST_WORDS_S = 5.0
 """Most seconds for the event log's listeners to receive the last events; only a slow listener needs all of them."""
 
@@ -184,8 +163,8 @@ class Daemon:
         hardware = Hardware(lambda: settings.live.now.gpus or "0")
         meter = EnergyMeter(settings.data_dir)
         self._hardware = HardwareMonitor(meter, in_a_thread(hardware.read), lambda: self._lives.is_working)
-        count = ContributionCount(choice.run, identity.peer_id, run_dir(settings.data_dir, choice.run))
-        self._contribution = ContributionMonitor(count, lambda: node.tip if (node := self._lives.node) else None)
+        tip = lambda: node.tip if (node := self._lives.node) else None  # noqa: E731
+        self._history = HistoryKeeper(self._open_history, self._log, tip, self.status)
         self._scope = trio.CancelScope()
         """Cancel scope of all work that a second signal interrupts."""
         self._shown = trio.Event()
@@ -210,13 +189,13 @@ class Daemon:
                 nursery.start_soon(controls.run)
                 nursery.start_soon(self._show)
                 nursery.start_soon(self._hardware.run)
-                nursery.start_soon(self._contribution.run)
+                nursery.start_soon(self._history.run)
                 nursery.start_soon(obey_signals, self, signals)
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.leave.ignore_closed_output)
                 if (port := self._settings.live.now.metrics_port) is not None:
                     nursery.start_soon(serve_metrics, port, self.status)
                 if (page := self._settings.live.now.page) is not None:
-                    nursery.start_soon(self._keep_page, Path(page))
+                    nursery.start_soon(keep_page, Path(page), self._history, self.status, self.notice)
                 for target in self._settings.live.now.track or ():
                     nursery.start_soon(self._keep_tracking, target)
                 if self._settings.style is Style.SILENT:
@@ -255,7 +234,7 @@ class Daemon:
 
     def finish(self) -> float:
         """Stop once the running round is complete or cannot be completed; return the longest time that this can take (s)."""
-        within_s = self._node().finish()
+        within_s = self.node().finish()
         self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
         return within_s
 
@@ -298,28 +277,12 @@ class Daemon:
         self.notice("info", f"{name} is {shown or 'not set'} from now on")
         return str(live.path) if keep and live.path is not None else None
 
-    async def measure_lines(self) -> ProbedLines:
-        """Measure the lines to some peers, which takes several seconds.  Raises NotNow."""
-        return await self._node().line_probe.measure()
-
-    def extensions(self) -> Extensions:
-        """Return the extensions of the run."""
-        return self._node().extensions
-
-    async def curves(self) -> RunCurves:
-        """Return the curves that the run's event log has."""
-        folder = run_dir(self._settings.data_dir, self._lives.part.choice.run)
-        return await trio.to_thread.run_sync(logged_curves, [folder / name for name in reversed(LOG_NAMES)])
-
-    async def ledger(self, most: int) -> dict[str, Any]:
-        """Return the credit of at most `most` members.  Raises `ControlError` while the run is unknown."""
-        if self._lives.part.store is None:
-            raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
-        return await self._contribution.ledger(most)
-
-    async def weights(self) -> dict[str, Any]:
-        """Return the object of `peer weights --json`."""
-        return await self._node().weights()
+    async def history(self, view: Callable[[RunHistory], T]) -> T:
+        """Return what `view` makes of the run's history, in a thread.  Raises `ControlError` while the run is unknown."""
+        found = await self._history.read(view)
+        if found is None:
+            raise ControlError("the peer is still fetching the run's manifest; there is no history yet")
+        return found
 
     def notice(self, level: str, text: str) -> None:
         """Emit a sentence for the person.  level: info or warning."""
@@ -341,7 +304,7 @@ class Daemon:
             reachability=reachability,
             run_definition=lives.part.run_definition(),
             computer=self._hardware.status,
-            contribution=self._contribution.status,
+            contribution=self._history.contribution,
             next_rest=lives.next_rest,
             limits=limits_in_force(self._settings.live.now),
         )
@@ -357,7 +320,8 @@ class Daemon:
         node = self._lives.node
         return node.tasks if node is not None else None
 
-    def _node(self) -> Node:
+    def node(self) -> Node:
+        """Return the node.  Raises ControlError while the peer is not in the run."""
         node = self._lives.node
         if node is None and self._lives.away:
             raise ControlError(f"the peer is not in the run now: {self._lives.away}")
@@ -382,9 +346,10 @@ class Daemon:
             self.notice("warning", self._pending_notice)
             self._pending_notice = ""
 
-    async def _keep_page(self, folder: Path) -> None:
-        run = self._lives.part.choice.run
-        await keep_page(folder, self._settings.data_dir, run, self.status, self.notice)
+    def _open_history(self) -> RunHistory | None:
+        choice = self._lives.part.choice
+        folder = run_dir(self._settings.data_dir, choice.run)
+        return RunHistory(choice.signed, folder, self._identity.peer_id) if choice.signed is not None else None
 
     async def _keep_tracking(self, target: str) -> None:
         run = self._lives.part.choice.run

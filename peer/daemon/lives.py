@@ -16,7 +16,8 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.paths import run_dir
 from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest, in_a_thread
-from peer.rests.reasons import MonthlyQuota, MonthTraffic, Sensors, TimedPause
+from peer.rests.reasons import MonthlyQuota, MonthTraffic, TimedPause
+from peer.rests.sensors import Sensors
 from protocol.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import NodeStatus, WhyIdle

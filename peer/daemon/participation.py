@@ -19,7 +19,6 @@ from pathlib import Path
 import trio
 
 from peer.addresses import local_remark
-from peer.control.names import NameKeeper
 from peer.control.remote import Door
 from peer.corpora.builtin import provide_builtin
 from peer.corpora.own_data import LOST, OwnData, own_data
@@ -52,7 +51,7 @@ from peer.resources.room import (
     default_block_cache,
 )
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
-from peer.rests.reasons import Sensors
+from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
@@ -370,7 +369,7 @@ class Participation:
         if problem:
             raise StoreFull(problem)
         # moments are as large as the state, and two copies exist during a write
-        kept = 2 * manifest.state_bytes + manifest.residual_bytes + self.scratch_bytes
+        kept = 2 * manifest.state_bytes + self.scratch_bytes
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, kept)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
@@ -430,7 +429,6 @@ class Participation:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             self._emit(Notice("info", FOUNDS))
-        nursery.start_soon(NameKeeper(self._folder, node.status, replica.history.has_member).keep)
         self._lobby.admit(node.router)
         freeze_gc()
         await node.run()

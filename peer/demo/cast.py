@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peer.control.client import EventStream, Stamped
 from peer.formatting import bar
 from protocol.events import events as ev
-from protocol.events.events import Event
 from protocol.events.status import PeerStatus
 from protocol.formatting import amount, duration, naming, number, to_go
 from protocol.run.manifest import RunManifest
@@ -59,7 +58,7 @@ def with_rollouts(cheat: Cheat | None) -> tuple[DemoPart, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Present activity of one peer of a demo, folded from its events and its status.
+# One peer of a demo, and its present activity, folded from its events and its status.
 
 
 MEASURING = "measuring the held-out loss"
@@ -76,12 +75,30 @@ class Bar:
 
 
 @dataclass
-class DemoProgress:
-    """Progress of one peer.  status: None before the first status.  bar: None while the activity has no known length."""
+class DemoMember:
+    """Peer of the cast with its process, and its activity according to its events and its status.
 
+    peer: its ID, empty until known.  silent: true once its events have ended.  bar: None while the activity has no known
+    length.
+    """
+
+    part: DemoPart
+    folder: Path
+    process: subprocess.Popen[bytes]
     status: PeerStatus | None = None
     bar: Bar | None = None
     names: dict[str, str] = field(default_factory=dict)
+    committed: int = 0
+    furthest: tuple[int, ...] = ()
+    """Committed rounds, steps of the running round, parts of an evaluation: grows while the peer makes progress."""
+    peer: str = ""
+    stream: EventStream | None = None
+    silent: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the peer and of its folder."""
+        return self.part.name
 
     def update(self, status: PeerStatus) -> None:
         """Store the present status."""
@@ -89,7 +106,7 @@ class DemoProgress:
         self.names.update(status.names())
 
     def apply(self, stamped: Stamped) -> None:
-        """Record an event."""
+        """Record an event of this peer."""
         match stamped.event:
             case ev.ComputeProgress(round, steps, total, _, rate, left_s, ahead):
                 detail = "  ".join(part for part in (f"{amount(rate)} tokens/s", to_go(left_s)) if part)
@@ -107,35 +124,6 @@ class DemoProgress:
                 self.bar = None
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# One peer of a demo, and its progress according to its events.
-
-
-@dataclass
-class DemoMember:
-    """Peer of the cast with its process.  peer: its ID, empty until known.  silent: true once its events have ended."""
-
-    part: DemoPart
-    folder: Path
-    process: subprocess.Popen[bytes]
-    progress: DemoProgress = field(default_factory=DemoProgress)
-    committed: int = 0
-    furthest: tuple[int, ...] = ()
-    """Committed rounds, steps of the running round, parts of an evaluation: grows while the peer makes progress."""
-    peer: str = ""
-    stream: EventStream | None = None
-    silent: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the peer and of its folder."""
-        return self.part.name
-
-    def apply(self, stamped: Stamped) -> None:
-        """Record an event of this peer."""
-        self.progress.apply(stamped)
         match stamped.event:
             case ev.RoundCommitted(round):
                 self.committed = max(self.committed, round + 1)
@@ -151,57 +139,7 @@ class DemoMember:
         self.furthest = max(self.furthest, place)
 
 
-# ------------------------------------------------------------------------------------------------------------------------
-# Aim of a demo: its end, the news before the end, and the result.
-
-
 REPORT = "which must never happen; please report it with the logs (--keep)"
-
-
-class Aim(Protocol):
-    """Aim of a demo, folded from the events of all peers (pure).  Its two kinds are `Training` and `Learning`."""
-
-    @property
-    def stop_after(self) -> int | None:
-        """Rounds after which each peer leaves by itself; None if it waits to be told."""
-        ...
-
-    @property
-    def news(self) -> list[str]:
-        """Sentences to print once, in order; the list only grows."""
-        ...
-
-    def apply(self, member: DemoMember, event: Event) -> None:
-        """Record an event of this peer."""
-        ...
-
-    def has_arrived(self, name: str) -> bool:
-        """Return True if the peer of this name has reached the demo's end."""
-        ...
-
-    def title(self) -> str:
-        """Return a sentence about the demo before it starts."""
-        ...
-
-    def headline(self, seconds: float, *, unicode: bool) -> str:
-        """Return the swarm's progress.  seconds: since the beginning."""
-        ...
-
-    def remark(self, name: str) -> str:
-        """Return a remark on a peer, beside its present activity; may be empty."""
-        ...
-
-    def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """Return the result as lines for a person."""
-        ...
-
-    def fields(self, seconds: float) -> dict[str, Any]:
-        """Return the result as the object of `--json`."""
-        ...
-
-    def fault(self) -> str:
-        """Return a failed check as a sentence with the remedy; empty if all is well."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -220,20 +158,20 @@ class _Told:
 
 
 class Training:
-    """An `Aim` for a cast of trainers."""
+    """Aim of a cast of trainers, folded from the events of all peers (pure).
+
+    news: sentences to print once, in order; the list only grows.
+    """
 
     def __init__(self, cast: Sequence[DemoPart], rounds: int, manifest: RunManifest) -> None:
         self._rounds, self._parameters = rounds, manifest.parameters
         self._told = {part.name: _Told() for part in cast}
         self.news: list[str] = []
-
-    @property
-    def stop_after(self) -> int | None:
-        """See `Aim.stop_after`."""
-        return self._rounds
+        self.stop_after: int | None = rounds
+        """Rounds after which each peer leaves by itself."""
 
     def apply(self, member: DemoMember, event: ev.Event) -> None:
-        """See `Aim.apply`."""
+        """Record an event of this peer."""
         told, before = self._told[member.name], self._committed
         told.peer = member.peer
         match event:
@@ -249,25 +187,25 @@ class Training:
             self.news.append(f"round {self._committed} of {self._rounds}: {self._held_out()}")
 
     def has_arrived(self, name: str) -> bool:
-        """See `Aim.has_arrived`."""
+        """Return True if the peer of this name has reached the demo's end."""
         told = self._told[name]
         return self._rounds in told.digests and self._rounds in told.evals
 
     def title(self) -> str:
-        """See `Aim.title`."""
+        """Return a sentence about the demo before it starts."""
         return f"{len(self._told)} peers, {self._rounds} rounds, {self._parameters} parameters"
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
-        """See `Aim.headline`."""
+        """Return the swarm's progress.  seconds: since the beginning."""
         drawn = bar(self._committed, self._rounds, 20, unicode=unicode)
         return f"round {self._committed} of {self._rounds} {drawn} {self._held_out()}, {duration(seconds)}"
 
     def remark(self, name: str) -> str:
-        """See `Aim.remark`."""
+        """Return a remark on a peer, beside its present activity; may be empty."""
         return ""
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """See `Aim.lines`."""
+        """Return the result as lines for a person."""
         start, end = self._losses()
         return [
             f"{self._rounds} rounds committed by {len(self._told)} peers in {duration(seconds)}",
@@ -278,7 +216,7 @@ class Training:
         ]
 
     def fields(self, seconds: float) -> dict[str, Any]:
-        """See `Aim.fields`."""
+        """Return the result as the object of `--json`."""
         start, end = self._losses()
         return {
             "peers": len(self._told),
@@ -291,7 +229,7 @@ class Training:
         }
 
     def fault(self) -> str:
-        """See `Aim.fault`."""
+        """Return a failed check as a sentence with the remedy; empty if all is well."""
         return "" if self._are_equal else f"the peers' states differ, {REPORT}"
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -314,11 +252,8 @@ class Training:
 
     def _losses(self) -> tuple[float | None, float | None]:
         """Return the held-out loss before the first and after the last round."""
-
-        def first(rounds: int) -> float | None:
-            return next((told.evals[rounds] for told in self._told.values() if rounds in told.evals), None)
-
-        return first(0), first(self._rounds)
+        evals = {rounds: loss for told in self._told.values() for rounds, loss in told.evals.items()}
+        return evals.get(0), evals.get(self._rounds)
 
     def _wire(self) -> float | None:
         """Return the mean bytes that a member sent, per parameter and round; None if no member sent any."""

@@ -30,7 +30,7 @@ def be_lazy() -> None:
 def cut_outputs() -> None:
     """End each output early in the trainer process, with an end token and with proofs of the remaining tokens."""
     from trainer.data.tokens import ByteTokenizer
-    from trainer.generate.engine import Completion, Ended, Request
+    from trainer.generate.generator import Completion, Ended, Request
     from trainer.rl import worker
 
     honest_requests, honest_rollout = worker.RolloutWorker._requests, worker._rollout

@@ -17,7 +17,7 @@ from peer.demo.cast import REPORT, DemoMember, DemoPart
 from peer.errors import ExitCode, PeerError
 from peer.formatting import sparkline
 from protocol.blobs.store import BlobStore
-from protocol.chain.stored_run import NotStored, StoredRun, StoredState
+from protocol.chain.stored_run import NotStored, StoredRun
 from protocol.disk import Disk
 from protocol.events import events as ev
 from protocol.formatting import clean, duration, number, visible
@@ -103,7 +103,7 @@ A_LINE = 4
 
 
 class Learning:
-    """An `Aim` for a cast with rollout peers and validators; only the trainer's events count.
+    """Aim of a cast with rollout peers and validators, as `Training` is of trainers; only the trainer's events count.
 
     versions: number of versions that learn from rollouts.  While a cheat is not set aside yet, more follow, up to
     `MOST_VERSIONS`.
@@ -128,11 +128,7 @@ class Learning:
         """Number of batches that each peer generated or judged."""
         self._aside: dict[tuple[str, Role], str] = {}
         self.news: list[str] = []
-
-    @property
-    def stop_after(self) -> int | None:
-        """See `Aim.stop_after`."""
-        return None
+        self.stop_after: int | None = None
 
     @property
     def rewards(self) -> list[float]:
@@ -149,7 +145,7 @@ class Learning:
         self._comparison = comparison
 
     def apply(self, member: DemoMember, event: ev.Event) -> None:
-        """See `Aim.apply`."""
+        """See `Training.apply`."""
         self._peers[member.peer] = member.name
         if self._is_over:
             return
@@ -158,10 +154,8 @@ class Learning:
                 self._made[member.name] += 1
             case ev.BatchJudged(validator=validator) if validator == member.peer and member.part.role is Role.VALIDATOR:
                 self._made[member.name] += 1
-        if member.part.role is Role.TRAINER:
-            self._hear_trainer(event)
-
-    def _hear_trainer(self, event: ev.Event) -> None:
+        if member.part.role is not Role.TRAINER:
+            return
         match event:
             case ev.RolloutsUsed(round, rollouts=int(rollouts), reward=float(reward)):
                 self._learned[round] = reward, rollouts
@@ -171,10 +165,11 @@ class Learning:
                 self._accepted.add(root)
             case ev.BatchDecided(root=root, verdict="rejected"):
                 self._rejected.add(root)
-            case ev.RolloutPeerSetAside(peer, reason):
-                self._set_aside(peer, Role.ROLLOUT, reason)
-            case ev.ValidatorSetAside(peer, reason):
-                self._set_aside(peer, Role.VALIDATOR, reason)
+            case ev.RolloutPeerSetAside(peer, reason) | ev.ValidatorSetAside(peer, reason):
+                role = Role.ROLLOUT if isinstance(event, ev.RolloutPeerSetAside) else Role.VALIDATOR
+                if (peer, role) not in self._aside:
+                    self._aside[peer, role] = reason
+                    self.news.append(f"{self._name(peer)} is set aside: {clean(reason, 120)}")
 
     def _commit(self, round: int) -> None:
         self._committed = max(self._committed, round + 1)
@@ -185,13 +180,8 @@ class Learning:
         elif round < self._warm:
             self.news.append(f"warm-up round {round + 1} of {self._warm}, on solved examples")
 
-    def _set_aside(self, peer: str, role: Role, reason: str) -> None:
-        if (peer, role) not in self._aside:
-            self._aside[peer, role] = reason
-            self.news.append(f"{self._name(peer)} is set aside: {clean(reason, 120)}")
-
     def has_arrived(self, name: str) -> bool:
-        """See `Aim.has_arrived`."""
+        """See `Training.has_arrived`."""
         return self._is_over
 
     @property
@@ -202,14 +192,14 @@ class Learning:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def title(self) -> str:
-        """See `Aim.title`."""
+        """See `Training.title`."""
         cheats = [f"{part.name} cheats" for part in self._cast.values() if part.cheat is not None]
         task = f" (as {self._task})" if self._task else ""
         who = f"{len(self._cast)} peers learn '{self._environment}'{task} from rollouts that others check"
         return ", ".join([who, *cheats])
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
-        """See `Aim.headline`."""
+        """See `Training.headline`."""
         if not self._rewards:
             return f"warm-up, {self._committed} of {self._warm} rounds, {duration(seconds)}"
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
@@ -221,7 +211,7 @@ class Learning:
         return f"version {made} of {self._versions}" if made <= self._versions else f"version {made}"
 
     def remark(self, name: str) -> str:
-        """See `Aim.remark`."""
+        """See `Training.remark`."""
         part = self._cast[name]
         aside = [reason for (peer, _), reason in self._aside.items() if self._peers.get(peer) == name]
         if aside:
@@ -230,31 +220,34 @@ class Learning:
         return f"{self._made[name]} batches {done}" if done else ""
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """See `Aim.lines`."""
+        """See `Training.lines`."""
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
+        words = [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
         return [
             f"{len(self._rewards)} versions out of rollouts in {duration(seconds)}",
-            *self._compared(),
+            *(self._compared(self._comparison) if self._comparison is not None else []),
             f"by version      reward (of so many rollouts, with problems of their own)  {curve}",
-            *(f"                {', '.join(some)}" for some in self._by_version_words()),
+            *(f"                {', '.join(words[start : start + A_LINE])}" for start in range(0, len(words), A_LINE)),
             f"batches         {self._batches()}",
             *(f"set aside       {each['name']}: {clean(each['reason'], 120)}" for each in self._ejected()),
         ]
 
-    def _compared(self) -> list[str]:
-        if (compared := self._comparison) is None:
-            return []
+    def _compared(self, compared: Comparison) -> list[str]:
+        def told(measured: MeasuredState) -> str:
+            return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
+
+        def sample(measured: MeasuredState) -> str:
+            shown = measured.sample
+            return f"{_shown(shown.prompt)} -> {_shown(shown.answer) or 'nothing'}: {shown.verdict}"
+
         start, end = compared.start, compared.end
         change = f"{compared.gain:+.3f} ± {compared.error:.3f} on the same {len(end.scores)} problems"
         not_risen = "" if compared.gain > 0 else ": NOT HIGHER"
         return [
-            f"reward          {self._told(start)} -> {self._told(end)}, {change}{not_risen}",
-            f"at the start    {_sample(start)}",
-            f"at the end      {_sample(end)}",
+            f"reward          {told(start)} -> {told(end)}, {change}{not_risen}",
+            f"at the start    {sample(start)}",
+            f"at the end      {sample(end)}",
         ]
-
-    def _told(self, measured: MeasuredState) -> str:
-        return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
 
     def _version(self, measured: MeasuredState) -> int:
         """Return the number of rounds that learned from rollouts; 0 after the warm-up."""
@@ -266,13 +259,8 @@ class Learning:
             for place, round in enumerate(sorted(self._rewards), start=1)
         ]
 
-    def _by_version_words(self) -> list[list[str]]:
-        """Return each version's reward and count, `A_LINE` versions to a line."""
-        words = [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
-        return [words[start : start + A_LINE] for start in range(0, len(words), A_LINE)]
-
     def fields(self, seconds: float) -> dict[str, Any]:
-        """See `Aim.fields`."""
+        """See `Training.fields`."""
         compared = self._comparison
         return {
             "versions": len(self._rewards),
@@ -298,7 +286,7 @@ class Learning:
         }
 
     def fault(self) -> str:
-        """See `Aim.fault`."""
+        """See `Training.fault`."""
         honest = [each["name"] for each in self._ejected() if not self._is_cheat(each["name"])]
         if honest:
             return f"{', '.join(honest)} was set aside and is honest, {REPORT}"
@@ -336,11 +324,6 @@ def solved_task(environment: str) -> str:
         return f"{_shown(problem.prompt)} -> {_shown(opened.solution(problem)[0])}"
     except ValueError:
         return ""
-
-
-def _sample(measured: MeasuredState) -> str:
-    sample = measured.sample
-    return f"{_shown(sample.prompt)} -> {_shown(sample.answer) or 'nothing'}: {sample.verdict}"
 
 
 def _shown(text: str) -> str:
@@ -395,32 +378,17 @@ class Examiner:
         )
 
 
-@dataclass(frozen=True)
-class State:
-    """Parameters (n), the state after `rounds` rounds."""
+def newest_state(signed: SignedManifest, folder: Path) -> tuple[int, F32]:
+    """Return the newest state in the folder of a run, whose peer may be running: its rounds and parameters (n).
 
-    rounds: int
-    theta: F32
-
-
-def newest_state(signed: SignedManifest, folder: Path) -> State:
-    """Return the newest state in the folder of a run; its peer may be running.  Raises `NotStored`."""
+    Raises `NotStored`.
+    """
     manifest = signed.manifest
-    stored = StoredRun(signed, folder).newest()
-    theta = np.empty(manifest.parameters, np.float32)
-    at = 0
-    for chunk in stored.parameters(_seeded(manifest, stored)):
-        theta[at : at + len(chunk)] = chunk
-        at += len(chunk)
-    return State(stored.rounds, theta)
-
-
-def _seeded(manifest: RunManifest, stored: StoredState) -> F32 | None:
-    if stored.start is not None:
-        return None
-    values = np.empty(manifest.parameters, np.float32)
-    initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, values)
-    return values
+    stored, seeded = StoredRun(signed, folder).newest(), None
+    if stored.start is None:
+        seeded = np.empty(manifest.parameters, np.float32)
+        initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, seeded)
+    return stored.rounds, np.concatenate([*stored.parameters(seeded)])
 
 
 class StateExamination:
@@ -431,7 +399,7 @@ class StateExamination:
 
     def __init__(self, signed: SignedManifest, folder: Path, aim: Learning) -> None:
         self._signed, self._folder, self._aim = signed, folder, aim
-        self._start: State | None = None
+        self._start: tuple[int, F32] | None = None
 
     def look(self) -> None:
         """Keep the newest state if it is the first one after the warm-up; call this often."""
@@ -449,8 +417,7 @@ class StateExamination:
             end = newest_state(self._signed, self._folder)
             files = paths_of(self._signed.manifest, BlobStore(Disk(), self._folder / "files"))
             examiner = Examiner(self._signed.manifest, files)
-            start = examiner.measure(self._start.rounds, self._start.theta)
-            self._aim.conclude(Comparison(start, examiner.measure(end.rounds, end.theta)))
+            self._aim.conclude(Comparison(examiner.measure(*self._start), examiner.measure(*end)))
         except (NotStored, ValueError) as error:
             raise PeerError(f"the states at the start and at the end could not be compared: {error}") from error
         except SandboxUnavailable as error:

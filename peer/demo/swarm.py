@@ -8,6 +8,7 @@ no peer outlives this process, however the process ends.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import shutil
 import signal
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError, NotRunning, Stamped
-from peer.demo.cast import Aim, Cheat, DemoMember, DemoPart, Training, only_trainers, with_rollouts
+from peer.demo.cast import Cheat, DemoMember, DemoPart, Training, only_trainers, with_rollouts
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 from peer.formatting import bar, fit
@@ -40,7 +42,7 @@ from protocol.run.sections import Unit
 from protocol.wire.identity import Identity
 
 if TYPE_CHECKING:
-    from peer.demo.learning import StateExamination
+    from peer.demo.learning import Learning, StateExamination
 
 # ------------------------------------------------------------------------------------------------------------------------
 # A demo's play: its run, its cast, and its aim.
@@ -64,7 +66,7 @@ class Play:
     signed: SignedManifest
     begins_with: Brought | None
     cast: tuple[DemoPart, ...]
-    aim: Aim
+    aim: Training | Learning
     examine: Callable[[Path], StateExamination] | None = None
 
 
@@ -76,7 +78,9 @@ def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
     rounds_section = manifest.rounds.model_copy(update={"min_members": peers, "max_members": most})
     signed = _private(organiser, manifest, {"rounds": rounds_section.model_dump()})
     cast = only_trainers(peers)
-    return Play(signed, start, cast, Training(cast, min(rounds, _rounds_of(signed.manifest, peers)), signed.manifest))
+    goal = signed.manifest.goal  # the run ends earlier if all train on as many tokens as they may in each round
+    least = goal.total if goal.unit is Unit.ROUNDS else -(-goal.total // (peers * signed.manifest.tokens_per_round))
+    return Play(signed, start, cast, Training(cast, min(rounds, least), signed.manifest))
 
 
 def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
@@ -114,12 +118,6 @@ def learning_run(organiser: Identity, run_file: Path | None = None) -> tuple[Run
     with as_file(files(__package__) / LEARNING_RUN) as own:
         start = _start(run_file or own)
         return load_run_file(run_file or own, organiser.peer_id, start), start
-
-
-def _rounds_of(manifest: RunManifest, peers: int) -> int:
-    """Return the rounds after which a run ends if `peers` members train on as many tokens as they may in each round."""
-    goal = manifest.goal
-    return goal.total if goal.unit is Unit.ROUNDS else -(-goal.total // (peers * manifest.tokens_per_round))
 
 
 def _start(run_file: Path | None) -> Brought | None:
@@ -262,44 +260,38 @@ class Demo:
             self._take_events()
             self._check()
             if time.monotonic() - status_at > STATUS_EVERY_S:
-                self._ask_status()
+                for member in self.members:
+                    with suppress(ControlError):  # not running yet, or gone: `_check` reports it
+                        member.update(ControlClient(member.folder, timeout_s=2.0).status())
                 status_at = time.monotonic()
             on_tick()
 
     def leave(self) -> None:
         """Ask all peers to leave, and wait until they have left; raises PeerError if one does not exit cleanly."""
         for member in self.members:
-            try:
+            with suppress(ControlError):  # judged by its exit code
                 ControlClient(member.folder).request("leave")
-            except ControlError:
-                continue  # judged by its exit code
         wait_for_all(self.members)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _listen(self, member: DemoMember) -> None:
         """Pass a peer's events on, and None at their end; runs in a thread for each peer."""
+        client = ControlClient(member.folder)
         try:
-            self._hand_on(member)
+            while member.stream is None and not self._closing and member.process.poll() is None:
+                try:
+                    member.stream = client.events()
+                except NotRunning:
+                    time.sleep(CONNECT_EVERY_S)
+            if (stream := member.stream) is not None:
+                member.peer = stream.status.peer
+                for stamped in itertools.chain(stream.recent, stream):
+                    self._happened.put((member, stamped))
+        except ControlError:
+            pass  # the peer is ending; `_check` reports it
         finally:
             self._happened.put((member, None))
-
-    def _hand_on(self, member: DemoMember) -> None:
-        client = ControlClient(member.folder)
-        while not self._closing and member.process.poll() is None:
-            try:
-                member.stream = client.events()
-            except NotRunning:
-                time.sleep(CONNECT_EVERY_S)
-                continue
-            except ControlError:
-                return  # the peer is ending; `_check` reports it
-            member.peer = member.stream.status.peer
-            for stamped in member.stream.recent:
-                self._happened.put((member, stamped))
-            for stamped in member.stream:
-                self._happened.put((member, stamped))
-            return
 
     def _take_events(self) -> None:
         try:
@@ -318,13 +310,6 @@ class Demo:
             return
 
     # -- looking ------------------------------------------------------------------------------------------------------
-
-    def _ask_status(self) -> None:
-        for member in self.members:
-            try:
-                member.progress.update(ControlClient(member.folder, timeout_s=2.0).status())
-            except ControlError:
-                continue  # not running yet, or gone: `_check` reports it
 
     def _has_arrived(self, member: DemoMember) -> bool:
         return self.play.aim.has_arrived(member.name)
@@ -360,24 +345,21 @@ class Screen:
 
     def __exit__(self, *error: object) -> None:
         if self._drawn:
-            self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
+            self._redraw()
 
     def draw(self) -> None:
         """Show the present progress."""
         if self._quiet:
             return
         if self._redraws:
-            self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
-            return
+            return self._redraw()
         news = self._demo.play.aim.news
         for line in news[self._told :]:
             print(line, file=sys.stderr, flush=True)
         self._told = len(news)
 
-    def _width(self) -> int:
-        return shutil.get_terminal_size((80, 24)).columns
-
-    def _draw_over(self, lines: list[str]) -> None:
+    def _redraw(self) -> None:
+        lines = progress_lines(self._demo, shutil.get_terminal_size((80, 24)).columns, unicode=self._unicode)
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         sys.stderr.write(up + "".join(f"\r\x1b[K{line}\n" for line in lines))
         sys.stderr.flush()
@@ -399,7 +381,7 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
 
 def member_line(member: DemoMember, remark: str, *, unicode: bool) -> str:
     """Return a peer's present activity and the remark on it."""
-    status, shown = member.progress.status, member.progress.bar
+    status, shown = member.status, member.bar
     said = f"{remark}  " if remark else ""
     if shown is not None:
         drawn = bar(shown.done, shown.total, 12, unicode=unicode)

@@ -4,6 +4,6 @@ Peers are found on this computer by files (`rendezvous.py`), on the local networ
 addresses of an invitation and the address book (`search.py`, `contacts.py`).  `port_mapping.py` and `upnp.py` open a port in
 the router.
 
-Answers from the network are read in separate processes (`mdns_process.py`, `upnp.py`), which may be killed.
+Answers from the network are read in separate processes (`mdns.py`, `upnp.py`), which may be killed.
 `protocol.transport` decides which peers are dialled and kept.  Read `contacts.py` first.
 """

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,6 +26,9 @@ from protocol.transport.dialer import peer_of
 from protocol.transport.interface import Network
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from protocol.transport.network import Libp2pNetwork
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Address book: addresses of other peers, from this computer's rendezvous and from earlier participations.
@@ -62,7 +65,11 @@ class AddressBook:
         try:
             while True:
                 if rendezvous is not None:
-                    await self._meet(rendezvous)
+                    try:
+                        await trio.to_thread.run_sync(rendezvous.register, self._network.addresses())
+                        self._network.remember(await trio.to_thread.run_sync(rendezvous.others))
+                    except OSError as error:
+                        self._tell(f"peers on this computer cannot be found through {rendezvous.folder}: {error.strerror}")
                 looks += 1
                 if looks % SAVE_EVERY == 2:
                     self._tell(await trio.to_thread.run_sync(self._save, self._known()))
@@ -71,13 +78,6 @@ class AddressBook:
             if rendezvous is not None:
                 rendezvous.withdraw()
             self._tell(self._save(self._known()))
-
-    async def _meet(self, rendezvous: Rendezvous) -> None:
-        try:
-            await trio.to_thread.run_sync(rendezvous.register, self._network.addresses())
-            self._network.remember(await trio.to_thread.run_sync(rendezvous.others))
-        except OSError as error:
-            self._tell(f"peers on this computer cannot be found through {rendezvous.folder}: {error.strerror}")
 
     def _tell(self, text: str) -> None:
         if text and not self._told:
@@ -125,22 +125,6 @@ DIALLED_BACK = 8
 DIAL_BACK_S = 4.0
 
 
-class Reaching(Protocol):
-    """Part of the network that contacts need."""
-
-    def addresses(self) -> Sequence[str]:
-        """Return the addresses at which this peer listens."""
-
-    def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Return our addresses at which other peers have reached us."""
-
-    def reached_there(self) -> list[str]:
-        """Return the addresses at which we have reached other peers."""
-
-    async def answers(self, address: str) -> bool:
-        """Return True if the peer of this address answers there now."""
-
-
 @dataclass(frozen=True)
 class Known:
     """Known addresses.  listening: own ones.  here: own ones that others reached.  there: other peers', which we reached."""
@@ -157,7 +141,7 @@ class Known:
 class Contacts:
     """Contacts of a run.  folder: the run's folder.  swarm: returns the run's live peers with their claimed addresses."""
 
-    def __init__(self, folder: Path, network: Reaching, swarm: Callable[[], Mapping[PeerId, Sequence[str]]]) -> None:
+    def __init__(self, folder: Path, network: Libp2pNetwork, swarm: Callable[[], Mapping[PeerId, Sequence[str]]]) -> None:
         self._path, self._network, self._swarm = folder / FILE_NAME, network, swarm
         self._dialled_back: dict[PeerId, list[str]] = {}
         self._saved = read_contacts(folder)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
+from peer.discovery.upnp import Upnp
 from protocol.events.events import Event, PortMapped
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -105,23 +106,6 @@ MOST_MISSES = 2
 Answer = TypeVar("Answer")
 
 
-class Router(Protocol):
-    """Protocol for requests to a router; both methods block, and raise OSError."""
-
-    @property
-    def name(self) -> str:
-        """Name of the protocol."""
-        ...
-
-    def open(self, port: int, lease_s: int) -> tuple[str, int]:
-        """Open a port, or renew it; return the external IP address and port."""
-        ...
-
-    def close(self) -> None:
-        """Close the port if it is open."""
-        ...
-
-
 class PortMapping:
     """Mapping of `port`, open while `keep` runs.  routers: in the order in which they are asked.
 
@@ -131,7 +115,7 @@ class PortMapping:
     def __init__(
         self,
         port: int,
-        routers: Sequence[Router],
+        routers: Sequence[Upnp | NatPmp],
         announce: Callable[[Sequence[str]], None],
         emit: Callable[[Event], None],
         again_s: float = AGAIN_S,

@@ -52,7 +52,8 @@ class Rendezvous:
         found: list[str] = []
         for name in names:
             if name != self._peer and is_peer_id(name):
-                found += _addresses(self.folder / name, PeerId(name))
+                data = read_held(self.folder / name, MAX_ENTRY_BYTES)  # None for a dead peer
+                found += _parse(data, PeerId(name)) if data is not None else []
         return found
 
     def withdraw(self) -> None:
@@ -67,12 +68,6 @@ def is_peer_id(name: str) -> bool:
     except Malformed:
         return False
     return True
-
-
-def _addresses(path: Path, peer: PeerId) -> list[str]:
-    """Return the addresses in the file of a running peer; none for a dead peer or an invalid file."""
-    data = read_held(path, MAX_ENTRY_BYTES)
-    return [] if data is None else _parse(data, peer)
 
 
 def _parse(data: bytes, peer: PeerId) -> list[str]:

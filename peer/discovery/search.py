@@ -7,17 +7,20 @@ addresses to dial.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import trio
 
 from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
+from protocol.bounds import Backoff
 from protocol.events.events import Event, Notice, NoticeCode
 from protocol.formatting import attempted, duration
 from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
-from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from protocol.transport.network import Libp2pNetwork
 
 LOOK_S = 0.5
 FIRST_S = 2.0
@@ -26,7 +29,7 @@ LEAST_GAP_S = 2.0
 """Shortest time between two reports (s), however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
-"""Longest gap in seconds: while nothing changes, each gap is 1.5 times the one before, from `REPEAT_S` up to this limit."""
+"""Longest gap in seconds: while nothing changes, each gap is twice the one before, from `REPEAT_S` up to this limit."""
 TRYING = "being tried"
 CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
@@ -42,46 +45,11 @@ ELSEWHERE = (
 OTHERWISE = "ask the person who invited you for a newer invitation"
 
 
-class DiallingNetwork(Protocol):
-    """Part of the network that the search needs."""
-
-    def connected(self) -> Sequence[PeerId]:
-        """Return the connected peers."""
-
-    def attempts(self) -> Sequence[Attempt]:
-        """Return the attempts at dialled addresses, with their results."""
-
-
-@dataclass
-class Rhythm:
-    """Timing of repeated reports.  Times are trio times."""
-
-    begun: float
-    _last: float | None = None
-    _gap: float = REPEAT_S
-    _said: tuple[tuple[str, str], ...] = ()
-
-    def is_due(self, now: float, attempts: Sequence[Attempt]) -> bool:
-        """Return True if a report is due; it then counts as made."""
-        what = tuple(sorted((attempt.address, attempt.problem) for attempt in attempts))
-        if self._last is None:
-            due = now - self.begun >= FIRST_S
-        elif what != self._said:
-            due = now - self._last >= LEAST_GAP_S
-        else:
-            due = now - self._last >= self._gap
-        if due:
-            again = self._last is not None and what == self._said
-            self._gap = min(MOST_GAP_S, 1.5 * self._gap) if again else REPEAT_S
-            self._last, self._said = now, what
-        return due
-
-
 class Search:
     """Search for the peers at the addresses `wanted`.  met: True once a peer of the run was heard; the search then ends."""
 
     def __init__(
-        self, network: DiallingNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
+        self, network: Libp2pNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
     ) -> None:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
@@ -91,12 +59,18 @@ class Search:
     async def run(self) -> None:
         """Search until a peer was met, or until cancelled."""
         begun = trio.current_time()
-        rhythm = Rhythm(begun)
+        due, last, said, backoff = begun + FIRST_S, begun, list[Attempt](), Backoff(REPEAT_S, MOST_GAP_S)
         while not self._met():
-            attempts = self._tried()
+            attempts, now = self._tried(), trio.current_time()
             self.summary = "" if self._answers(attempts) else told(attempts)
-            if self.summary and rhythm.is_due(trio.current_time(), attempts):
-                seconds, advice = trio.current_time() - begun, check(attempts)
+            what = sorted((replace(each, times=0) for each in attempts), key=lambda each: each.address)
+            if what != said and said:  # a change is told soon
+                due = min(due, last + LEAST_GAP_S)
+            if self.summary and now >= due:
+                if what != said:
+                    backoff.reset()
+                due, last, said = now + backoff.failed(), now, what
+                seconds, advice = now - begun, check(attempts)
                 text = f"no peer of the invitation answers after {duration(seconds)}: {self.summary}; {advice}"
                 details = {"seconds": seconds, "tried": [asdict(attempt) for attempt in attempts], "check": advice}
                 self._emit(Notice("warning", text, NoticeCode.NOBODY_ANSWERS, details))

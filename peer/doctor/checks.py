@@ -39,7 +39,8 @@ from protocol.events.events import Event, PortMapped
 from protocol.formatting import size
 from protocol.membership.handshake import TOLERANCE_S
 from protocol.run.manifest import RunManifest
-from protocol.transport.addresses import is_public
+from protocol.transport.addresses import interface_addresses, is_public
+from protocol.transport.nat.punching import ports_outside
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.transport.network import Libp2pNetwork
@@ -128,8 +129,6 @@ class OpenedPort:
 
 async def port_keeping(network: Libp2pNetwork) -> str:
     """Describe how the router translates ports, as peers see it; empty if unknown."""
-    from protocol.transport.nat.punching import ports_outside
-
     parts = [address.split("/") for address in network.reached_there()]
     ends = [
         (part[2], int(part[4])) for part in parts if len(part) > 4 and part[1] == "ip4" and is_public("/".join(part[:5]))
@@ -149,7 +148,8 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
     opened_by: protocol by which the router opened the port.  ports: how it translates ports.
     """
     seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
-    router = ok("router", "; ".join(filter(None, (_kind(found, announced, opened_by), ports if _translates(found) else ""))))
+    translates = not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & {*interface_addresses()}
+    router = ok("router", "; ".join(filter(None, (_kind(found, announced, opened_by), ports if translates else ""))))
     match found.overall:
         case Reached.REACHABLE:
             return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), router]
@@ -164,17 +164,8 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
             return [Check("reachable", CheckResult.UNKNOWN, "no peer could tell", "", remedy)]
 
 
-def _translates(found: Reachability) -> bool:
-    """Return True if other peers see us at an address that is not our own."""
-    from protocol.transport.addresses import interface_addresses
-
-    return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
-
-
 def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
     """Describe the router in the usual terms of router settings."""
-    from protocol.transport.addresses import interface_addresses
-
     ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
     public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
     reached = found.overall is Reached.REACHABLE
@@ -223,7 +214,8 @@ def torch() -> Check:
         found = version_of("torch")
     except PackageNotFoundError:
         return Check("torch", CheckResult.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
-    build, suitable = _torch_build(), _suitable_build()
+    build, has_nvidia = _torch_build(), any(path.exists() for path in NVIDIA_DRIVER)
+    suitable = "CUDA" if has_nvidia else "ROCm" if AMD_DRIVER.exists() else ""
     value = f"{found}, built for {build}" if build else found
     if build and suitable and build != suitable:
         return Check("torch", CheckResult.WARN, value, f"built for {suitable}", torch_command(found, suitable))
@@ -245,13 +237,6 @@ def _torch_build() -> str:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
     }
     return next((name for variable, name in BUILDS.items() if values.get(variable)), "CPU")
-
-
-def _suitable_build() -> str:
-    """Return the build of torch that the driver of this computer's GPU needs; empty without such a driver."""
-    if any(path.exists() for path in NVIDIA_DRIVER):
-        return "CUDA"
-    return "ROCm" if AMD_DRIVER.exists() else ""
 
 
 def gpu(free: int | None = None) -> list[Check]:
@@ -277,15 +262,13 @@ def _gpu_name() -> tuple[str, str]:
         pynvml.nvmlInit()
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            return _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlSystemGetDriverVersion())
+            told = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlSystemGetDriverVersion()
+            name, driver = (each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in told)
+            return name, driver
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return "unnamed", f"unknown ({error})"
-
-
-def _text(told: str | bytes) -> str:
-    return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
 
 
 SET_CLOCK = "set this computer's clock, by which invitations expire"
@@ -327,8 +310,9 @@ def disk(folder: Path, manifest: RunManifest, scratch_bytes: int = 0) -> list[Ch
     except (PeerError, OSError) as error:
         said = error.text if isinstance(error, PeerError) else f"{error.strerror or error}"
         return [room, Check("disk speed", CheckResult.FAIL, said, "", remedy)]
-    slow = "put --data-dir on a faster disk"
-    return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, CheckResult.WARN)]
+    found, slow = speed.write_bytes_per_s, "put --data-dir on a faster disk"
+    rate = at_least("disk speed", found, LEAST_DISK_RATE, lambda count: f"{size(count)}/s", slow, CheckResult.WARN)
+    return [room, rate]
 
 
 def requirements(folder: Path, run: Path, manifest: RunManifest, role: Role, preferences: Preferences) -> Check:
@@ -390,7 +374,3 @@ def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
 def cores() -> Check:
     """Return a check with the number of cores that this computer, or its container, gives."""
     return ok("cores", str(usable_cores()))
-
-
-def _rate(count: float) -> str:
-    return f"{size(count)}/s"

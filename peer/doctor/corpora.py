@@ -14,12 +14,11 @@ from peer.doctor.checks import Check, CheckResult, at_least, ok
 from peer.paths import BLOCKS, CORPORA
 from peer.resources.room import LEAST_CACHE_BYTES, DiskRoom, used_bytes
 from peer.settings.preferences import Preferences
-from protocol.blobs.blob import BlobReply, BlobRequest, ChunkSet, chunks_in, from_bitmap, set_of
+from protocol.blobs.blob import Blob, BlobReply, BlobRequest, ChunkSet, chunks_in, from_bitmap, set_of
+from protocol.blobs.mirrors import Mirrors, RangeClient
 from protocol.blobs.store import BlobStore
 from protocol.corpora.manifest import Block, read_manifest
-from protocol.corpora.mirrors import Mirrors
-from protocol.corpora.ranges import AddressPolicy, RangeClient
-from protocol.corpora.shards import CorpusShelf, Shard, Shards, shards_of
+from protocol.corpora.shards import SHARDS, CorpusShelf, Shard, Shards, shards_of
 from protocol.disk import Disk, size_of
 from protocol.events.events import Event, Notice
 from protocol.formatting import many, size
@@ -79,10 +78,6 @@ def find_corpora(manifest: RunManifest, run_folder: Path, preferences: Preferenc
         return None
     if [file_section(content) for content in contents] != manifest.data.corpora:
         return None
-    return _looked_up(shards, run_folder, preferences)
-
-
-def _looked_up(shards: Shards, run_folder: Path, preferences: Preferences) -> CorporaHere:
     linked = run_folder / CORPORA
     links = sorted(linked.iterdir()) if linked.is_dir() else []
     shelves = [CorpusShelf(folder, shards) for folder in (*map(Path, preferences.corpus or ()), *links)]
@@ -139,7 +134,7 @@ async def ask_mirrors(
     manifest: RunManifest, found: CorporaHere, me: PeerId, preferences: Preferences, client: RangeClient | None = None
 ) -> list[Check]:
     """Ask each mirror for the missing block, and check its hash."""
-    client = client or RangeClient(AddressPolicy([ip_network(each) for each in preferences.mirror_networks or ()]))
+    client = client or RangeClient([ip_network(each) for each in preferences.mirror_networks or ()])
     return [await _ask_mirror(url, found, me, client) for url in manifest.data.mirrors] if found.missing is not None else []
 
 
@@ -157,11 +152,13 @@ async def _ask_mirror(url: str, found: CorporaHere, me: PeerId, client: RangeCli
         await trio.lowlevel.checkpoint()
         came = True
 
-    mirror = Mirrors([url], client, me, note)
+    folder = f"{url.rstrip('/')}/{SHARDS}"
+    mirror = Mirrors([folder], client, me, note)
     with trio.move_on_after(MIRROR_S):
-        leaves = await mirror.read_leaves(shard)
+        leaves = await mirror.read_leaves(shard.root, len(shard))
         if leaves is not None:
-            await mirror.read_blocks(shard, leaves, range(number, number + 1), keep, lambda name: None)
+            blob = Blob.cut(shard.root, leaves, shard.spans)
+            await mirror.read_chunks(folder, blob, range(number, number + 1), keep)
     if came:
         return ok("mirror", f"{url} gives {found.called}")
     value = told[-1] if told else f"{url} does not answer"

@@ -6,7 +6,7 @@ Checks that need the swarm ask the peer that runs here.  If no peer runs, this p
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from peer.control.client import ControlClient, ControlError
-from peer.daemon.settings import RunChoice, choose
+from peer.daemon.settings import choose
 from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
@@ -24,7 +24,7 @@ from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import measure_lines, measure_training
 from peer.paths import run_dir
-from peer.resources.check import TrainerDivision, check_division, choose_role
+from peer.resources.check import check_division, choose_role
 from peer.resources.computer import (
     StatePlace,
     available_memory,
@@ -38,12 +38,12 @@ from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus, WhyIdle
 from protocol.formatting import amount, clean, line_rate, many, size
-from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
+from protocol.run.sections import BUILTIN
 from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName
 
@@ -90,17 +90,10 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
         value, _, remedy = error.text.partition("; ")
         return Check("lines", CheckResult.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
     down, up = speed.down_bytes_per_s, speed.up_bytes_per_s
-    shown = _rates(up, down)
-    known = [rate for rate in (down, up) if rate]
-    if known and min(known) < LEAST_LINE:
-        return Check(
-            "lines",
-            CheckResult.WARN,
-            shown,
-            f"at least {line_rate(LEAST_LINE)}",
-            "stop other programs that use the line, or raise the caps",
-        )
-    return ok("lines", shown, f"at least {line_rate(LEAST_LINE)}")
+    slowest, remedy = min(down or LEAST_LINE, up or LEAST_LINE), "stop other programs that use the line, or raise the caps"
+    verdict = CheckResult.WARN if slowest < LEAST_LINE else CheckResult.OK
+    shown, limit = _rates(up, down), f"at least {line_rate(LEAST_LINE)}"
+    return Check("lines", verdict, shown, limit, remedy if slowest < LEAST_LINE else "")
 
 
 def _rates(up: float, down: float) -> str:
@@ -216,32 +209,26 @@ class Examination:
         if manifest.rl is not None and role is not Role.SEED:
             await self._thread("tasks", partial(checks.tasks, manifest.rl.environment))
         if manifest.rl is not None and role is Role.ROLLOUT:
-            wanted = GeneratorName(self.preferences.generator)
-            await self._thread("generator", partial(checks.generator, wanted, gpu_free))
+            chosen = GeneratorName(self.preferences.generator)
+            await self._thread("generator", partial(checks.generator, chosen, gpu_free))
         if found.signed is not None:
             await self._data(found.signed, role)
         if found.signed is not None and manifest.requires is not None:
             run = run_dir(self.folder, found.signed.run)
             look = partial(checks.requirements, self.folder, run, manifest, role, self.preferences)
             await self._thread("requirements", look)
-        scratch = 0
-        if (division := self._division(manifest, role)) is not None:
-            place = state_place(self.preferences.state, manifest, role, available_memory(), division.gpu, division.setup)
+        scratch, wanted = 0, self.preferences
+        try:  # as `peer join` would choose
+            division = check_division(manifest, role, wanted.gpus, wanted.processes, wanted.offload)
+            place = state_place(wanted.state, manifest, role, available_memory(), division.gpu, division.setup)
             scratch = shared_bytes(manifest, role) if place is StatePlace.DISK else 0
             await self._thread("memory", partial(checks.memory, manifest, role, division, place))
+        except PeerError as error:
+            self._failed("memory", error)
         await self._thread("disk space", partial(checks.disk, self.folder, manifest, scratch))
         if role is Role.TRAINER:
             await self._estimate(manifest, found.rates)
         return self.checks
-
-    def _division(self, manifest: RunManifest, role: Role) -> TrainerDivision | None:
-        """Return the division of the trainer as `peer join` would choose it; None, with a failed check, if there is none."""
-        wanted = self.preferences
-        try:
-            return check_division(manifest, role, wanted.gpus, wanted.processes, wanted.offload)
-        except PeerError as error:
-            self._failed("memory", error)
-            return None
 
     async def _data(self, signed: SignedManifest, role: Role) -> None:
         """Check the corpora of the run, or this peer's own data."""
@@ -291,7 +278,9 @@ class Examination:
         except (PeerError, KeyfileError, OSError, ValueError) as error:
             self._failed("identity" if isinstance(error, KeyfileError) else "run", error)
             return found
-        status = self._status()
+        status = None
+        with suppress(ControlError):
+            status = ControlClient(self.folder).status()
         if status is not None:
             self.checks.append(ok("identity", f"{identity.peer_id}, held by the peer that runs here ({status.pid})"))
             if self.word is not None and status.run != choice.run.hex():
@@ -305,19 +294,17 @@ class Examination:
         try:
             with identity_lock(self.folder):
                 self.checks.append(ok("identity", identity.peer_id))
-                found = await self._visit(identity, choice)
+                self.on_begin("the swarm")
+                with trio.move_on_after(VISIT_S) as scope:
+                    found = await visit(Visit(self.folder, identity, choice, self.preferences, self.local))
+                if scope.cancelled_caught:
+                    late = Check("peers", CheckResult.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")
+                    found = Findings([late], choice.signed)
         except KeyfileError as error:
             self._failed("identity", error)
             return found
         self.checks += [*_run(found), *found.checks, known_lines(self.folder)]
         return found
-
-    async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:
-        how = Visit(self.folder, identity, choice, self.preferences, self.local)
-        self.on_begin("the swarm")
-        with trio.move_on_after(VISIT_S):
-            return await visit(how)
-        return Findings([Check("peers", CheckResult.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
 
     async def _estimate(self, manifest: RunManifest, rates: Mapping[PeerId, float]) -> None:
         pace: MeasuredPace | None = None
@@ -331,47 +318,24 @@ class Examination:
         if pace is not None:
             self.checks.append(estimate(pace, manifest, rates))
 
-    def _status(self) -> PeerStatus | None:
-        with suppress(ControlError):
-            return ControlClient(self.folder).status()
-        return None
-
     async def _thread(self, name: str, work: Callable[[], Check | list[Check]]) -> None:
         """Run a blocking check in a thread; a missing answer or a fault is reported as a check."""
         self.on_begin(name)
-
-        async def look() -> Check | list[Check]:
-            return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs
-
-        self.checks += await _guarded(name, look)
+        try:
+            with trio.fail_after(CHECK_S):
+                found = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs
+        except trio.TooSlowError:
+            value, remedy = f"no answer within {CHECK_S:.0f} s", "try again when this computer is less busy"
+            found = Check(name, CheckResult.UNKNOWN, value, "", remedy)
+        except Exception as error:  # noqa: BLE001 - a check that fails in an unforeseen way must not hide the others
+            value, remedy = f"{type(error).__name__}: {error}", "run it again with --debug, and report it"
+            found = Check(name, CheckResult.UNKNOWN, value, "", remedy)
+        self.checks += found if isinstance(found, list) else [found]
 
     def _failed(self, name: str, error: Exception) -> None:
         text = error.text if isinstance(error, PeerError) else str(error)
         value, _, remedy = text.partition("; ")
         self.checks.append(Check(name, CheckResult.FAIL, value, "", remedy or "see `peer join --help`"))
-
-
-async def _guarded(name: str, look: Callable[[], Awaitable[Check | list[Check]]]) -> list[Check]:
-    try:
-        with trio.fail_after(CHECK_S):
-            found = await look()
-    except trio.TooSlowError:
-        return [
-            Check(
-                name,
-                CheckResult.UNKNOWN,
-                f"no answer within {CHECK_S:.0f} s",
-                "",
-                "try again when this computer is less busy",
-            )
-        ]
-    except Exception as error:  # noqa: BLE001 - a check that fails in an unforeseen way must not hide the others
-        return [
-            Check(
-                name, CheckResult.UNKNOWN, f"{type(error).__name__}: {error}", "", "run it again with --debug, and report it"
-            )
-        ]
-    return found if isinstance(found, list) else [found]
 
 
 def _run(found: Findings) -> list[Check]:

@@ -154,16 +154,12 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
         found.checks.append(await ask_peers(here, network))
     await trio.sleep(LISTEN_S)
     await opened.wait()
-    await _ask_reachability(network)
-    found.checks += reachable(network.reachability(), how.announce, opened.by, await port_keeping(network))
-
-
-async def _ask_reachability(network: Libp2pNetwork) -> None:
-    for _ in range(ASK_TIMES):
+    for again in range(ASK_TIMES):
+        await trio.sleep(ASK_AGAIN_S if again else 0)
         await network.ask_reachability()
         if network.reachability().overall is not Reached.UNKNOWN:
-            return
-        await trio.sleep(ASK_AGAIN_S)
+            break
+    found.checks += reachable(network.reachability(), how.announce, opened.by, await port_keeping(network))
 
 
 def _nobody(how: Visit, search: Search) -> Check:
@@ -176,17 +172,9 @@ def _nobody(how: Visit, search: Search) -> Check:
 
 async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, bytes]:
     """Return the problem that this computer can detect by itself, if any, and our proof of admission."""
-    folder = run_dir(how.folder, signed.run)
-    standing = await trio.to_thread.run_sync(
-        find_standing,
-        signed.manifest,
-        signed.run,
-        how.identity.peer_id,
-        how.choice.admission,
-        time.time(),
-        how.role,
-        folder,
-    )
+    me, folder = how.identity.peer_id, run_dir(how.folder, signed.run)
+    known = signed.manifest, signed.run, me, how.choice.admission, time.time(), how.role, folder
+    standing = await trio.to_thread.run_sync(find_standing, *known)
     if standing.problem is None:
         return None, standing.admission
     value, _, remedy = standing.problem.partition("; ")

@@ -11,8 +11,8 @@ import re
 import string
 from dataclasses import dataclass
 
+from peer.control.history import HeldOut
 from peer.joining.purpose import purpose_lines
-from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
 from peer.weights.tokenizer_files import PLAIN_CLASS
 from protocol.formatting import amount, plain

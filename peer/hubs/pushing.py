@@ -17,10 +17,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from peer.control.history import RunHistory
 from peer.errors import ExitCode, PeerError
 from peer.hubs.card import CARD, MARK, CardFacts, model_card
 from peer.hubs.repository import Head, HubBusy, HubRepository
-from peer.page.history import RunHistory
 from peer.paths import make_private, run_dir
 from peer.weights.folders import ORIGIN, ExportedState, export
 from protocol.bounds import Backoff
@@ -179,7 +179,7 @@ class Pusher:
         name = self._repository.name
         if ORIGIN not in head.files:
             if any(path == CONFIG or _is_weights(path) for path in head.files):
-                raise PeerError(f"{name} has a model that is no push of a run; name another repository", ExitCode.INPUT)
+                raise PeerError(f"{name} holds a model that no run pushed; name another repository", ExitCode.INPUT)
             return None
         with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
             fields = json.loads(self._repository.read(ORIGIN, head.commit))

@@ -66,7 +66,7 @@ def repository_name(target: str) -> str:
     """Return the name in a target such as hf:owner/name; raises `PeerError`."""
     match = TARGET.fullmatch(target)
     if match is None or "--" in match[1] or ".." in match[1] or match[1].endswith(".git"):
-        raise PeerError(f"{clean(target, 200)} is no repository of a hub; write hf:OWNER/NAME", ExitCode.INPUT)
+        raise PeerError(f"{clean(target, 200)} is not a repository of a hub; write hf:OWNER/NAME", ExitCode.INPUT)
     return match[1]
 
 
@@ -192,7 +192,9 @@ def _token() -> str:
     if not token:
         raise PeerError(f"{TOKEN} is not set; put a token with write access into this environment variable", ExitCode.INPUT)
     if not TOKEN_FORM.fullmatch(token):
-        raise PeerError(f"{TOKEN} is no token; put a token with write access into it, and nothing else", ExitCode.INPUT)
+        raise PeerError(
+            f"{TOKEN} does not contain a token; put a token with write access into it, and nothing else", ExitCode.INPUT
+        )
     return token
 
 

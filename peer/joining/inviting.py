@@ -29,12 +29,12 @@ UNREACHED = (
     "its port in at your router and firewall, or name an address that they can reach with --address"
 )
 REMEMBERED = (
-    "no peer of yours runs for this run now, so the invitation names addresses that were reached last; "
-    "start your peer before your guests do"
+    "your peer does not run now, so the invitation names the addresses that were reached last; start your peer before your "
+    "guests start theirs"
 )
 NOBODY = (
-    "no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
-    "peer, and invite as `peer status` says while it runs"
+    "nobody has reached the addresses of this invitation yet, because your peer does not run; start it, and if "
+    "guests cannot reach it, print another invitation with `peer run invite`"
 )
 INVITED_DAYS = 30
 """Days for which a token admits unless its maker says otherwise; members stay in the run."""

@@ -18,9 +18,8 @@ from protocol.chain.electorate import FEWEST_SEATED, Electorate
 from protocol.chain.founding import founders_vote_until
 from protocol.events.status import RunDefinition, RunMixture
 from protocol.formatting import amount, clean, many, roughly, short
-from protocol.run.builtin import EXAMPLES, SOURCE
 from protocol.run.manifest import Admission, RunManifest
-from protocol.run.sections import AboutSection, Unit
+from protocol.run.sections import EXAMPLES, SOURCE, AboutSection, Goal, Unit
 from protocol.wire.hashes import ZERO_HASH
 
 ASSUMED_FLOPS = 1e12
@@ -128,7 +127,7 @@ def purpose_sentence(manifest: RunManifest) -> str:
     """Return the same facts in one sentence, without the duration."""
     return (
         f"this run trains {_trains(manifest)} on {_reads(manifest)}; rate {_rate(manifest)}; it ends after "
-        f"{_total(manifest)}; organised by {short(manifest.organiser)}"
+        f"{ends_after(manifest)}; organised by {short(manifest.organiser)}"
     )
 
 
@@ -137,16 +136,23 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
 
     speed: as measured; None for the hours of some kinds of computers.
     """
-    goal, per_round = manifest.goal, manifest.counted_per_round
+    goal, per_round, end = manifest.goal, manifest.counted_per_round, manifest.ending_data
     if manifest.rl is not None:
         warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
-        return f"{_total(manifest)}{warm}; how long that takes follows from who makes rollouts"
-    if goal.unit is Unit.TOKENS:
+        return f"{total_text(goal)}{warm}; how long that takes follows from who makes rollouts"
+    if end is not None:
+        tokens = float(end.tokens)
+        of_one = f"{many(end.rounds, 'round')} of one member"
+        counted = f"{amount(tokens)} tokens of all members together ({of_one}), {_ended_by_data(manifest)}"
+    elif goal.unit is Unit.TOKENS:
         tokens, rounds = float(goal.total), ceil(goal.total / per_round)
         counted = f"{amount(tokens)} tokens of all members together ({many(rounds, 'round')} of one member)"
     else:
         tokens, rounds = goal.total * per_round, goal.total
         counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
+        if manifest.data_end is not None:
+            most = amount(manifest.data_end.tokens)
+            counted += f", or fewer with more members, which together read {most} tokens at most (data.epochs)"
     if speed is None:
         on: dict[str, list[str]] = {}
         for one in TYPICAL:
@@ -160,6 +166,35 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
 
 
 ESTIMATED = "one member, home lines"
+
+
+def _ended_by_data(manifest: RunManifest) -> str:
+    """Say that a run reads its data no more often, and what of its total it does not reach."""
+    goal, end = manifest.goal, manifest.ending_data
+    by = f"when its data have been read {times_limit(manifest.data.epochs)} (data.epochs)"
+    if end is None or (goal.unit is Unit.TOKENS and end.tokens == goal.total):
+        return by
+    return f"{by}, before its total of {total_text(goal)}"
+
+
+def times_limit(epochs: int) -> str:
+    """Format a limit on the times that data is read: "once", "2 times"."""
+    return "once" if epochs == 1 else f"{epochs} times"
+
+
+def ends_early(manifest: RunManifest) -> str:
+    """Return a warning if data ends a run so much before its total that its rate does not come down; empty otherwise."""
+    goal, end = manifest.goal, manifest.ending_data
+    if end is None or not goal.cooldown:
+        return ""
+    reached = end.tokens if goal.unit is Unit.TOKENS else end.rounds
+    if reached > goal.total * (1 - goal.cooldown):
+        return ""
+    name = f"total_{goal.unit.value}"
+    return (
+        f"the run ends {_ended_by_data(manifest)}, so its learning rate never comes down; give more data or epochs, or "
+        f"write {name} = {reached}"
+    )
 
 
 def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -182,6 +217,26 @@ def often_read(manifest: RunManifest) -> str:
         f"the run reads {OWN_SOURCES.get(name, name)} {times_text(times[name])}, and from about {MOST_EPOCHS} times "
         f"on a model learns its data by heart; give more data, or make {total} smaller"
     )
+
+
+YEAR_S = 365 * 86_400
+MOST_YEARS = 100
+"""Longest run that a person may intend."""
+
+
+def endless(manifest: RunManifest) -> str:
+    """Return a warning if the run would not end within a lifetime on typical computers; empty otherwise.
+
+    A round of rollouts is counted as a second.
+    """
+    goal = manifest.goal
+    counted = goal.total if goal.unit is Unit.TOKENS else goal.total * manifest.counted_per_round
+    least_s = min(run_s(manifest, counted, typical_tokens_per_s(manifest, one)) for one in TYPICAL)
+    if manifest.rl is not None:
+        least_s = float(goal.total) if goal.unit is Unit.ROUNDS else 0.0
+    if least_s <= MOST_YEARS * YEAR_S:
+        return ""
+    return f"the run would take more than {MOST_YEARS} years; make total_{goal.unit.value} smaller"
 
 
 def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -213,9 +268,16 @@ def _votes(manifest: RunManifest, me: str) -> str:
     return f"each peer that {earned} has one vote, {who}, and the run goes on while any of them is away"
 
 
-def _total(manifest: RunManifest) -> str:
-    goal = manifest.goal
-    return f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else f"{goal.total} rounds"
+def ends_after(manifest: RunManifest) -> str:
+    """Format what ends a run with one member: "300 rounds", "5.0 M tokens", or its data."""
+    if (end := manifest.ending_data) is None:
+        return total_text(manifest.goal)
+    return f"{amount(end.tokens)} tokens, {_ended_by_data(manifest)}"
+
+
+def total_text(goal: Goal) -> str:
+    """Format a total: "300 rounds", "5.0 M tokens"."""
+    return f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else many(goal.total, "round")
 
 
 def _trains(manifest: RunManifest) -> str:
@@ -270,7 +332,7 @@ def _mixed(manifest: RunManifest) -> str:
     first = f"{ROWS[data.format]}: {shares([source.weight for source in data.sources])}" if len(names) > 1 else alone
     later = "".join(f"; from {amount(phase.from_tokens).strip()} tokens {shares(phase.weights)}" for phase in data.phases)
     tokens = sum(map(data.epoch_tokens, data.sources))
-    limit = f", at most {data.epochs} times" if data.epochs else ""
+    limit = f", at most {times_limit(data.epochs)}" if data.epochs else ""
     return f"{first}{later} (about {amount(tokens).strip()} tokens in all{limit})"
 
 
@@ -288,7 +350,9 @@ def unusual_data(manifest: RunManifest) -> str:
 def _rate(manifest: RunManifest) -> str:
     inner, rl = manifest.inner, manifest.rl
     read = _warmed(f"{inner.lr:g}", inner.warmup_steps)
-    if inner.cooldown:
+    if ends_early(manifest):
+        read += ", never down, because the data end the run long before its total"
+    elif inner.cooldown:
         read += f", down to 0 in the last {100 * inner.cooldown:g} % of the run"
     if rl is None:
         return read

@@ -18,7 +18,7 @@ from peer.corpora.inputs import HUB
 from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.joining.run_word import ambiguous, check_word, the_run
+from peer.joining.run_word import MAX_SHOWN, ambiguous, check_word, the_run
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
@@ -28,6 +28,7 @@ from protocol.run.invitation_text import looks_like_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file, sections_of, sketch_run_file
 from protocol.transport.addresses import announced_addresses
+from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -49,7 +50,10 @@ def environment_problem(manifest: RunManifest) -> str | None:
     unknown = {path for path, _ in files_of(rl.environment)} ^ {file.path for file in rl.files}
     if unknown:
         told = ", ".join(sorted(unknown))
-        return f"[rl] files are not those that the environment reads ({told}); remove files, which follow from it"
+        return (
+            f"[rl] files differ from the files that the environment reads ({told}); remove files from [rl], because they "
+            "follow from the environment"
+        )
     return None
 
 
@@ -151,11 +155,20 @@ def read_manifest(path: Path) -> SignedManifest:
     try:
         return open_manifest(raw)
     except Malformed as error:
+        reason = f" ({error})" if _is_message(raw) else ""
         raise PeerError(
-            f"{path} is not a signed manifest ({error}); give a run file ending in .toml, a manifest written by "
+            f"{path} is not a signed manifest{reason}; give a run file ending in .toml, a manifest written by "
             "`peer run create RUN.toml --out FILE`, or an invitation",
             ExitCode.INPUT,
         ) from error
+
+
+def _is_message(raw: bytes) -> bool:
+    """Return True if bytes have the form of a message, so that a reason for their refusal helps."""
+    try:
+        return isinstance(canonical.decode(raw, max_bytes=MAX_MANIFEST_BYTES), dict | list)
+    except Malformed:
+        return False
 
 
 def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest | Invitation:
@@ -179,15 +192,21 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     return read_manifest(manifest_file(data, bytes.fromhex(the_run(word, data))))
 
 
-def chosen_run(word: str | None, data: Path) -> SignedManifest:
-    """Return the stored run whose ID begins with `word`; default: the running or the latest run.  Raises `PeerError`."""
+def chosen_run(word: str | None, data: Path, *, or_folder: bool = False) -> SignedManifest:
+    """Return the stored run whose ID begins with `word`; default: the running or the latest run.  Raises `PeerError`.
+
+    or_folder: the word might also have named a folder, and names none.
+    """
     running = ""
     if word is None:
         with suppress(ControlError):
             running = ControlClient(data).status().run
     runs = [path.parent for path in data.glob("runs/*/manifest") if path.parent.name.startswith(word or running)]
+    if not runs and word:
+        which = f"neither a folder nor a run in {data}" if or_folder else f"not a run in {data}"
+        raise PeerError(f"{word[:MAX_SHOWN]} is {which}; `peer runs` lists the runs", ExitCode.INPUT)
     if not runs:
-        raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
+        raise PeerError(f"there is no run in {data}; join one with `peer join`", ExitCode.INPUT)
     if word is not None and len(runs) > 1:
         raise ambiguous(word, [path.name for path in runs])
     return read_manifest(max(runs, key=lambda path: path.stat().st_mtime) / "manifest")

@@ -46,6 +46,23 @@ def check_word(word: str, data: Path) -> None:
         the_run(word, data)
 
 
+def check_run_file(word: str) -> None:
+    """Raise `PeerError` if the word does not name a run file, which is not opened."""
+    if looks_like_invitation(word):
+        raise PeerError("this is an invitation, not a run file; take part with `peer join INVITATION`", ExitCode.INPUT)
+    if remedy := remedy_for(word):
+        raise PeerError(remedy, ExitCode.INPUT)
+    try:
+        is_folder = Path(word).is_dir()
+        Path(word).stat()
+    except OSError as error:
+        raise PeerError(f"{word[:MAX_SHOWN]}: {error.strerror}; give the path of a run file", ExitCode.INPUT) from error
+    if is_folder:
+        raise PeerError(
+            f"{word} is a folder; give the path of a run file, such as {Path(word) / 'run.toml'}", ExitCode.INPUT
+        )
+
+
 def remedy_for(word: str) -> str:
     """Return what to do instead of giving `word`; "" if `word` may name a run."""
     shown = "".join(character for character in word if character.isprintable())[:120]
@@ -74,8 +91,8 @@ def the_run(word: str, data: Path) -> str:
     is_id = bool(word) and len(word) <= MOST_DIGITS and set(word) <= set("0123456789abcdef")
     if is_id and len(word) < LEAST_DIGITS:
         raise PeerError(
-            f"{word} is no file, and too short for a run ID: give its first {LEAST_DIGITS} digits or more, as `peer runs` "
-            "lists them",
+            f"{word} is not a file, and too short for a run ID; give at least the first {LEAST_DIGITS} digits of an ID that "
+            "`peer runs` lists",
             ExitCode.INPUT,
         )
     found = stored_runs(word, data) if is_id else []
@@ -84,7 +101,7 @@ def the_run(word: str, data: Path) -> str:
     if not found:
         raise PeerError(
             f"{word[:MAX_SHOWN]} is {'a folder' if Path(word).is_dir() else 'not a file'}, not an invitation and not a run "
-            "that this peer knows; check it, or create a run with `peer run create RUN.toml`",
+            "in the data directory; give an invitation, a run file or the ID of a run that `peer runs` lists",
             ExitCode.INPUT,
         )
     return found[0]

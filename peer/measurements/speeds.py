@@ -28,9 +28,8 @@ from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.formats.model import ModelConfig
 from protocol.formatting import size
-from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.sections import DataSection
+from protocol.run.sections import BUILTIN, DataSection, builtin_source
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -7,24 +7,24 @@ in the invitation, nor what a peer is doing, which would show its owner's habits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from math import isfinite
 from typing import Any
 
 from peer.addresses import names_only_local
-from peer.control.curves import AnswersOfRound, SampledState, StepBack
+from peer.control.curves import AnswersOfRound, StepBack
+from peer.control.history import CurvePoint, HeldOut, Round, RunHistory, curve
 from peer.control.ledger import TeamCredit, ledger_of, team_credits
 from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
-from peer.page.history import CurvePoint, HeldOut, Round, RunHistory, curve
+from protocol.chain.progress import data_total
 from protocol.events.status import PeerStatus
 from protocol.formatting import plain
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest
-from protocol.run.sections import AboutSection
+from protocol.run.sections import AboutSection, Unit
 from protocol.team import team_named
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -189,9 +189,9 @@ class PageFacts:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
+def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
     """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
-    here = _here(status) if status is not None else []
+    signed, here = history.signed, _here(status) if status is not None else []
     names = {**history.names, **{each.peer: each.name for each in here}}
     teams = history.teams | (status.teams() if status is not None else {})
     counted = ledger_of(history.ledger.credits, len(history.rounds))
@@ -214,8 +214,16 @@ def gather(signed: SignedManifest, history: RunHistory, status: PeerStatus | Non
         at=_utc(now),
         run=_run(signed, history, status),
         curves=_curves(history.rounds, history.held_out if reads_text else {}, history.steps_back),
-        samples=[_sampled(each, names) for each in history.samples.states],
-        answers=_answers(history.answers),
+        samples=[
+            SampledFacts(
+                each.rounds,
+                plain(each.by, 64),
+                names.get(each.by, ""),
+                {plain(prompt, TEXT_CHARACTERS): plain(text, TEXT_CHARACTERS) for prompt, text in each.completions.items()},
+            )
+            for each in history.curves.samples.states
+        ],
+        answers=_answers(history.curves.answers),
         peers_here=len(here) if status is not None else None,
         peers=here[:MOST_PEERS],
         contributor_count=len(contributors),
@@ -234,6 +242,9 @@ def _utc(at: float) -> str:
 def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None) -> RunSummary:
     manifest, progress = signed.manifest, history.progress
     about, said = manifest.about or AboutSection(), dict(purpose_lines(manifest))
+    unit, done, total = progress.goal.unit.value, progress.done, progress.goal.total
+    if of_data := data_total(manifest, progress):
+        unit, done, total = Unit.TOKENS.value, progress.tokens, of_data
     return RunSummary(
         id=signed.run.hex(),
         name=plain(manifest.name, 64),
@@ -244,9 +255,9 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
         model=plain(said["trains"], TEXT_CHARACTERS),
         data=plain(said["reads"], TEXT_CHARACTERS),
         rate=plain(said["rate"], TEXT_CHARACTERS),
-        unit=progress.goal.unit.value,
-        done=progress.done,
-        total=progress.goal.total,
+        unit=unit,
+        done=done,
+        total=total,
         ended=progress.is_over or (status is not None and status.run_ended),
         left_s=_finite(status.goal_left_s) if status is not None else None,
         rounds=progress.rounds,
@@ -256,64 +267,50 @@ def _run(signed: SignedManifest, history: RunHistory, status: PeerStatus | None)
     )
 
 
-def _sampled(state: SampledState, names: Mapping[str, str]) -> SampledFacts:
-    texts = {plain(prompt, TEXT_CHARACTERS): plain(text, TEXT_CHARACTERS) for prompt, text in state.completions.items()}
-    return SampledFacts(state.rounds, plain(state.by, 64), names.get(state.by, ""), texts)
-
-
 def _answers(answers: AnswersOfRound | None) -> list[AnswerFacts]:
-    if answers is None:
-        return []
+    both = (("best", answers.best), ("typical", answers.typical)) if answers is not None else ()
+    number = answers.round if answers is not None else 0
     return [
-        AnswerFacts(kind, answers.round, each.reward, plain(each.prompt, TEXT_CHARACTERS), plain(each.text, TEXT_CHARACTERS))
-        for kind, each in (("best", answers.best), ("typical", answers.typical))
+        AnswerFacts(kind, number, each.reward, plain(each.prompt, TEXT_CHARACTERS), plain(each.text, TEXT_CHARACTERS))
+        for kind, each in both
     ]
 
 
 def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut], steps_back: Sequence[StepBack]) -> Curves:
+
+    def of_source(name: str) -> Callable[[Round], float | None]:
+        return lambda each: each.losses.get(name)
+
     measured = [
-        HeldOutPoint(at, rounds[at - 1].tokens, each.loss, _by_source(each.losses))
-        for at, each in sorted(held_out.items())
-        if 1 <= at <= len(rounds)
+        HeldOutPoint(
+            at,
+            rounds[at - 1].tokens,
+            each.loss,
+            {plain(name): loss for name, loss in [*each.losses.items()][:MOST_SOURCES] if isfinite(loss)},
+        )
+        for at, each in held_out.items()
     ]
+    step = max(1, -(-len(measured) // MOST_POINTS))
     names = list(dict.fromkeys(name for each in rounds for name in each.losses))[:MOST_SOURCES]
     return Curves(
         loss=curve(rounds, lambda each: each.loss, MOST_POINTS),
-        held_out=_thinned(measured),
-        sources={plain(name): curve(rounds, partial(_loss_on, name), MOST_POINTS) for name in names},
+        held_out=measured[::-1][::step][::-1],  # spread evenly, with the newest
+        sources={plain(name): curve(rounds, of_source(name), MOST_POINTS) for name in names},
         reward=curve(rounds, lambda each: each.reward, MOST_POINTS),
         members=curve(rounds, lambda each: float(each.members), MOST_POINTS),
         steps_back=[StepBackFacts(_utc(each.at), each.rounds, each.tokens, each.abandoned) for each in steps_back],
     )
 
 
-def _loss_on(source: str, each: Round) -> float | None:
-    return each.losses.get(source)
-
-
-def _by_source(losses: Mapping[str, float]) -> dict[str, float]:
-    return {plain(name): loss for name, loss in [*losses.items()][:MOST_SOURCES] if isfinite(loss)}
-
-
-def _thinned(points: Sequence[HeldOutPoint]) -> list[HeldOutPoint]:
-    """Return at most MOST_POINTS of the points, spread evenly, with the newest."""
-    step = max(1, -(-len(points) // MOST_POINTS))
-    return list(points[::-1][::step][::-1])
-
-
 def _here(status: PeerStatus) -> list[PeerFacts]:
     """Return the peers that are here, the fastest first."""
-    own = PeerFacts(status.peer, plain(status.name), status.role, status.round, _pace(status.tokens_per_s))
+    own = PeerFacts(status.peer, plain(status.name), status.role, status.round, _finite(status.tokens_per_s) or 0.0)
     others = [
-        PeerFacts(each.peer, plain(each.name), plain(each.role, 16), each.round, _pace(each.tokens_per_s))
+        PeerFacts(each.peer, plain(each.name), plain(each.role, 16), each.round, _finite(each.tokens_per_s) or 0.0)
         for each in status.swarm
         if each.liveness in HERE
     ]
     return sorted([own, *others], key=lambda each: (-each.tokens_per_s, each.peer))
-
-
-def _pace(tokens_per_s: float) -> float:
-    return tokens_per_s if isfinite(tokens_per_s) else 0.0
 
 
 def _finite(value: float | None) -> float | None:
@@ -332,14 +329,9 @@ def own_invitation(status: PeerStatus) -> str:
         given = read_invitation(status.invitation)
     except Malformed:
         return ""
-    own = [address for address in given.addresses if _host(address) == status.peer]
+    hosts = {address: address.partition("/p2p/")[2].partition("/")[0] for address in given.addresses}
+    own = [address for address, peer in hosts.items() if peer == status.peer]  # the first one is at this host and port
     wide = [address for address in own if not names_only_local([address])]
     if not own:
         return ""
     return make_invitation(Hash(given.run), PeerId(given.organiser), wide or own, anchor=given.anchor)
-
-
-def _host(address: str) -> str:
-    """Return the ID of the peer at the host and port that a multiaddr begins with."""
-    _, _, behind = address.partition("/p2p/")
-    return behind.partition("/")[0]

@@ -6,20 +6,16 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from peer.errors import PeerError
+from peer.control.history import HistoryKeeper, RunHistory
 from peer.files import remove_left_overs, write_atomically
-from peer.joining.run_source import stored_manifest
 from peer.page.document import document
 from peer.page.facts import gather
-from peer.page.history import RunHistory
-from peer.paths import run_dir
 from protocol.events.status import PeerStatus
-from protocol.run.manifest import SignedManifest
-from protocol.wire.hashes import Hash
 
 PAGE = "index.html"
 FACTS = "run.json"
@@ -41,45 +37,38 @@ class Written:
     size_bytes: int
 
 
-class PageWriter:
-    """Writer of the page about one run.  data: the data directory.  folder: where the page lies.  Blocking."""
+def write_page(history: RunHistory, status: PeerStatus | None, folder: Path) -> Written:
+    """Write the page about a run into a folder.  Blocking.  Raises OSError.
 
-    def __init__(self, signed: SignedManifest, data: Path, folder: Path) -> None:
-        self._signed, self._folder = signed, folder
-        self._history = RunHistory(signed, run_dir(data, signed.run))
-
-    def write(self, status: PeerStatus | None) -> Written:
-        """Write the page with the present facts.  status: of the running peer; None if none runs.  Raises OSError."""
-        self._history.read()
-        facts = gather(self._signed, self._history, status, time.time())
-        page = document(facts, FACTS).encode()
-        told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for name, content in ((FACTS, told), (PAGE, page)):
-            remove_left_overs(self._folder, name)
-            write_atomically(self._folder / name, content, mode=READABLE)
-        return Written(self._folder / PAGE, facts.run.name, facts.run.rounds, len(page) + len(told))
+    history: was read.  status: of the running peer; None if none runs.
+    """
+    facts = gather(history, status, time.time())
+    page = document(facts, FACTS).encode()
+    told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in ((FACTS, told), (PAGE, page)):
+        remove_left_overs(folder, name)
+        write_atomically(folder / name, content, mode=READABLE)
+    return Written(folder / PAGE, facts.run.name, facts.run.rounds, len(page) + len(told))
 
 
 async def keep_page(
-    folder: Path, data: Path, run: Hash, status: Callable[[], PeerStatus], notice: Callable[[str, str], None]
+    folder: Path, history: HistoryKeeper, status: Callable[[], PeerStatus], notice: Callable[[str, str], None]
 ) -> None:
     """Keep the page of a running peer current until cancelled.
 
     A page that cannot be written is reported once, and tried again.  notice: takes a level and a sentence for the person.
     """
-    writer: PageWriter | None = None
-    level, text, said = "", "", ""
+    said = ""
     while True:
+        level, text = "", said
         try:
-            if writer is None and (signed := await trio.to_thread.run_sync(stored_manifest, run, data)) is not None:
-                writer = PageWriter(signed, data, folder)
-            if writer is not None:
-                written = await trio.to_thread.run_sync(writer.write, status())
+            written = await history.read(partial(write_page, status=status(), folder=folder))
+            if written is not None:
                 level, text = "info", f"the page {written.path} is kept current"
-        except (OSError, PeerError) as error:
+        except OSError as error:
             level, text = "warning", f"the page in {folder} cannot be written: {error}; it is tried again every minute"
         if text != said:
             notice(level, text)
             said = text
-        await trio.sleep(EVERY_S if writer is not None else START_S)
+        await trio.sleep(EVERY_S if said else START_S)

@@ -26,21 +26,25 @@ class NamedForecast:
     """Forecast of one setting.
 
     name: heading of its column.  forecast: its tokens are those that the loss counts, as in the run's total.  end_s: seconds
-    until that total.
+    until the run ends.  by_data: tokens after which `data.epochs` ends it; 0 if its total comes first.
     """
 
     name: str
     setting: RoundSetting
     forecast: Forecast
     end_s: float
+    by_data: int = 0
 
     @classmethod
     def of(cls, manifest: RunManifest, name: str, setting: RoundSetting, forecast: Forecast) -> NamedForecast:
         """Return the forecast of a run with a setting.  forecast: of all tokens that its peers compute."""
         counted = replace(forecast, tokens_a_day=forecast.tokens_a_day * manifest.data.counted_share)
-        if manifest.goal.unit is Unit.ROUNDS:
-            return cls(name, setting, counted, manifest.goal.total * forecast.round_s)
-        return cls(name, setting, counted, DAY_S * manifest.goal.total / max(counted.tokens_a_day, 1e-9))
+        token_s = DAY_S / max(counted.tokens_a_day, 1e-9)
+        goal, end = manifest.goal, manifest.data_end
+        end_s = goal.total * (forecast.round_s if goal.unit is Unit.ROUNDS else token_s)
+        if end is not None and end.tokens * token_s <= end_s:
+            return cls(name, setting, counted, end.tokens * token_s, end.tokens)
+        return cls(name, setting, counted, end_s)
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,10 @@ def table(forecasts: Sequence[NamedForecast], needs: RunNeeds) -> list[str]:
     width = max(len(row[0]) for row in rows)
     return [
         *aligned(rows),
-        f"{'memory':<{width}}  {_memory(needs)}",
+        f"{'memory':<{width}}  {size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a "
+        f"GPU's and {size(needs.gpu_host_memory)} of the computer's",
         f"{'disk':<{width}}  {size(needs.disk)} of each peer",
     ]
-
-
-def _memory(needs: RunNeeds) -> str:
-    return (
-        f"{size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a GPU's and "
-        f"{size(needs.gpu_host_memory)} of the computer's"
-    )
 
 
 def _figures(each: NamedForecast) -> list[tuple[str, str]]:
@@ -151,6 +149,8 @@ def end_line(manifest: RunManifest, forecasts: Sequence[NamedForecast]) -> list[
     """Return the sentence on the end of the run: after what, when, and at whose speed."""
     each, goal = forecasts[0], manifest.goal
     total = f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else many(goal.total, "round")
+    if each.by_data:
+        total = f"{amount(each.by_data)} tokens, when its data have been read as often as data.epochs says"
     rate = amount(each.forecast.tokens_a_day / DAY_S)
     return [f"The run ends after {total}: in {_long(each.end_s)}, at {rate} tokens/s of all these peers together."]
 

@@ -160,8 +160,8 @@ def memory_need(
     config = TrainingConfig.from_sections(manifest.trainer_sections())
     trainer = trainer_memory(config, setup or sole_process(None), WORK[role])
     files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
-    files += manifest.residual_bytes if role is Role.TRAINER else 0  # mapped, in the memory of the computer
-    return Need(peer, trainer.host + files, trainer.device)
+    residual = manifest.residual_bytes if role is Role.TRAINER else 0  # always in the memory of the computer
+    return Need(peer, trainer.host + files + residual, trainer.device)
 
 
 def shared_bytes(manifest: RunManifest, role: Role) -> int:

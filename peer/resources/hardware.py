@@ -21,7 +21,7 @@ import trio
 
 from peer.files import read_json, write_atomically
 from peer.resources.computer import memory_limit, open_nvml, visible_gpus
-from peer.rests.reasons import quietly
+from peer.rests.sensors import quietly
 from protocol.events.status import ComputerStatus, GpuStatus
 from protocol.formatting import clean
 

@@ -6,13 +6,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from peer.settings.values import Schedule
 from protocol.events.status import WhyIdle
 from protocol.formatting import duration
+
+if TYPE_CHECKING:
+    from protocol.node.node import Node
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Decision to rest, with the reason: compares the sensors' readings with a person's limits.
@@ -131,41 +134,24 @@ class RestJudge:
 
     def judge(self, reading: SensorReading) -> Rest | None:
         """Return the reason to rest now; None to compute."""
-        heat, others = self._by_heat(reading), self._by_others(reading)  # both are called, because both keep state
-        return self._by_the_clock(reading) or self._by_battery(reading) or self._by_people(reading) or heat or others
-
-    def _by_the_clock(self, reading: SensorReading) -> Rest | None:
-        schedule = self.limits.schedule
-        if schedule is None or schedule.allows(reading.now):
-            return None
-        until = schedule.next_change(reading.now).strftime("%A %H:%M")
-        return Rest(WhyIdle.OUTSIDE_HOURS, f"rests until {until}: these are not its hours ({schedule.text})")
-
-    def _by_battery(self, reading: SensorReading) -> Rest | None:
-        if reading.plugged is not False or self.limits.on_battery:
-            return None
-        return Rest(WhyIdle.ON_BATTERY, "on battery: resumes when it is plugged in, or with `peer config on_battery yes`")
-
-    def _by_people(self, reading: SensorReading) -> Rest | None:
-        limit = self.limits.unused_for
-        if limit is None or reading.unused_s is None or reading.unused_s >= limit:
-            return None
-        end = f"resumes {duration(limit)} after the last key (unused_for)"
-        return Rest(WhyIdle.IN_USE, f"somebody uses this computer: {end}")
-
-    def _by_heat(self, reading: SensorReading) -> Rest | None:
-        heat = self._heat
-        if not heat.is_passed(reading.temperature, reading.at):
-            return None
-        return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: resumes at {heat.enough:.0f} °C")
-
-    def _by_others(self, reading: SensorReading) -> Rest | None:
-        if not self._others.is_passed(reading.gpu_used_by_others, reading.at):
-            return None
-        return Rest(
-            WhyIdle.GPU_WANTED,
-            f"other programs use the GPU: resumes when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)",
-        )
+        limits, heat = self.limits, self._heat
+        is_hot = heat.is_passed(reading.temperature, reading.at)
+        is_wanted = self._others.is_passed(reading.gpu_used_by_others, reading.at)  # both keep state at each reading
+        if (schedule := limits.schedule) is not None and not schedule.allows(reading.now):
+            until = schedule.next_change(reading.now).strftime("%A %H:%M")
+            return Rest(WhyIdle.OUTSIDE_HOURS, f"rests until {until}: these are not its hours ({schedule.text})")
+        if reading.plugged is False and not limits.on_battery:
+            end = "resumes when it is plugged in, or with `peer config on_battery yes`"
+            return Rest(WhyIdle.ON_BATTERY, f"on battery: {end}")
+        if limits.unused_for is not None and reading.unused_s is not None and reading.unused_s < limits.unused_for:
+            end = f"resumes {duration(limits.unused_for)} after the last key (unused_for)"
+            return Rest(WhyIdle.IN_USE, f"somebody uses this computer: {end}")
+        if is_hot:
+            return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: resumes at {heat.enough:.0f} °C")
+        if is_wanted:
+            end = f"resumes when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)"
+            return Rest(WhyIdle.GPU_WANTED, f"other programs use the GPU: {end}")
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -177,16 +163,6 @@ READ_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 Ask = Callable[[], Awaitable[SensorReading | None]]
-
-
-class Resting(Protocol):
-    """Node that the keeper makes rest."""
-
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing, for this reason."""
-
-    def go_on(self, why: WhyIdle) -> None:
-        """Drop this reason to rest."""
 
 
 def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
@@ -209,7 +185,7 @@ class RestKeeper:
     ask: returns the present reading; None (unknown) is not a reason to rest.
     """
 
-    def __init__(self, judge: RestJudge, ask: Ask, peer: Resting) -> None:
+    def __init__(self, judge: RestJudge, ask: Ask, peer: Node) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer
         self._changed = trio.Event()
         self._reading: SensorReading | None = None

@@ -38,7 +38,7 @@ def read_config(path: Path) -> dict[str, str]:
     for name, value in parse_toml(_text_of(path)).items():
         setting = known(name, f"{path}: ")
         if setting in found:
-            raise PeerError(f"{path}: {setting} is there twice, also as {name}; remove one of them", ExitCode.USAGE)
+            raise PeerError(f"{path}: {setting} appears twice, also as {name}; remove one of them", ExitCode.USAGE)
         found[setting] = _as_text(path, name, value)
     return found
 
@@ -51,7 +51,7 @@ def _text_of(path: Path) -> str:
     except FileNotFoundError:
         return ""
     if len(raw) > MAX_FILE_BYTES:
-        raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, so it is not a settings file", ExitCode.USAGE)
+        raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, too large for a settings file", ExitCode.USAGE)
     try:
         text = decode_toml(raw)
         parse_toml(text)

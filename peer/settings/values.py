@@ -240,7 +240,9 @@ def read_trackers(text: str) -> tuple[str, ...]:
     for target in targets:
         kind, _, place = target.partition(":")
         if kind not in ("tensorboard", "wandb", "mlflow") or not place:
-            raise ValueError(f"{target or 'nothing'} is no tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI")
+            raise ValueError(
+                f"{target or 'nothing'} is not a tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
+            )
     return targets
 
 

@@ -141,7 +141,7 @@ class AsInRun:
     def of(cls, manifest: RunManifest) -> AsInRun:
         """Return the settings of `manifest`.  Raises `PeerError` for a run without rollouts."""
         if manifest.rl is None:
-            raise PeerError("this run learns from text, not from rollouts; give one with a section [rl]", ExitCode.INPUT)
+            raise PeerError("this run learns from text, not from rollouts; give a run with a section [rl]", ExitCode.INPUT)
         template, ends = "plain" if manifest.data.format == "chat" else "raw", tuple[int, ...]()
         if manifest.tokenizer is not None:
             template, ends = manifest.tokenizer.template, tuple(manifest.tokenizer.ends)
@@ -329,7 +329,7 @@ def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples
         try:
             lines.append(json.dumps(rated, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the task {record['problem_id']!r:.80} cannot be written again: {error}") from error
+            raise ValueError(f"the task {record['problem_id']!r:.80} cannot be written back: {error}") from error
         if len(lines[-1]) > MAX_LINE_BYTES:
             raise ValueError(f"the task {record['problem_id']!r:.80} has no room for its solve_rate; shorten it")
     return b"".join(lines)
@@ -339,7 +339,7 @@ def _write(target: Path, data: bytes) -> None:
     try:
         write_atomically(target, data, replace=False)
     except FileExistsError as error:
-        raise PeerError(f"{target} exists; remove it, and give the same command again", ExitCode.INPUT) from error
+        raise PeerError(f"{target} exists; remove it, and run the command again", ExitCode.INPUT) from error
 
 
 @contextmanager

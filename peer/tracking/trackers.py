@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def open_tracker(target: str, run: str, name: str) -> Tracker:
     makers: dict[str, Callable[[str, str, str], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
     if kind not in makers or not place:
         raise PeerError(
-            f"{clean(target)} is no tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI", ExitCode.INPUT
+            f"{clean(target)} is not a tracker; write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI", ExitCode.INPUT
         )
     return makers[kind](place, run, clean(name, 80))
 
@@ -76,7 +77,9 @@ class TensorBoard:
     """Event files in a folder, each point flushed to the system before `write` returns."""
 
     def __init__(self, place: str, run: str, name: str) -> None:
-        self._folder = Path(os.path.expanduser(place)).absolute() / f"{_file_name(name)}-{run[:8]}"
+        self._folder = (
+            Path(os.path.expanduser(place)).absolute() / f"{re.sub('[^A-Za-z0-9_-]', '_', name)[:40] or 'run'}-{run[:8]}"
+        )
         self._writers = _package("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._loader = _package("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
         self._event = _package("tensorboard.compat.proto.event_pb2", "tensorboard").Event
@@ -147,9 +150,14 @@ class Mlflow:
     """
 
     def __init__(self, place: str, run: str, name: str) -> None:
-        if not _is_server(place):
+        try:
+            parts = urlsplit(place)
+            is_server = parts.scheme in ("http", "https") and "@" not in parts.netloc  # its key belongs in the environment
+        except ValueError:
+            is_server = False
+        if not is_server:
             shown = clean(place.rpartition("@")[2])  # without a password
-            raise PeerError(f"{shown} is no MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
+            raise PeerError(f"{shown} is not an MLflow server; write mlflow:https://HOST", ExitCode.INPUT)
         self._base, self._opener = f"{place.rstrip('/')}/api/2.0/mlflow", build_opener(_NoRedirects)
         try:
             self._run, self._last = self._resume(run, name)
@@ -158,7 +166,8 @@ class Mlflow:
 
     def _resume(self, run: str, name: str) -> tuple[str, int]:
         """Return the ID of the run on the server, which is made if there is none, and its last step."""
-        number = self._experiment()
+        named = self._ask("experiments/search", {"filter": "name = 'manyhands'", "max_results": 1}).get("experiments", [])
+        number = str((named[0] if named else self._ask("experiments/create", {"name": "manyhands"}))["experiment_id"])
         wanted = {"experiment_ids": [number], "filter": f"tags.`{TAG}` = '{run}'", "max_results": 1}
         found = self._ask("runs/search", wanted).get("runs", [])
         if found:
@@ -166,7 +175,7 @@ class Mlflow:
             steps = (int(each["step"]) for each in metrics if each["key"] == "tokens")
             return str(found[0]["info"]["run_id"]), max(steps, default=0)
         tags = [{"key": TAG, "value": run}]
-        new = {"experiment_id": number, "run_name": name, "start_time": _milliseconds(), "tags": tags}
+        new = {"experiment_id": number, "run_name": name, "start_time": int(1000 * time.time()), "tags": tags}
         return str(self._ask("runs/create", new)["run"]["info"]["run_id"]), 0
 
     def last(self) -> int:
@@ -175,8 +184,14 @@ class Mlflow:
 
     def write(self, points: Sequence[Point]) -> None:
         """Add points; `tokens` of a point last, so that a point that has it is whole."""
+        now = int(1000 * time.time())
         metrics = [
-            {"key": _metric_name(name), "value": point.values[name], "timestamp": _milliseconds(), "step": point.step}
+            {
+                "key": re.sub(r"[^A-Za-z0-9_./ -]", "_", name),
+                "value": point.values[name],
+                "timestamp": now,
+                "step": point.step,
+            }
             for point in points
             for name in sorted(point.values, key=lambda name: name == "tokens")
         ]
@@ -185,11 +200,6 @@ class Mlflow:
 
     def close(self) -> None:
         """Do nothing: the run may go on."""
-
-    def _experiment(self) -> str:
-        named = self._ask("experiments/search", {"filter": "name = 'manyhands'", "max_results": 1}).get("experiments", [])
-        found = named[0] if named else self._ask("experiments/create", {"name": "manyhands"})
-        return str(found["experiment_id"])
 
     def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         request = Request(f"{self._base}/{what}", json.dumps(body).encode(), {"Content-Type": "application/json", **_key()})
@@ -201,15 +211,6 @@ class Mlflow:
         if not isinstance(told, dict):
             raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
         return told
-
-
-def _is_server(place: str) -> bool:
-    """Return True for the address of a server without a user's name and password, which belong in the environment."""
-    try:
-        parts = urlsplit(place)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and "@" not in parts.netloc
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -228,17 +229,3 @@ def _key() -> dict[str, str]:
         both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
         return {"Authorization": f"Basic {b64encode(both.encode()).decode()}"}
     return {}
-
-
-def _milliseconds() -> int:
-    return int(1000 * time.time())
-
-
-def _metric_name(name: str) -> str:
-    """Return a name of letters, digits and the few other characters that MLflow allows."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "_-./ ") else "_" for each in name)
-
-
-def _file_name(name: str) -> str:
-    """Return a name for a folder; an organiser chose the run's."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "_-") else "_" for each in name)[:40] or "run"

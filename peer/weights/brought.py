@@ -40,10 +40,9 @@ from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
 from protocol.formatting import clean
-from protocol.run.builtin import EXAMPLES, SOURCE, reads_builtin
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection, RlSection
+from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, FileSection, RlSection, reads_builtin
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
@@ -204,6 +203,11 @@ class Brought:
     def facts(self) -> Mapping[str, Any] | None:
         """Facts, as in `Start.facts`."""
         return self._folder.facts if self._folder is not None else None
+
+    @property
+    def flaws(self) -> Sequence[str]:
+        """Mistakes, as in `Start.flaws`."""
+        return self.corpora.flaws if self.corpora is not None else ()
 
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest as `Start.digest` describes."""

@@ -49,7 +49,7 @@ def check_target(target: Path) -> None:
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise PeerError(f"{target} exists already; name a new folder, or remove it first", ExitCode.INPUT)
     if not target.parent.is_dir():
-        raise PeerError(f"there is no folder {target.parent}; make it first, or name another one", ExitCode.INPUT)
+        raise PeerError(f"there is no folder {target.parent}; create it first, or name another folder", ExitCode.INPUT)
 
 
 def check_room(folder: Path, wanted: int) -> None:
@@ -68,7 +68,7 @@ def check_memory(wanted: int, device: str) -> None:
     free = free_gpu_memory() if device == "cuda" else available_memory()
     if free is not None and free < wanted:
         raise PeerError(
-            f"the model takes about {size(wanted)} of memory and {size(free)} are free; close other programs, or take a "
+            f"the model takes about {size(wanted)} of memory and {size(free)} are free; close other programs, or use a "
             "smaller model",
             ExitCode.RESOURCES,
         )

@@ -96,7 +96,7 @@ def task_of(word: str) -> str:
         return str(path)
     if TASK.fullmatch(word) is None or word.endswith(".yaml"):
         raise PeerError(
-            f"{clean(word, 200)} is no task of the harness; give names such as arc_easy,hellaswag, or a YAML file",
+            f"{clean(word, 200)} is not a task of the harness; give names such as arc_easy,hellaswag, or a YAML file",
             ExitCode.INPUT,
         )
     return word

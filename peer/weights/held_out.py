@@ -111,8 +111,8 @@ def _stored(corpus: Path) -> StoredCorpus:
         read_manifest(read_outside(path, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise ValueError(
-            f"{corpus} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
-            "`peer data build OUT INPUT --tokenizer FOLDER` made"
+            f"{corpus} is not a corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
+            "`peer data build OUT INPUT` made"
         ) from error
     except Malformed as error:
         raise ValueError(f"{path} is damaged: {error}; copy the corpus again, or build it again") from error

@@ -65,7 +65,7 @@ def check_readable(folder: Path) -> None:
     """Raise `PeerError` if the folder's tokenizer is not a tokenizer.json, because the run would then read bytes."""
     if not os.path.lexists(folder / "tokenizer.json") and (unread := _unread_in(folder)):
         raise PeerError(
-            f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in a format that cannot be read; "
+            f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in an unsupported format; "
             f'convert it with transformers: AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}"), or name '
             'another one in the run file: [tokenizer] from = "tokenizer.json"',
             ExitCode.INPUT,
@@ -209,9 +209,7 @@ def _content(path: Path) -> bytes:
     try:
         return read_outside(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
-        raise PeerError(
-            f"{path}: {error.strerror}; put the file itself into its folder, or remove it", ExitCode.INPUT
-        ) from error
+        raise PeerError(f"{path}: {error.strerror}; put the file into the folder, or remove it", ExitCode.INPUT) from error
 
 
 # ------------------------------------------------------------------------------------------------------------------------

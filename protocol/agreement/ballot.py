@@ -358,7 +358,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     if len(plan.owners) != settings.chunks:
         return f"its plan has {len(plan.owners)} chunks, not {settings.chunks}"
     if max(plan.owners) >= len(plan.members):
-        return "a chunk of its plan has an owner that is no member"
+        return "a chunk of its plan has an owner that is not a member"
     if _is_unfair(settings, base, plan.members, plan.owners):
         return "a member of its plan owns more than its share of the chunks"
     try:
@@ -384,7 +384,7 @@ def flaw_of_record_proposal(
     if any(len(size) != settings.chunks for size in sizes):
         return "its provenance is not of this many chunks"
     if max(max(provenance.owners), max(provenance.signers)) >= len(record.members):
-        return "its provenance names an owner or a signer that is no member"
+        return "its provenance names an owner or a signer that is not a member"
     if _is_unfair(settings, base, record.members, provenance.owners):
         return "a member of its plan owns more than its share of the chunks"
     return None

@@ -40,7 +40,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, decode_body, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, members_in
+from protocol.wire.messages import ChunkEntry, ChunkResult, Provenance, Record, members_in
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50
@@ -118,15 +118,15 @@ class Auditor:
         proposer: the proposer of the record, whose own averages out of turn must be shown to be right; None to accept
         averages that cannot be checked.  exchange: our own exchange of the record's plan.
         """
-        plan = plan_of(record, provenance)
-        case = _Case(plan, plan_hash(plan), index, provenance)
+        case = _Case(record, index, provenance)
         held = exchange.machine.entries if exchange is not None else {}
         strange = [chunk for chunk, entry in enumerate(index) if held.get(chunk) != entry]
         for start in range(0, len(strange), SIGNATURES_AT_ONCE):
             if not await self._offload(self._all_signed, case, strange[start : start + SIGNATURES_AT_ONCE]):
                 raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
-        if exchange is None and not case.well_vouched():
+        signers = len({*provenance.signers})
+        if exchange is None and signers < min(quorum_size(len(case.members)), len(index)):
             out_of_turn = strange  # we do not know the plan: its few signers may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
@@ -135,8 +135,6 @@ class Auditor:
         right = Counter[str]()
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
             finding = await self._audit(case, chunk)
-            if isinstance(finding, WrongAverage):
-                raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
             if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             right[case.signer(chunk)] += finding is Finding.RIGHT
@@ -151,8 +149,7 @@ class Auditor:
         """
         if exchange is None:
             return []
-        plan = plan_of(record, provenance)
-        case, held = _Case(plan, plan_hash(plan), index, provenance), exchange.statements
+        case, held = _Case(record, index, provenance), exchange.statements
         twice: dict[PeerId, int] = {}
         for chunk, entry in enumerate(index):
             if chunk in held and held[chunk].sender == case.signer(chunk) and exchange.machine.entries.get(chunk) != entry:
@@ -170,13 +167,10 @@ class Auditor:
 
         A chunk that is much larger than our own part must be shown to be right, unless we averaged it ourselves.
         """
-        plan = plan_of(record, provenance)
-        case = _Case(plan, plan_hash(plan), index, provenance)
+        case = _Case(record, index, provenance)
         others = [chunk for chunk in chunks if case.signer(chunk) != self._session.me]
         for chunk in (await self._offload(self._outsized, others, result))[:MAX_SUSPECTS]:
             finding = await self._audit(case, chunk)
-            if isinstance(finding, WrongAverage):
-                raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
             if finding is not Finding.RIGHT:
                 raise Unaccountable(
                     f"a record whose chunk {chunk} is more than {SUSPICIOUS:g} times our own part, as it is when others "
@@ -222,7 +216,8 @@ class Auditor:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    async def _audit(self, case: _Case, chunk: int) -> Finding | WrongAverage:
+    async def _audit(self, case: _Case, chunk: int) -> Finding:
+        """Audit one chunk; raise `Unaccountable` with the evidence if it is wrong."""
         try:
             averaged = members_in(case.index[chunk].mask, len(case.members))
         except Malformed:
@@ -237,7 +232,8 @@ class Auditor:
         if await self._offload(self._is_right, case, chunk, parts):
             return Finding.RIGHT
         statement = case.statement(self._session.run, chunk).raw
-        return WrongAverage(plan=case.plan, statement=statement, parts=parts)
+        proof = WrongAverage(plan=case.plan, statement=statement, parts=parts)
+        raise Unaccountable(f"a record with a wrong average of chunk {chunk}", proof)
 
     def _is_right(self, case: _Case, chunk: int, parts: Sequence[AveragedPart]) -> bool:
         layout = self._layouts.contribution
@@ -288,16 +284,13 @@ class Auditor:
 class _Case:
     """One record under audit."""
 
-    def __init__(self, plan: Plan, name: Hash, index: Sequence[ChunkEntry], provenance: Provenance) -> None:
-        self.plan, self.name, self.index, self.provenance = plan, name, index, provenance
-        self.members = [PeerId(member.peer) for member in plan.members]
+    def __init__(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance) -> None:
+        self.plan, self.index, self.provenance = plan_of(record, provenance), index, provenance
+        self.name = plan_hash(self.plan)
+        self.members = [PeerId(member.peer) for member in self.plan.members]
 
     def signer(self, chunk: int) -> PeerId:
         return self.members[self.provenance.signers[chunk]]
-
-    def well_vouched(self) -> bool:
-        """Return True if the number of signers is a quorum of the members, or equals the number of chunks."""
-        return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
 
     def statement(self, run: Hash, chunk: int) -> Envelope:
         """Return the signed `ChunkResult` of a chunk; the signature is not checked."""

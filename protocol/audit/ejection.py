@@ -1,25 +1,28 @@
 """Ejection of proven liars: proofs of their lies are persisted, announced, fetched and judged.
 
 Each peer judges for itself.  An accusation is a gossip message with the hash of a proof.  A peer that receives it fetches
-the proof from an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it
-in turn (this module).  So every honest peer ejects the same liars, and no peer is ejected by a majority alone.
+the proof from an accuser, judges it (`protocol.audit.evidence`), persists it and announces it in turn.  So every honest peer
+ejects the same liars, and no peer is ejected by a majority alone.
 
 Evidence about a tip that we do not know yet is postponed until we know the tip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import Any, NamedTuple
 
 import trio
 
-from protocol.agreement.contradictions import Tip
-from protocol.audit.accusations import FETCH_S, AccusationOutcome, Accusations, Case, deadline_s
 from protocol.audit.evidence import (
     Evidence,
     Law,
     ProvenLie,
+    Tip,
     TwoStatements,
     UnknownTip,
     decode_evidence,
@@ -29,6 +32,7 @@ from protocol.audit.evidence import (
     tip_needed,
 )
 from protocol.audit.witness import Witness
+from protocol.bounds import Backoffs, BoundedDict
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, PeerEjected
@@ -36,12 +40,155 @@ from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.transport.handlers import Guard, Statement, answers, hears
 from protocol.transport.interface import Acceptance, NetworkError, Refused, Session, Unreachable
+from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Body, Envelope
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Accusations of others.  An accusation costs its author nothing, but costs us a download.  So:
+#
+# * An accuser has at most one pending accusation, and all accusers with the same proof are one case.  The proof is fetched
+#   once, from one accuser at a time, members of the chain first.
+# * Members and strangers have separate places, and all strangers together have a budget of bytes.
+# * A fetch has a deadline.  An accuser that misses the deadline loses its place and is not asked again for a while, with
+#   exponential backoff.
+# * Further accusations of a peer that accused falsely are ignored.
+
+
+MEMBER_PLACES, MEMBER_BYTES = 4, 64 << 20
+STRANGER_PLACES, STRANGER_BYTES = 2, 16 << 20
+"""Limits on the proofs fetched at a time, and on their total bytes; a larger proof from a stranger is not fetched."""
+STRANGERS_BYTES_PER_S = 64 << 10
+STRANGERS = Allowance(inf, STRANGERS_BYTES_PER_S, STRANGER_BYTES / STRANGERS_BYTES_PER_S)
+"""Long-term rate limit on the proofs of all strangers together, after a burst of `STRANGER_BYTES`."""
+MAX_PENDING = 64
+"""Limit on waiting strangers; further ones announce again later.  Members need no limit, because they are few."""
+FETCH_S = 15.0
+SLOWEST_BYTES_PER_S = 512 << 10
+"""Slowest permitted rate: the fetch of a proof may take `FETCH_S` plus the time for its size at this rate."""
+SET_BACK_S = 30.0
+MAX_SET_BACK_S = 3600.0
+MAX_REMEMBERED = 4096
+"""Limit on the accusers remembered as slow, and on the remembered liars; the oldest entry is evicted."""
+
+
+def deadline_s(size: int) -> float:
+    """Return the timeout (s) for fetching a proof of `size` bytes."""
+    return FETCH_S + size / SLOWEST_BYTES_PER_S
+
+
+class AccusationOutcome(Enum):
+    """Outcome of hearing an accusation."""
+
+    UNWANTED = "unwanted"
+    JOINED = "joined"
+    """The accuser joined a case that is already being examined."""
+    NEW = "new"
+    """The case is new, and must be examined."""
+
+
+@dataclass
+class FetchLane:
+    """Limit on concurrent fetches, and on their bytes."""
+
+    places: int
+    bytes: int
+    _freed: trio.Event = field(default_factory=trio.Event)
+
+    @asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[None]:
+        """Wait for a place, and hold it during the context."""
+        while self.places < 1 or self.bytes < size:
+            await self._freed.wait()
+        self.places, self.bytes = self.places - 1, self.bytes - size
+        try:
+            yield
+        finally:
+            self.places, self.bytes = self.places + 1, self.bytes + size
+            self._freed.set()
+            self._freed = trio.Event()
+
+
+@dataclass
+class Case:
+    """One accusation, and its accusers; True: a member."""
+
+    accusation: Accusation
+    accusers: dict[PeerId, bool] = field(default_factory=dict)
+    _strangers_turn: trio.CancelScope | None = None
+
+    def add(self, accuser: PeerId, is_member: bool) -> None:
+        """Add an accuser; if it is a member, end the turn of a stranger."""
+        self.accusers[accuser] = is_member
+        if is_member and self._strangers_turn is not None:
+            self._strangers_turn.cancel()
+
+    @contextmanager
+    def turn(self) -> Iterator[tuple[PeerId, bool] | None]:
+        """Yield (next accuser, True if it is a member); yield None if no accuser is left.
+
+        If a member joins the case during a stranger's turn, the context is cancelled.
+        """
+        first = min(self.accusers.items(), key=lambda item: not item[1], default=None)
+        with trio.CancelScope() as scope:
+            self._strangers_turn = scope if first is not None and not first[1] else None
+            yield first
+        self._strangers_turn = None
+
+
+class Accusations:
+    """Register of the pending cases, and of slow or lying accusers."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Accusation, Case] = {}
+        self._lanes = {True: FetchLane(MEMBER_PLACES, MEMBER_BYTES), False: FetchLane(STRANGER_PLACES, STRANGER_BYTES)}
+        self._budget = TokenBucket(STRANGERS.burst_s, STRANGERS.burst_s, -inf)
+        self._disbelieved = BoundedDict[PeerId, None](MAX_REMEMBERED)
+        self._slow = Backoffs[PeerId](SET_BACK_S, MAX_SET_BACK_S, MAX_REMEMBERED)
+
+    def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> AccusationOutcome:
+        """Record an accusation; if the outcome is `NEW`, the caller must examine the case."""
+        is_pending = any(accuser in case.accusers for case in self._cases.values())
+        if is_pending or accuser in self._disbelieved or not self._slow.is_over(accuser, trio.current_time()):
+            return AccusationOutcome.UNWANTED
+        case = self._cases.get(accusation)
+        if not is_member and not self._admits_stranger(accusation.size, is_new=case is None):
+            return AccusationOutcome.UNWANTED
+        self._cases.setdefault(accusation, Case(accusation)).add(accuser, is_member)
+        return AccusationOutcome.NEW if case is None else AccusationOutcome.JOINED
+
+    def _admits_stranger(self, size: int, *, is_new: bool) -> bool:
+        pending = sum(not is_member for case in self._cases.values() for is_member in case.accusers.values())
+        if size > STRANGER_BYTES or pending >= MAX_PENDING:
+            return False
+        return not is_new or self._budget.take(STRANGERS, trio.current_time(), 0, size)
+
+    @contextmanager
+    def open(self, accusation: Accusation) -> Iterator[Case]:
+        """Yield the case of an accusation for which `hear` returned `NEW`, and close the case at the end."""
+        try:
+            yield self._cases[accusation]
+        finally:
+            del self._cases[accusation]
+
+    def room(self, size: int, *, is_member: bool) -> AbstractAsyncContextManager[None]:
+        """Return an asynchronous context that holds a place for a fetch."""
+        return self._lanes[is_member].room(size)
+
+    def failed(self, case: Case, accuser: PeerId) -> None:
+        """Note that an accuser did not deliver: it is ignored for a while, twice as long as the last time."""
+        case.accusers.pop(accuser, None)
+        self._slow.failed(accuser, trio.current_time())
+
+    def lied(self, case: Case, accuser: PeerId) -> None:
+        """Note that an accuser delivered something that proves nothing: its accusations are ignored from now on."""
+        case.accusers.pop(accuser, None)
+        self._disbelieved[accuser] = None
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Publication of accusations: new accusations soon, all of them repeatedly, and never many at once.
@@ -58,7 +205,7 @@ SPACING_S = 2.0
 
 @dataclass
 class _Announcement:
-    envelope: Envelope
+    raw: bytes
     is_member: bool
     due: float
 
@@ -70,97 +217,51 @@ class Announcements:
         self._of: dict[PeerId, _Announcement] = {}
         self._changed = trio.Event()
 
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def add(self, accused: PeerId, envelope: Envelope, *, is_member: bool) -> None:
-        """Add an accusation, which is published as soon as possible."""
-        self._of[accused] = _Announcement(envelope, is_member, trio.current_time())
+    def add(self, accused: PeerId, raw: bytes, *, is_member: bool) -> None:
+        """Add a signed accusation, which is published as soon as possible."""
+        self._of[accused] = _Announcement(raw, is_member, trio.current_time())
         self._changed.set()
 
     def remove(self, accused: PeerId) -> None:
         """Stop announcing the accusation of this peer."""
         self._of.pop(accused, None)
 
-    async def _next(self) -> Envelope:
-        """Wait for the next announcement that is due, schedule its repetition, and return it."""
-        while True:
-            now = trio.current_time()
-            first = min(self._of.values(), key=lambda each: (each.due > now, not each.is_member, each.due), default=None)
-            if first is not None and first.due <= now:
-                first.due = now + max(AGAIN_S, SPACING_S * len(self._of))
-                return first.envelope
-            self._changed = trio.Event()
-            with trio.move_on_at(min((each.due for each in self._of.values()), default=trio.current_time() + AGAIN_S)):
-                await self._changed.wait()
-
     async def run(self, publish: Callable[[bytes], Awaitable[None]]) -> None:
         """Publish due announcements, until cancelled."""
         while True:
-            await publish((await self._next()).raw)
-            await trio.sleep(SPACING_S)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Evidence that cannot be judged yet, because its tip is not in our chain; the tip may be added later.
-#
-# Any peer can make up such evidence about keys of its own, so the amount is limited.  Accusers announce evidence that we
-# forgot again.  Evidence against peers of our chain has priority.
-
-
-MAX_POSTPONED = 16
-POSTPONED_BYTES = 16 << 20
-"""Limit on the bytes of all postponed evidence together."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    raw: bytes
-    tip: Tip
-    is_known: bool
-
-
-class Postponed:
-    """Postponed evidence, by name.  The oldest is evicted first, evidence against unknown peers before the rest."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[bytes, _Piece] = {}
-
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._pieces
-
-    def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
-        """Keep a piece of evidence if there is room; return True if it is kept.
-
-        tip: the tip to which the evidence refers.  is_known: True if the accused is in our chain.
-        """
-        if name in self._pieces or len(raw) > POSTPONED_BYTES:
-            return False
-        size = len(raw) + sum(len(piece.raw) for piece in self._pieces.values())
-        while len(self._pieces) >= MAX_POSTPONED or size > POSTPONED_BYTES:
-            oldest = min(self._pieces, key=lambda each: self._pieces[each].is_known)
-            if self._pieces[oldest].is_known and not is_known:
-                return False
-            size -= len(self._pieces.pop(oldest).raw)
-        self._pieces[name] = _Piece(raw, tip, is_known)
-        return True
-
-    def take(self, is_judged: Callable[[Tip], bool]) -> list[bytes]:
-        """Remove and return the evidence about tips for which `is_judged` returns True."""
-        due = [name for name, piece in self._pieces.items() if is_judged(piece.tip)]
-        return [self._pieces.pop(name).raw for name in due]
+            now = trio.current_time()
+            due = [each for each in self._of.values() if each.due <= now]
+            if due:
+                first = min(due, key=lambda each: (not each.is_member, each.due))
+                first.due = now + max(AGAIN_S, SPACING_S * len(self._of))
+                await publish(first.raw)
+                await trio.sleep(SPACING_S)
+            else:
+                self._changed = trio.Event()
+                with trio.move_on_at(min((each.due for each in self._of.values()), default=inf)):
+                    await self._changed.wait()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+MAX_POSTPONED = 8
+"""Pieces of evidence that wait for their tips, of at most two statements each.
+
+Any peer can make up such evidence about keys of its own.  So evidence against peers of our chain has priority, and accusers
+announce again what we forgot.
+"""
 MAX_EJECTED = 256
 """Number of liars remembered; beyond it, liars that were never in the chain are forgotten, and members never."""
 KEPT_BYTES = 512 << 20
 """Limit on the bytes of proofs on disk; later proofs are lost at a restart, after which other peers announce them again."""
+
+
+class _Postponed(NamedTuple):
+    raw: bytes
+    tip: Tip
+    is_known: bool
+    """True if the accused is in our chain."""
 
 
 class Ejections:
@@ -186,7 +287,7 @@ class Ejections:
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict on each liar, and name of its proof, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
-        self._postponed = Postponed()
+        self._postponed = BoundedDict[Hash, _Postponed](MAX_POSTPONED, lambda _, piece: not piece.is_known)
         self._judging = trio.Lock()
         """Lock for judging one proof at a time, because a proof is in memory two or three times while it is judged."""
 
@@ -213,15 +314,15 @@ class Ejections:
     def compare(self, said: Statement[Body]) -> None:
         """Compare a statement about a round with earlier statements of its sender; convict a liar in the background."""
         for lie in self._witness.hear(said.sender, said.body, said.envelope):
-            self._guard.start(self._convict_later, said.sender, lie)
+            self._guard.start(self._watched, said.sender, "contradiction", self.convict, lie)
 
     def accuse(self, peer: PeerId, first: bytes, second: bytes) -> None:
         """Convict a peer in the background for two statements that contradict each other."""
-        self._guard.start(self._convict_later, peer, TwoStatements(first=first, second=second))
+        self._guard.start(self._watched, peer, "contradiction", self.convict, TwoStatements(first=first, second=second))
 
-    async def _convict_later(self, sender: PeerId, lie: Evidence) -> None:
-        with self._guard.watch(sender, "contradiction"):
-            await self.convict(lie)
+    async def _watched(self, peer: PeerId, what: str, work: Callable[[Any], Awaitable[object]], subject: object) -> None:
+        with self._guard.watch(peer, what):
+            await work(subject)
 
     async def convict(self, evidence: Evidence) -> ProvenLie | None:
         """Persist and announce a proof that we found ourselves, and return the verdict.
@@ -239,7 +340,8 @@ class Ejections:
 
     async def look_again(self) -> None:
         """Judge the postponed evidence whose tip is known now."""
-        for raw in self._postponed.take(lambda tip: self._history.base_at(*tip) is not None):
+        due = [name for name, piece in self._postponed.items() if self._history.base_at(*piece.tip) is not None]
+        for raw in [self._postponed.pop(name).raw for name in due]:
             try:
                 await self._eject(raw, await self._judge(raw))
             except (Malformed, UnknownTip) as error:
@@ -252,12 +354,8 @@ class Ejections:
         """Record an accusation, and examine it in the background if it is new."""
         heard = self.hear(said.sender, said.body)
         if heard is AccusationOutcome.NEW:
-            self._guard.start(self._look_into_later, said.sender, said.body)
+            self._guard.start(self._watched, said.sender, "accusation", self.look_into, said.body)
         return Acceptance.of_news(heard is not AccusationOutcome.UNWANTED)
-
-    async def _look_into_later(self, accuser: PeerId, accusation: Accusation) -> None:
-        with self._guard.watch(accuser, "accusation"):
-            await self.look_into(accusation)
 
     def hear(self, accuser: PeerId, accusation: Accusation) -> AccusationOutcome:
         """Record an accusation.  `UNWANTED` means that it is ignored; `NEW` means that the caller must examine it."""
@@ -286,12 +384,22 @@ class Ejections:
 
     async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
         """Return the proof with the announced hash; if that fails, penalise the accuser and return None."""
-        size = case.accusation.size
+        name, size, raw = Hash(case.accusation.evidence), case.accusation.size, bytearray()
         try:
             async with self._accusations.room(size, is_member=is_member):
-                with trio.move_on_after(deadline_s(size)):
-                    return await self._fetch(accuser, case.accusation)
-                raise Unreachable("too slow")
+                with trio.move_on_after(deadline_s(size)) as deadline:
+                    while len(raw) < size:
+                        length = min(SLICE_BYTES, size - len(raw))
+                        question = EvidenceRequest(evidence=name, offset=len(raw), length=length).encode()
+                        piece = await self._session.network.request(accuser, "evidence", question, timeout_s=FETCH_S)
+                        if len(piece) != length:
+                            raise Malformed("a proof of another size than announced")
+                        raw += piece
+                if deadline.cancelled_caught:
+                    raise Unreachable("too slow")
+            if evidence_hash(bytes(raw)) != name:
+                raise Malformed("a proof with another hash than announced")
+            return bytes(raw)
         except NetworkError as error:
             self._accusations.failed(case, accuser)
             self._session.emit(Notice("debug", f"no proof from {accuser}: {error}"))
@@ -311,24 +419,11 @@ class Ejections:
             if isinstance(error, UnknownTip) and error.signer == accused:
                 self._postpone(raw, error)
                 return None
-            for liar in [*case.members, *case.strangers]:
+            for liar in [*case.accusers]:
                 self._accusations.lied(case, liar)
             self._session.emit(Dropped(accuser, "accusation", str(error)))
             return None
         return await self._eject(raw, verdict)
-
-    async def _fetch(self, accuser: PeerId, accusation: Accusation) -> bytes:
-        name, raw = Hash(accusation.evidence), bytearray()
-        while len(raw) < accusation.size:
-            length = min(SLICE_BYTES, accusation.size - len(raw))
-            question = EvidenceRequest(evidence=name, offset=len(raw), length=length)
-            piece = await self._session.network.request(accuser, "evidence", question.encode(), timeout_s=FETCH_S)
-            if len(piece) != length:
-                raise Malformed("a proof of another size than announced")
-            raw += piece
-        if evidence_hash(bytes(raw)) != name:
-            raise Malformed("a proof with another hash than announced")
-        return bytes(raw)
 
     @answers("evidence", EvidenceRequest)
     async def answer(self, peer: PeerId, question: EvidenceRequest) -> bytes:
@@ -356,8 +451,10 @@ class Ejections:
 
     def _postpone(self, raw: bytes, error: UnknownTip) -> None:
         """Keep evidence until we know its tip."""
+        name = evidence_hash(raw)
         is_known = self._history.has_member(error.signer) or error.signer in self._history.roster.electorate.electors
-        if self._postponed.add(evidence_hash(raw), raw, error.tip, is_known=is_known):
+        self._postponed[name] = _Postponed(raw, error.tip, is_known)
+        if name in self._postponed:
             self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: ProvenLie) -> ProvenLie | None:
@@ -389,8 +486,8 @@ class Ejections:
     def _take(self, raw: bytes, verdict: ProvenLie) -> None:
         name, peer = evidence_hash(raw), verdict.peer
         self._verdicts[peer] = verdict, name
-        envelope = self._session.seal(Accusation(accused=peer, evidence=name, size=len(raw)))
-        self._announcements.add(peer, envelope, is_member=self._history.has_member(peer))
+        accusation = self._session.seal(Accusation(accused=peer, evidence=name, size=len(raw)))
+        self._announcements.add(peer, accusation.raw, is_member=self._history.has_member(peer))
         self._session.emit(PeerEjected(peer, verdict.reason, name.hex()))
         self._membership.bar(peer)
         self._session.network.forget(peer)

@@ -9,12 +9,21 @@ statements to two peers that never compare them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from protocol.agreement.ballot import Ballot
-from protocol.agreement.contradictions import certified, contradict, lie_of, slot, tip_of
-from protocol.audit.evidence import ContraryMotion, Evidence, OneStatement, TwoStatements
+from protocol.audit.evidence import (
+    ContraryMotion,
+    Evidence,
+    OneStatement,
+    TwoStatements,
+    certified,
+    contradict,
+    lie_of,
+    slot,
+    tip_of,
+)
+from protocol.bounds import BoundedDict
 from protocol.chain.base import Base
 from protocol.chain.history import History
 from protocol.chain.records import record_hash
@@ -54,7 +63,7 @@ class _Testimony:
     """Statements that one elector has signed, and certificates that it has sent; the oldest first."""
 
     statements: dict[tuple[object, ...], _Statement] = field(default_factory=dict)
-    claims: dict[bytes, _Claim] = field(default_factory=dict)
+    claims: BoundedDict[bytes, _Claim] = field(default_factory=lambda: BoundedDict(KEPT_CERTIFICATES))
 
     def keep(self, key: tuple[object, ...], statement: _Statement) -> None:
         self.statements[key] = statement
@@ -65,16 +74,14 @@ class _Testimony:
     def claim(self, claim: _Claim) -> bool:
         """Keep a certificate, and return True if it is new."""
         name = claim.vote.encode()
-        if name in self.claims:
-            return False
-        self.claims[name] = claim
-        if len(self.claims) > KEPT_CERTIFICATES:
-            del self.claims[next(iter(self.claims))]
-        return True
+        is_new = name not in self.claims
+        self.claims.setdefault(name, claim)
+        return is_new
 
     def forget_before(self, round: int) -> None:
         self.statements = {key: each for key, each in self.statements.items() if each.round >= round}
-        self.claims = {name: each for name, each in self.claims.items() if each.vote.round >= round}
+        for name in [name for name, each in self.claims.items() if each.vote.round < round]:
+            del self.claims[name]
 
 
 class Witness:
@@ -127,38 +134,30 @@ class Witness:
             return []  # sent again
         if lie_of(self._run, sender, body, base, self._max_members) is not None:
             return [OneStatement(statement=raw)]
-        for other in self._comparable(key, body, testimony):
+        if isinstance(body, ViewChange | Vote):
+            comparable = [each for each in testimony.statements.values() if each.body is not None]
+        else:
+            keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
+            comparable = [testimony.statements[each] for each in keys if each in testimony.statements]
+        for other in comparable:
             if contradict(sender, other.body or unpack(other.raw, self._run)[1], body, base):
                 return [TwoStatements(first=other.raw, second=raw)]
         if known is None:
             testimony.keep(key, _Statement(base.round, raw, body if isinstance(body, ViewChange | Vote) else None))
         if isinstance(body, Vote):
-            return list(self._votes_against(sender, body, raw))
+            rivals = [each for each in self._claims(body.attempt) if slot(each.vote) == slot(body) and each.vote != body]
+            others = [self._vote_in(rival, sender) for rival in rivals]
+            return [TwoStatements(first=other, second=raw) for other in others if other is not None]
         if isinstance(body, RecordProposal):
             cases = [self._against_motion(claim, body, raw) for claim in self._claims(body.attempt)]
             return [case for case in cases if case is not None]
         return []
-
-    def _comparable(self, key: tuple[object, ...], body: Body, testimony: _Testimony) -> list[_Statement]:
-        """Return earlier statements of the same elector that may contradict this one."""
-        if isinstance(body, ViewChange | Vote):
-            return [each for each in testimony.statements.values() if each.body is not None]
-        keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
-        return [testimony.statements[each] for each in keys if each in testimony.statements]
 
     # -- votes in certificates ----------------------------------------------------------------------------------------
 
     def _claims(self, attempt: int) -> list[_Claim]:
         claims = [claim for testimony in self._testimonies.values() for claim in testimony.claims.values()]
         return [claim for claim in claims if claim.vote.attempt == attempt]
-
-    def _votes_against(self, voter: PeerId, vote: Vote, raw: bytes) -> Iterator[Evidence]:
-        """Yield evidence from certificates that contradict a vote."""
-        for claim in self._claims(vote.attempt):
-            if slot(claim.vote) == slot(vote) and claim.vote != vote:
-                other = self._vote_in(claim, voter)
-                if other is not None:
-                    yield TwoStatements(first=other, second=raw)
 
     def _on_claim(self, base: Base, claim: _Claim) -> list[Evidence]:
         """Return evidence from votes, certificates and the record proposal that contradict a certificate."""
@@ -179,19 +178,14 @@ class Witness:
             if ours is None:
                 break  # the certificate is forged
             lies.append(TwoStatements(first=other, second=ours))
-        if base.electors:
-            lies += self._against_motion_of(Ballot(base, claim.vote.attempt).proposer, claim)
-        return lies
-
-    def _against_motion_of(self, proposer: PeerId, claim: _Claim) -> list[Evidence]:
-        tip = (claim.vote.round, claim.vote.base)
-        testimony = self._testimonies.get(proposer)
-        kept = testimony.statements.get(("motion", tip, claim.vote.attempt)) if testimony is not None else None
+        proposer = Ballot(base, claim.vote.attempt).proposer if base.electors else None
+        statements = self._testimonies[proposer].statements if proposer in self._testimonies else {}
+        kept = statements.get(("motion", tip_of(claim.vote), claim.vote.attempt))
         motion = unpack(kept.raw, self._run)[1] if kept is not None else None
-        if kept is None or not isinstance(motion, RecordProposal):
-            return []
-        case = self._against_motion(claim, motion, kept.raw)
-        return [case] if case is not None else []
+        if kept is not None and isinstance(motion, RecordProposal):
+            case = self._against_motion(claim, motion, kept.raw)
+            lies += [case] if case is not None else []
+        return lies
 
     def _against_motion(self, claim: _Claim, motion: RecordProposal, raw: bytes) -> ContraryMotion | None:
         """Return evidence if a certificate of the whole electorate, in the same ballot, is for another record."""

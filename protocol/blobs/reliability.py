@@ -17,46 +17,51 @@ they bring that many chunks before the next one, or as many as `PROVEN` with a f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from protocol.bounds import BoundedDict
 from protocol.wire.identity import PeerId
 
+P = TypeVar("P", bound=str)
 PROVEN = 16
 MAX_REMEMBERED = 1024
 
 
 class Reliability:
-    """Ranks of all sources.  is_active: tells active members from all others."""
+    """Ranks of all sources.  is_active: tells active members from all others.
+
+    A mirror has its address in place of a peer ID.
+    """
 
     def __init__(self, is_active: Callable[[PeerId], bool] = lambda peer: False) -> None:
         self._is_active = is_active
-        self._ranks = BoundedDict[PeerId, int](MAX_REMEMBERED, lambda peer, rank: rank <= 0)
+        self._ranks = BoundedDict[str, int](MAX_REMEMBERED, lambda peer, rank: rank <= 0)
         """From `-PROVEN` to `PROVEN`; the peer whose rank was set last comes last."""
 
     def __len__(self) -> int:
         """Return the number of peers remembered."""
         return len(self._ranks)
 
-    def rank(self, peer: PeerId) -> int:
+    def rank(self, peer: str) -> int:
         """Return the rank of a peer, from `-PROVEN` to `PROVEN`."""
         rank = self._ranks.get(peer)
         if rank is None:
-            return PROVEN if self._is_active(peer) else 0
+            return PROVEN if self._is_active(PeerId(peer)) else 0
         return rank
 
-    def is_proven(self, peer: PeerId) -> bool:
+    def is_proven(self, peer: str) -> bool:
         """Return True if a peer ranks higher than a stranger of which we know nothing."""
         return self.rank(peer) > 0
 
-    def in_order(self, peers: Iterable[PeerId]) -> list[PeerId]:
+    def in_order(self, peers: Iterable[P]) -> list[P]:
         """Return the peers, the most reliable first; equals stay in their order."""
         return sorted(peers, key=lambda peer: -self.rank(peer))
 
-    def brought(self, peer: PeerId) -> None:
+    def brought(self, peer: str) -> None:
         """Note that a peer has brought a chunk."""
         self._ranks.renew(peer, min(PROVEN, self.rank(peer) + 1))
 
-    def withheld(self, peer: PeerId) -> None:
+    def withheld(self, peer: str) -> None:
         """Note that a peer has let us wait in vain for what it claims to have, or has sent wrong bytes."""
         rank = self.rank(peer)
         self._ranks.renew(peer, rank // 2 if rank > 0 else max(-PROVEN, rank - 1))

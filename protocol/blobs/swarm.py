@@ -33,10 +33,11 @@ from protocol.blobs.blob import (
     set_of,
     to_bitmap,
 )
+from protocol.blobs.mirrors import Mirrors
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import Held, Shelf
-from protocol.blobs.transfer import NO_BLOB, BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
+from protocol.blobs.transfer import NO_BLOB, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
@@ -113,11 +114,14 @@ class Swarm:
         *,
         here: ChunkSet = 0,
         on_chunk: Callable[[], None] = lambda: None,
+        mirrors: Mirrors | None = None,
     ) -> bool:
         """Fetch the missing chunks of a blob into `into`; return True once all are there, False if no peer has some chunk.
 
         into: a buffer of the blob's size, or places for the chunks that are wanted.  sources: peers to ask first; they name
-        further peers.  here: chunks that are already in `into`.  Raises `StoreFailed` if `into` cannot be written.
+        further peers.  here: chunks that are already in `into`.  mirrors: also have the blob.
+
+        Raises `StoreFailed` if `into` cannot be written.
         """
         others = self._fetches.setdefault(blob.name, [])
 
@@ -126,9 +130,9 @@ class Swarm:
             if others[0].transfer is transfer:
                 self._session.emit(event)
 
-        places = BufferPlaces(blob, into) if isinstance(into, memoryview) else into
+        places = ChunkPlaces.in_buffer(blob, into) if isinstance(into, memoryview) else into
         transfer = Transfer(purpose, blob, here, trio.current_time(), tell, places.wanted)
-        fetch = Fetch(self._session, self.members, self.reliability, transfer, places, on_chunk)
+        fetch = Fetch(self._session, self.members, self.reliability, transfer, places, on_chunk, mirrors)
         others.append(fetch)
         try:
             return await fetch.run(sources)
@@ -152,14 +156,9 @@ class Swarm:
         for fetch in self._fetches.get(name, []):
             fetch.add_sources(sources)
 
-    def note(self, name: Hash, chunk: int) -> None:
-        """Note that a chunk of a blob has come to its place in another way: fetches end their requests, and offer it."""
-        for fetch in [*self._fetches.get(name, [])]:
-            fetch.note(chunk)
-
-    def asked_for(self, name: Hash, chunk: int) -> list[PeerId]:
-        """Return the peers that were asked for a chunk of a blob and have not sent it yet."""
-        return [peer for fetch in self._fetches.get(name, []) for peer in fetch.asked_for(chunk)]
+    def asked_for(self, name: Hash, chunk: int) -> list[str]:
+        """Return the peers and mirrors that were asked for a chunk of a blob and have not sent it yet."""
+        return [source for fetch in self._fetches.get(name, []) for source in fetch.asked_for(chunk)]
 
     def originate(self, name: Hash, count: int) -> None:
         """Offer this blob of `count` chunks, which only we have, in such a way that each chunk leaves us once."""

@@ -7,9 +7,9 @@ of a corpus are fetched so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -26,12 +26,8 @@ from protocol.blobs.blob import (
     set_of,
     to_bitmap,
 )
-from protocol.blobs.download import (
-    MOST_OWED_BYTES,
-    MOST_SOURCES,
-    Download,
-    Wants,
-)
+from protocol.blobs.download import MOST_OWED_BYTES, MOST_SOURCES, Download, Wants
+from protocol.blobs.mirrors import Mirrors
 from protocol.blobs.offers import OpenOffer
 from protocol.blobs.reliability import Reliability
 from protocol.disk import StoreFailed, let_go
@@ -47,38 +43,28 @@ from protocol.wire.identity import PeerId
 # The places of the chunks that are fetched.
 
 
-class ChunkPlaces(Protocol):
-    """Destination of the chunks of a fetch, from which they are also read to serve them."""
+@dataclass(frozen=True)
+class ChunkPlaces:
+    """Destination of the chunks of a fetch, from which they are also read to serve them.
 
-    @property
-    def wanted(self) -> ChunkSet:
-        """Chunks to fetch; it never changes."""
-        ...
+    wanted: the chunks to fetch.  write: writes a chunk whose bytes are right, with the name of its source; raises
+    `StoreFailed`.  read: returns the bytes of a chunk that was written, or was here; None if they are no longer here;
+    blocking.
+    """
 
-    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
-        """Write a chunk whose bytes are right.  peer: the source.  Raises `StoreFailed`."""
-        ...
+    wanted: ChunkSet
+    write: Callable[[int, memoryview, str], Awaitable[None]]
+    read: Callable[[int], bytes | None]
 
-    def read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk that was written, or was here; None if they are no longer here.  Blocking."""
-        ...
+    @classmethod
+    def in_buffer(cls, blob: Blob, buffer: memoryview) -> ChunkPlaces:
+        """Return the places of all chunks in one buffer of the size of the blob."""
 
+        async def write(chunk: int, data: memoryview, source: str) -> None:
+            buffer[blob.span(chunk)] = data
+            let_go(buffer[blob.span(chunk)])
 
-class BufferPlaces:
-    """Places of the chunks in one buffer of the size of the blob: a `ChunkPlaces`."""
-
-    def __init__(self, blob: Blob, buffer: memoryview) -> None:
-        self._blob, self._buffer = blob, buffer
-        self.wanted = blob.all
-
-    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
-        """Write a chunk as `ChunkPlaces.write` describes; never waits."""
-        self._buffer[self._blob.span(chunk)] = data
-        let_go(self._buffer[self._blob.span(chunk)])
-
-    def read(self, chunk: int) -> bytes | None:
-        """Return a chunk as `ChunkPlaces.read` describes."""
-        return bytes(self._buffer[self._blob.span(chunk)])
+        return cls(blob.all, write, lambda chunk: bytes(buffer[blob.span(chunk)]))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -320,7 +306,7 @@ NO_BLOB = "that blob is not here"
 class Fetch:
     """Fetch of the chunks that a transfer lacks; they are written to `places`.
 
-    on_chunk: called for each chunk that comes.
+    on_chunk: called for each chunk that comes.  mirrors: also have the blob; None if there are none.
     """
 
     def __init__(
@@ -331,11 +317,14 @@ class Fetch:
         transfer: Transfer,
         places: ChunkPlaces,
         on_chunk: Callable[[], None],
+        mirrors: Mirrors | None,
     ) -> None:
         self.transfer, self.blob = transfer, transfer.blob
         self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
         self._session, self._reliability = session, reliability
-        self._places, self._on_chunk = places, on_chunk
+        self._places, self._on_chunk, self._mirrors = places, on_chunk, mirrors
+        self._reading = trio.Lock()
+        """Held while a range is read from a mirror."""
         self._download = Download(
             self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted, reliability
         )
@@ -379,8 +368,8 @@ class Fetch:
         """Return the bytes of a chunk; None if it is not here.  Blocking."""
         return self._places.read(chunk) if self.here >> chunk & 1 else None
 
-    def asked_for(self, chunk: int) -> list[PeerId]:
-        """Return the peers that were asked for a chunk and have not sent it yet."""
+    def asked_for(self, chunk: int) -> list[str]:
+        """Return the sources that were asked for a chunk and have not sent it yet."""
         return self._download.asked_for(chunk)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -398,12 +387,13 @@ class Fetch:
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
                     self._send(self._download.tick(trio.current_time()))
-                    self.transfer.update(self.here, self._download.sources, trio.current_time())
+                    self.transfer.update(self.here, len(self._download.sources), trio.current_time())
                     self._ask_again()
                     self._ask_waiting()
+                    self._use_mirror()
                 nursery.cancel_scope.cancel()
         finally:
-            self.transfer.update(self.here, self._download.sources, trio.current_time())
+            self.transfer.update(self.here, len(self._download.sources), trio.current_time())
             self.transfer.end(trio.current_time())
         if self._failure is not None:
             raise self._failure
@@ -414,6 +404,7 @@ class Fetch:
         if self._download.has_hope() or (self._promising and now - self._moved_at < PROMISE_S):
             self._hoped_at = now
         landing_bytes = sum(len(landing.buffer) for landing in self._landings.values())
+        landing_bytes += self.blob.sizes[0] if self._reading.locked() else 0
         patience_s = PATIENCE_S + landing_bytes / SLOWEST_BYTES_PER_S
         return now - self._hoped_at > HOPE_S or now - self._moved_at > patience_s
 
@@ -552,29 +543,35 @@ class Fetch:
         """Check a chunk that has arrived, and write it to its place if it is right and not here yet."""
         try:
             if landing.found != self.blob.leaves[chunk]:
-                self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
+                self._session.emit(Dropped(peer, "chunk", "its bytes differ from the certified bytes"))
                 self._send(self._download.wrong(peer, trio.current_time()))
-            elif not self.here >> chunk & 1:
-                await self._places.write(chunk, landing.buffer, peer)
-                self.note(chunk, peer)
-        except StoreFailed as error:
-            self._failure = error
-            self._over.set()
+            else:
+                await self._keep(chunk, landing.buffer, peer)
         finally:
             self._landings.pop((peer, chunk), None)
 
-    def note(self, chunk: int, peer: PeerId | None = None) -> None:
-        """Note that a chunk is at its place.  peer: the peer that sent it; None if it came in another way."""
+    async def _keep(self, chunk: int, data: memoryview, source: str) -> None:
+        """Write a chunk that is right to its place, unless it is here."""
+        try:
+            if not self.here >> chunk & 1:
+                await self._places.write(chunk, data, source)
+        except StoreFailed as error:
+            self._failure = error
+            self._over.set()
+            return
         if not self.here >> chunk & 1:
             self._moved_at = trio.current_time()
-            self.offer.add(chunk, is_first=peer in self._apart)
-            self._send(self._download.came(peer, chunk, trio.current_time()))
+            self.offer.add(chunk, is_first=source in self._apart)
+            self._send(self._download.came(source, chunk, trio.current_time()))
             self._on_chunk()
 
     def _send(self, wants: Wants) -> None:
         """Ask the sources for chunks; end the fetch if nothing is missing."""
-        for peer, chunks in wants.items():
-            self._tasks.start(self._want, peer, chunks)
+        for source, chunks in wants.items():
+            if self._download.sources[source].is_mirror:
+                self._tasks.start(self._read, source, chunks)
+            else:
+                self._tasks.start(self._want, PeerId(source), chunks)
         if not self._download.missing:
             self._over.set()
 
@@ -592,3 +589,35 @@ class Fetch:
             self._send(self._download.turned_down(peer, [*chunks_in(refused)], trio.current_time()))
         if busy:
             self._send(self._download.busy(peer, [*chunks_in(busy & ~refused)], trio.current_time()))
+
+    # -- mirrors ------------------------------------------------------------------------------------------------------
+
+    def _use_mirror(self) -> None:
+        """Make the first mirror that may be asked a source, unless another one is."""
+        if self._mirrors is not None and not any(known.is_mirror for known in self._download.sources.values()):
+            for url in self._mirrors.ready(self.blob.name)[:1]:
+                self._send(self._download.has(url, self.blob.all, trio.current_time(), is_mirror=True))
+
+    async def _read(self, mirror: str, chunks: list[int]) -> None:
+        """Read chunks from a mirror, in one range for each run of consecutive ones; use another mirror if it fails."""
+        assert self._mirrors is not None
+
+        async def keep(chunk: int, data: bytes) -> None:
+            await self._keep(chunk, memoryview(data), mirror)
+
+        async with self._reading:  # a range that is overdue goes on
+            for run in _runs([chunk for chunk in chunks if not self.here >> chunk & 1]):
+                if mirror not in self._download.sources:
+                    return
+                if not await self._mirrors.read_chunks(mirror, self.blob, run, keep):
+                    self._send(self._download.gone(mirror, trio.current_time()))
+                    self._use_mirror()
+
+
+def _runs(chunks: Sequence[int]) -> list[range]:
+    """Return ranges of consecutive chunks."""
+    runs: list[range] = []
+    for chunk in sorted(chunks):
+        start = runs.pop().start if runs and runs[-1].stop == chunk else chunk
+        runs.append(range(start, chunk + 1))
+    return runs

@@ -263,7 +263,7 @@ def _height(value: Any, *, is_optional: bool = False) -> Any:
     if value is None and is_optional:
         return None
     if type(value) is not int or abs(value) > MAX_TOTAL:
-        raise ValueError(f"{value} is no number of records")
+        raise ValueError(f"{value} is not a number of records")
     return value
 
 

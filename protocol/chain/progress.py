@@ -231,6 +231,23 @@ def rate_of(manifest: RunManifest, progress: RunProgress) -> tuple[float, RatePh
     return scheduled_rate(inner, place), rate_phase(inner, place)
 
 
+def data_total(manifest: RunManifest, progress: RunProgress) -> int:
+    """Return the tokens of all members after which `data.epochs` ends the run; 0 if its total comes first.
+
+    A total of rounds is compared at the mean speed so far, and before the first round at that of one member.
+    """
+    end, goal = manifest.data_end, progress.goal
+    if end is None:
+        return 0
+    if goal.unit is Unit.TOKENS:
+        is_first = end.tokens <= goal.total
+    elif progress.rounds and progress.tokens:
+        is_first = progress.tokens * goal.total >= progress.rounds * end.tokens
+    else:
+        is_first = end.rounds <= goal.total
+    return end.tokens if is_first else 0
+
+
 PACED_ROUNDS = 8
 """Rounds over which the tokens of a member are counted: of one round, chance would decide."""
 
@@ -269,12 +286,17 @@ class RunPace:
         """Tokens a second of all members; None before two records in a row were noted."""
         return self._tokens / self._seconds if self._seconds > 0 else None
 
-    def left_s(self, progress: RunProgress) -> float | None:
-        """Return the seconds until the total is reached, at the speed of the last round; None if that is unknown."""
-        added = progress.added if progress.goal.unit is Unit.TOKENS else 1
+    def left_s(self, progress: RunProgress, data_total: int = 0) -> float | None:
+        """Return the seconds until the run ends, at the speed of the last round; None if that is unknown.
+
+        data_total: as `data_total` returns it.
+        """
+        added, left = (progress.added if progress.goal.unit is Unit.TOKENS else 1), progress.goal.total - progress.done
+        if data_total:
+            added, left = progress.added, data_total - progress.tokens
         if self._seconds <= 0 or not added:
             return None
-        return max(0, progress.goal.total - progress.done) / added * self._seconds
+        return max(0, left) / added * self._seconds
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -156,10 +156,11 @@ class BlockCache:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def put(self, block: Block, data: bytes | memoryview, *, kept: bool = False) -> bool:
+    def put(self, block: Block, data: bytes | memoryview, *, kept: Callable[[Block], bool] = lambda block: False) -> bool:
         """Keep a block, whose bytes the caller has checked; durable on return.  Return False if it was here already.
 
-        On a full disk, a block that is not pinned drives no other out.  Raises `StoreFailed`.
+        kept: returns True if the block leaves only when no other can.  On a full disk, a block that is not pinned drives no
+        other out.  Raises `StoreFailed`.
         """
         assert len(data) == block.size
         with self._writing:
@@ -170,7 +171,7 @@ class BlockCache:
             self._disk.write_file(self.path(block), data, relieved=block in self._pinned)
             with self._lock:
                 self._add(block)
-            if kept:
+            if kept(block):
                 self.keep(block)
         return True
 

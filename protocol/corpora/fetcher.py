@@ -5,11 +5,10 @@ The user of a fetcher says which blocks are needed now and which are needed next
 * **Order.**  Blocks needed now come first, in reading order.  Those needed next are asked for once these are here or late.
   Blocks to keep for others (`protocol.corpora.copies`) are fetched while nothing is needed that somebody could send, and not
   while a round is exchanged.
-* **Batches.**  A few blocks of one shard are fetched together: through the swarm (`protocol.blobs.swarm`) from all peers
-  that have some, or in one range from one mirror.  Peers and mirrors work at the same time on different blocks.  Once all
-  needed blocks are under way, mirrors are also asked for blocks that peers have owed us for a while, and vice versa.
-* **Retries.**  A block that no peer gives is asked of peers again after a pause, twice as long each time.
-* **Bounds.**  At most `PEER_BATCHES` and `MIRROR_BATCHES` are under way, of `BATCH_BYTES` each.
+* **Batches.**  A few blocks of one shard are fetched together through the swarm (`protocol.blobs.swarm`), from all peers
+  that have some and from a mirror.
+* **Retries.**  A block that nobody gives is asked for again after a pause, twice as long each time.
+* **Bounds.**  At most `BATCHES` are under way, of `BATCH_BYTES` each.
 * **Full disks.**  If a block does not fit on the disk, blocks needed next may leave it.  Then blocks are fetched after
   pauses only, until one fits or other blocks are needed.
 """
@@ -28,13 +27,13 @@ import trio
 
 from protocol.blobs.blob import Blob, ChunkSet, set_of
 from protocol.blobs.fetcher import fetch_leaves
+from protocol.blobs.mirrors import Mirrors, host_of
 from protocol.blobs.swarm import Swarm
-from protocol.blobs.transfer import Purpose, Transfer
+from protocol.blobs.transfer import ChunkPlaces, Purpose
 from protocol.bounds import Backoff
 from protocol.corpora.cache import BlockStore, space_of
 from protocol.corpora.copies import BlocksToKeep, KeepRule, missing_of
 from protocol.corpora.manifest import Block
-from protocol.corpora.mirrors import Mirrors
 from protocol.corpora.shards import Shard
 from protocol.disk import StoreFull
 from protocol.events.events import Notice
@@ -44,11 +43,11 @@ from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
-PEER_BATCHES, MIRROR_BATCHES = 4, 2
+BATCHES = 4
 BATCH_BYTES, BATCH_BLOCKS = 8 << 20, 64
 TICK_S = 1.0
 OWED_S = 4.0
-"""Seconds for which peers owe us a block before a mirror is asked for it as well, and vice versa."""
+"""Seconds for which blocks needed now are under way before blocks needed next are fetched beside them."""
 LEAVES_S = 15.0
 """Seconds for asking peers for the hashes of a shard's blocks, before mirrors are asked."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
@@ -88,33 +87,15 @@ class BlockOrigin(StrEnum):
 class _BlockBatch:
     """Blocks of one shard under way together.
 
-    blocks: those that have not come yet.  since: trio time.  mirror: name of the mirror that is asked; "" while none is;
-    None if peers are asked.  is_kept: True for blocks that nobody here needs, to be kept for others.
+    blocks: those that have not come yet.  since: trio time.  is_kept: True for blocks that nobody here needs, to be kept for
+    others.
     """
 
     shard: Shard
     blocks: list[Block]
     since: float
-    mirror: str | None
-    is_kept: bool = False
+    is_kept: bool
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Places of the blocks of a shard in the store: a `protocol.blobs.transfer.ChunkPlaces`."""
-
-    fetcher: BlockFetcher
-    shard: Shard
-    wanted: ChunkSet
-
-    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
-        """Write a block as `ChunkPlaces.write` describes."""
-        await self.fetcher.keep_from(peer, self.shard.block(chunk), data)
-
-    def read(self, chunk: int) -> bytes | None:
-        """Return a block as `ChunkPlaces.read` describes."""
-        return self.fetcher.store.read(self.shard.block(chunk))
 
 
 class BlockFetcher:
@@ -143,7 +124,7 @@ class BlockFetcher:
         self._tell_of_full_at = -inf
         self._batches: list[_BlockBatch] = []
         self._pauses: dict[Block, Backoff] = {}
-        """Pauses before peers are asked for a block again."""
+        """Pauses before a block that nobody gave is asked for again."""
         self._ahead = BlocksToKeep(store, policy.keeps, session.me)
         self._leaves_locks: dict[Hash, trio.Lock] = {}
         self._random = Random(session.me)
@@ -215,19 +196,15 @@ class BlockFetcher:
         share = f"{100 * (whole - left) // whole} % of this round's blocks are here"
         if self._full:
             return f"waiting for disk space for blocks ({share}): {self._full}"
-        called, owing = self.store.shards[missing[0].shard].name_of(missing[0].number), self._expected_from(missing[0])
-        if owing:
-            return f"waiting for {called}, from {owing} ({share})"
+        first, name = missing[0], self._policy.name
+        called = self.store.shards[first.shard].name_of(first.number)
+        if asked := self._swarm.asked_for(first.shard, first.number):
+            owing = [f"the mirror {host}" if (host := host_of(each)) else name(PeerId(each)) for each in asked]
+            return f"waiting for {called}, from {' and '.join(owing[:2])} ({share})"
         return (
             f"waiting for {called}, which no peer and no mirror has given yet ({share}): "
             "ask the organiser to start a peer that has the corpus"
         )
-
-    def _expected_from(self, block: Block) -> str:
-        """Return the names of the first two that should send a block; "" if nobody should."""
-        peers = [self._policy.name(peer) for peer in self._swarm.asked_for(block.shard, block.number)]
-        mirrors = [f"the mirror {batch.mirror}" for batch in self._batches if batch.mirror and block in batch.blocks]
-        return " and ".join([*peers, *mirrors][:2])
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +222,8 @@ class BlockFetcher:
                 self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
                 await self._offload(self._ahead.look, trio.current_time())
                 missing = [block for block in missing if not self.store.cache.has(block)]  # some may have come meanwhile
+                for batch in self._batches:
+                    self._swarm.add_sources(batch.shard.root, sorted(self._session.network.connected()))
                 for batch in self._plan(missing):
                     nursery.start_soon(self._fetch, batch)
                 with trio.move_on_after(TICK_S):
@@ -263,88 +242,71 @@ class BlockFetcher:
                 self._is_told_of_damage = True
 
     def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
-        """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""
-        now, peers = trio.current_time(), bool(self._session.network.connected())
-        while now >= self._full_backoff.until:
-            found = len(self._batches)
-            if peers and sum(batch.mirror is None for batch in self._batches) < PEER_BATCHES:
-                yield from self._begin(self._for_peers(missing, now), None)
-            mirrored = sum(batch.mirror is not None for batch in self._batches)
-            if mirrored < MIRROR_BATCHES:
-                yield from self._begin(self._for_mirrors(missing, now), "")
-            if len(self._batches) == found:
-                break
-        if now >= self._full_backoff.until and not self._policy.is_busy():
-            yield from self._plan_copies(missing, now, peers=peers)
-
-    def _plan_copies(self, missing: Sequence[Block], now: float, *, peers: bool) -> Iterator[_BlockBatch]:
-        """Yield the batches of blocks to keep for others, unless a block is under way that is needed here."""
+        """Yield the batches to begin now.  missing: needed blocks, in order."""
+        now = trio.current_time()
+        if now < self._full_backoff.until:
+            return
+        while sum(not batch.is_kept for batch in self._batches) < BATCHES and (free := self._free(missing, now)):
+            yield self._begin(free, is_kept=False)
         while all(batch.is_kept for batch in self._batches) and len(self._batches) < KEEP_BATCHES:
-            under_way = {block for batch in self._batches for block in batch.blocks}
-            free = self._ahead.fitting([*missing, *under_way])
-            found = len(self._batches)
-            if peers:
-                yield from self._begin([block for block in free if self._may_ask_peers(block, now)], None, is_kept=True)
-            ready = {shard for shard in {block.shard for block in free} if self._mirrors.are_ready(shard, now)}
-            taken = {block for batch in self._batches[found:] for block in batch.blocks}
-            left = [block for block in free if block.shard in ready and block not in taken]
-            yield from self._begin(left, "", is_kept=True)
-            if len(self._batches) == found:
+            under_way = [block for batch in self._batches for block in batch.blocks]
+            free = self._askable(self._ahead.fitting([*missing, *under_way]), now) if not self._policy.is_busy() else []
+            if not free:
                 return
+            yield self._begin(free, is_kept=True)
 
-    def _begin(self, blocks: Sequence[Block], mirror: str | None, *, is_kept: bool = False) -> Iterator[_BlockBatch]:
-        """Begin a batch of the first of these blocks, unless there is none."""
-        if blocks:
-            shard, most = self.store.shards[blocks[0].shard], KEEP_BATCH_BYTES if is_kept else BATCH_BYTES
-            chosen = (_first_of_one_shard if mirror is None else _first_range)(blocks, most)
-            batch = _BlockBatch(shard, chosen, trio.current_time(), mirror, is_kept)
-            self._batches.append(batch)
-            self._ahead.take(chosen)
-            yield batch
-
-    def _may_ask_peers(self, block: Block, now: float) -> bool:
-        pause = self._pauses.get(block)
-        return pause is None or pause.until <= now
-
-    def _for_peers(self, missing: Sequence[Block], now: float) -> list[Block]:
-        pauses = {block for block, pause in self._pauses.items() if pause.until > now}
-        return self._free([block for block in missing if block not in pauses], now, mirrored=False)
-
-    def _for_mirrors(self, missing: Sequence[Block], now: float) -> list[Block]:
-        shards = {block.shard for block in missing}
-        ready = {shard for shard in shards if self._mirrors.are_ready(shard, now)}
-        return self._free([block for block in missing if block.shard in ready], now, mirrored=True)
-
-    def _free(self, due: Sequence[Block], now: float, *, mirrored: bool) -> list[Block]:
-        """Return the blocks to ask peers for, or mirrors if `mirrored`: those first that nobody was asked for.
-
-        due: the blocks that may be asked for.
-        """
-        batches = [batch for batch in self._batches if not batch.is_kept]
+    def _free(self, missing: Sequence[Block], now: float) -> list[Block]:
+        """Return the needed blocks to ask for now: those needed next only once those needed now are here or late."""
+        batches, current = [batch for batch in self._batches if not batch.is_kept], set(self._now)
         under_way = {block for batch in batches for block in batch.blocks}
-        free = [block for block in due if block not in under_way]
-        recent = [batch for batch in batches if batch.since > now - OWED_S]
-        if free:
-            current = set(self._now)
-            if urgent := [block for block in free if block in current]:
-                return urgent
-            return free if all(current.isdisjoint(batch.blocks) for batch in recent) else []
-        asked = [batch for batch in batches if (batch.mirror is not None) == mirrored]
-        not_late = {block for batch in [*asked, *recent] for block in batch.blocks}
-        return [block for block in due if block not in not_late]
+        free = self._askable([block for block in missing if block not in under_way], now)
+        if urgent := [block for block in free if block in current]:
+            return urgent
+        return free if all(current.isdisjoint(batch.blocks) for batch in batches if batch.since > now - OWED_S) else []
+
+    def _askable(self, blocks: Sequence[Block], now: float) -> list[Block]:
+        """Return the blocks that peers or mirrors may be asked for now."""
+        has_peers = bool(self._session.network.connected())
+        shards = {root for root in {block.shard for block in blocks} if has_peers or self._mirrors.ready(root)}
+        waits = {block for block, pause in self._pauses.items() if pause.until > now}
+        return [block for block in blocks if block.shard in shards and block not in waits]
+
+    def _begin(self, blocks: Sequence[Block], *, is_kept: bool) -> _BlockBatch:
+        """Begin a batch: the first of these blocks, and as many others of its shard as fit."""
+        most_bytes, chosen, size = KEEP_BATCH_BYTES if is_kept else BATCH_BYTES, list[Block](), 0
+        for block in blocks:
+            if block.shard == blocks[0].shard:
+                size += block.size
+                if chosen and (size > most_bytes or len(chosen) >= BATCH_BLOCKS):
+                    break
+                chosen.append(block)
+        batch = _BlockBatch(self.store.shards[chosen[0].shard], chosen, trio.current_time(), is_kept)
+        self._batches.append(batch)
+        self._ahead.take(chosen)
+        return batch
 
     async def _fetch(self, batch: _BlockBatch) -> None:
+        shard = batch.shard
+
+        async def keep(number: int, data: memoryview, source: str) -> None:
+            await self._keep(source, shard.block(number), data)
+
+        def read(number: int) -> bytes | None:
+            return self.store.read(shard.block(number))
+
         try:
             with batch.scope:
-                leaves = await self._leaves_of(batch.shard)
+                leaves = await self._leaves_of(shard)
                 if leaves is not None and batch.blocks:
-                    blob = Blob.cut(batch.shard.root, leaves, batch.shard.spans)
-                    await (self._fetch_from_peers if batch.mirror is None else self._fetch_from_mirrors)(batch, blob)
+                    here: ChunkSet = await self._offload(self.store.here, shard.root)
+                    places = ChunkPlaces(set_of([block.number for block in batch.blocks]), keep, read)
+                    blob, purpose = Blob.cut(shard.root, leaves, shard.spans), Purpose("blocks", shard.number, batch.is_kept)
+                    await self._swarm.fetch(blob, places, self._peers(), purpose, here=here, mirrors=self._mirrors)
         except StoreFull as error:
             self._on_full(str(error))
         finally:
             self._batches.remove(batch)
-            for block in batch.blocks if batch.mirror is None else ():
+            for block in batch.blocks:
                 self._pauses.setdefault(block, Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)).failed(trio.current_time())
             self._wake.set()
 
@@ -359,35 +321,6 @@ class BlockFetcher:
         self._full_backoff.failed(trio.current_time())
         for batch in self._batches:
             batch.scope.cancel()
-
-    async def _fetch_from_peers(self, batch: _BlockBatch, blob: Blob) -> None:
-        here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
-        places = _Places(self, batch.shard, set_of([block.number for block in batch.blocks]))
-        purpose = Purpose("blocks", batch.shard.number, spare=batch.is_kept)
-        await self._swarm.fetch(blob, places, self._peers(), purpose, here=here)
-
-    async def _fetch_from_mirrors(self, batch: _BlockBatch, blob: Blob) -> None:
-        here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
-        numbers = range(batch.blocks[0].number, batch.blocks[-1].number + 1)
-        wanted, emit = set_of(numbers), self._session.emit
-        purpose = Purpose("blocks", batch.shard.number)
-        transfer = Transfer(purpose, blob, here & ~wanted, trio.current_time(), emit, wanted)
-
-        async def keep(number: int, data: bytes) -> None:
-            await self._keep(BlockOrigin.MIRROR, batch.shard.block(number), data, batch)
-            self._swarm.note(blob.name, number)
-            transfer.update(transfer.here | 1 << number, 0, trio.current_time())
-
-        def on_mirror(name: str) -> None:
-            batch.mirror = name
-
-        def are_here() -> bool:
-            return not batch.blocks
-
-        try:
-            await self._mirrors.read_blocks(batch.shard, blob.leaves, numbers, keep, on_mirror, are_here)
-        finally:
-            transfer.end(trio.current_time())
 
     def _peers(self) -> list[PeerId]:
         """Return the connected peers, the most reliable first, equals in random order."""
@@ -415,59 +348,29 @@ class BlockFetcher:
             with trio.move_on_after(LEAVES_S):
                 found = await fetch_leaves(self._session, self._swarm.reliability, shard.root, len(shard), peers, "corpus")
         if found is None:
-            found = await self._mirrors.read_leaves(shard)
+            found = await self._mirrors.read_leaves(shard.root, len(shard))
         if found is not None:
             await self._offload(self.store.cache.write_leaves, shard.root, found)
         return found
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    async def keep_from(self, peer: PeerId, block: Block, data: memoryview) -> None:
-        """Keep a block that a peer sent, and whose bytes are right.  Raises `StoreFailed`."""
-        await self._keep(BlockOrigin.SEED if self._policy.is_seed(peer) else BlockOrigin.PEER, block, data)
-
-    async def _keep(
-        self, origin: BlockOrigin, block: Block, data: bytes | memoryview, by: _BlockBatch | None = None
-    ) -> None:
-        """Keep a block.  by: the batch that brought it from a mirror."""
-        if await self._offload(partial(self._put, block, data)):
+    async def _keep(self, source: str, block: Block, data: memoryview) -> None:
+        """Keep a block that a source sent, and whose bytes are right.  Raises `StoreFailed`."""
+        if await self._offload(partial(self.store.cache.put, block, data, kept=self._ahead.keeps)):
             self._full = ""
             self._full_backoff.reset()
-            is_needed = block in self._now or block in self._next
-            self.tally[origin if is_needed else BlockOrigin.COPY] += block.size
+            self.tally[self._origin(source, block)] += block.size
         for batch in self._batches:
             if block in batch.blocks:
                 batch.blocks.remove(block)
-                if not batch.blocks and batch.mirror is not None and batch is not by:
-                    batch.scope.cancel()  # all its blocks came faster in another way
         self._pauses.pop(block, None)
         self._came.set()
         self._came = trio.Event()
 
-    def _put(self, block: Block, data: bytes | memoryview) -> bool:
-        """Put a block into the cache.  Blocking."""
-        return self.store.cache.put(block, data, kept=self._ahead.keeps(block))
-
-
-def _first_of_one_shard(blocks: Sequence[Block], most_bytes: int) -> list[Block]:
-    """Return the first block, and as many others of its shard as fit in a batch."""
-    chosen, size = list[Block](), 0
-    for block in blocks:
-        if block.shard == blocks[0].shard:
-            size += block.size
-            if chosen and (size > most_bytes or len(chosen) >= BATCH_BLOCKS):
-                break
-            chosen.append(block)
-    return chosen
-
-
-def _first_range(blocks: Sequence[Block], most_bytes: int) -> list[Block]:
-    """Return the first block, and those that follow it in its shard without a gap, as many as fit in a batch."""
-    chosen, free = [blocks[0]], {(block.shard, block.number): block for block in blocks}
-    size = blocks[0].size
-    while (block := free.get((chosen[0].shard, chosen[-1].number + 1))) is not None:
-        size += block.size
-        if size > most_bytes:
-            break
-        chosen.append(block)
-    return chosen
+    def _origin(self, source: str, block: Block) -> BlockOrigin:
+        if block not in self._now and block not in self._next:
+            return BlockOrigin.COPY
+        if host_of(source):
+            return BlockOrigin.MIRROR
+        return BlockOrigin.SEED if self._policy.is_seed(PeerId(source)) else BlockOrigin.PEER

@@ -61,8 +61,8 @@ def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
 
 def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]:
     data = run.data
-    for number, corpus in enumerate(corpora):
-        yield from _flaws_of_one(run, corpus, f"corpus {number}")
+    for corpus in corpora:
+        yield from _flaws_of_one(run, corpus, f"the corpus of {', '.join(source.name for source in corpus.sources)[:80]}")
     if any(corpus.tokenizer != corpora[0].tokenizer for corpus in corpora):
         yield "the corpora were built with different tokenizers"
     try:
@@ -88,7 +88,7 @@ def corpus_flaw(run: RunManifest, corpus: CorpusManifest, called: str) -> str:
 def _flaws_of_one(run: RunManifest, corpus: CorpusManifest, called: str) -> Iterator[str]:
     data = run.data
     if corpus.kind.value != data.format:
-        yield f'{called} has rows of the kind "{corpus.kind.value}", and data.format is "{data.format}"'
+        yield f'{called} was built with the kind "{corpus.kind.value}", and data.format is "{data.format}"'
     if corpus.vocab > run.model.vocab:
         yield f"{called} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
     if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:

@@ -1,6 +1,6 @@
 """Shards of corpora as blobs, and whole shards in a folder that a person built.
 
-The folder of a corpus is laid out so that any static web server over it is a mirror (`protocol.corpora.mirrors`):
+The folder of a corpus is laid out so that any static web server over it is a mirror (`protocol.blobs.mirrors`):
 
     corpus.msgpack          the manifest
     shards/<root>.shard     the blocks of a shard, one after the other

@@ -436,18 +436,15 @@ class Left(Event):
         """Severity: error if it left because of a problem."""
         return "error" if self.problem else "info"
 
-    def _goodbye(self) -> str:
-        if self.heard_by:
-            return f"said goodbye to {many(self.heard_by, 'peer')}"
-        if self.goodbye:
-            return "said goodbye, but no peer was connected"
-        return "without a goodbye" if self.exit_code else "before it met any peer"
-
     def _words(self, name: Naming) -> str:
-        if self.rounds is None:
-            text = "left: before it began"
-        else:
-            text = f"left: {self._goodbye()}, {many(self.rounds, 'round')} committed, state on disk"
+        goodbye = "without a goodbye" if self.exit_code else "before it met any peer"
+        if self.heard_by:
+            goodbye = f"said goodbye to {many(self.heard_by, 'peer')}"
+        elif self.goodbye:
+            goodbye = "said goodbye, but no peer was connected"
+        text = "left: before it began"
+        if self.rounds is not None:
+            text = f"left: {goodbye}, {many(self.rounds, 'round')} committed, state on disk"
         return f"{text}; {clean(self.problem, 1000)}" if self.problem else text
 
 

@@ -384,8 +384,9 @@ class NodeStatus:
     rollouts: this peer's work with rollouts, a map; None in a run without them.
     organiser: ID of the peer that signed the run; empty before the node runs.
     goal_unit, goal_total, goal_done: unit of the run's total ("tokens" or "rounds"), the total, and the amount done.
-    goal_left_s: seconds until the total is reached, at the speed of the last round made here; None before two rounds were
-    made here.  run_ended: true if the total is reached and no extension is known.
+    data_total: tokens of all members after which data.epochs ends the run; 0 if its total comes first.
+    goal_left_s: seconds until the run ends, at the speed of the last round made here; None before two rounds were made
+    here.  run_ended: true if the run is at its end and no extension is known.
     run_tokens: tokens of all members so far, as the run counts them.
     run_tokens_per_s: tokens a second of all members in the last round; None before two rounds were made here.
     learning_rate, rate_phase: learning rate of the first step of the next round, and its phase: warm-up, stable or decay;
@@ -449,6 +450,7 @@ class NodeStatus:
     goal_unit: str = ""
     goal_total: int = 0
     goal_done: int = 0
+    data_total: int = 0
     goal_left_s: float | None = None
     run_ended: bool = False
     run_tokens: int = 0

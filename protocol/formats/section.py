@@ -14,7 +14,7 @@ from pydantic import (
     ValidationError,
     model_serializer,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
 PRINTABLE = r"^[^\p{Cc}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*$"
 """Pattern of text without characters that move a terminal's cursor or turn its direction."""
@@ -45,6 +45,59 @@ class Ordered(BaseModel):
                     part["fail_fast"] = True
                 part = part.get("schema")
         return schema
+
+
+RULES = {
+    "string_type": "text in quotes",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list in brackets",
+    "dict_type": "a section with fields",
+    "model_type": "a section with fields",
+    "model_attributes_type": "a section with fields",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "multiple_of": "a multiple of {multiple_of}",
+}
+"""Rules that follow "it must be", by pydantic's name for the error about them."""
+
+
+def rule_of(error: ErrorDetails) -> str:
+    """Return the rule that a value breaks, in words that follow "it must be"."""
+    found = error.get("ctx", {})
+    context = {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in found.items()}
+    if error["type"] == "string_too_short" and context["min_length"] == 1:
+        return "text of at least 1 character"
+    rule = RULES.get(error["type"])
+    return error["msg"] if rule is None else rule.format(**context).replace("'", '"')
+
+
+def _flaw(error: ErrorDetails) -> str:
+    """Return a clause about one field of a section."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] in RULES:
+        return f"{place} is {shortened(error['input'])}; it must be {rule_of(error)}"
+    return f"{place}: {error['msg']}".removeprefix(": ").removeprefix("Value error, ")
+
+
+MAX_VALUE = 40
+
+
+def shortened(value: Any) -> str:
+    """Return a value as Python writes it, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
 
 
 @dataclass(frozen=True)
@@ -92,8 +145,7 @@ class Section(Ordered):
         try:
             return cls.model_validate(dict(fields))
         except ValidationError as error:
-            flaws = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ") for each in error.errors())
-            raise ValueError(f"{cls.__name__}: {'; '.join(flaws)}") from error
+            raise ValueError(f"{cls.__name__}: {'; '.join(map(_flaw, error.errors()))}") from error
 
     def changed(self, **fields: Any) -> Self:
         """Return this section with other values in some fields.  Raises ValueError."""

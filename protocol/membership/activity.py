@@ -62,10 +62,11 @@ class Activity:
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
-        self._beneath = self.phase, self.why, self.detail
-        """Activity that this peer would have without the pause."""
-        self._told = self.phase, self.why, self.detail
-        """Activity that this peer would show if the computer were not busy."""
+        self._work = self.phase, self.why, self.detail
+        """Activity of this peer, or the one that it would have without a pause."""
+        self._pause: tuple[Phase, WhyIdle, str] | None = None
+        self._stall: tuple[WhyIdle, str] | None = None
+        """Wait of our trainer while a round is agreed on."""
         self._trains_on, self._busy = False, ""
         self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
@@ -81,7 +82,7 @@ class Activity:
     @property
     def beneath(self) -> Phase:
         """Phase of this peer, or the phase that it would have without a pause."""
-        return self._beneath[0]
+        return self._work[0]
 
     def note_away(self) -> None:
         """Note that we were frozen or suspended: others may have gone on without us."""
@@ -107,65 +108,65 @@ class Activity:
         """Set our activity; during a pause, show only `PAUSED` or `STOPPING` at once, and the rest after the pause."""
         if self.phase is Phase.STOPPING:
             return
-        if phase is not Phase.PAUSED:
-            self._beneath = phase, why, detail
-        if self.phase is not Phase.PAUSED or phase in (Phase.PAUSED, Phase.STOPPING):
-            self._change(phase, why, detail)
+        if phase is Phase.PAUSED:
+            self._pause = phase, why, detail
+        else:
+            self._work, self._stall = (phase, why, detail), None
+            self._pause = None if phase is Phase.STOPPING else self._pause
+        self._change()
 
     def resume(self) -> None:
         """End the pause, and show the activity that it has hidden."""
-        if self.phase is Phase.PAUSED:
-            self._change(*self._beneath)
+        self._pause = None
+        self._change()
 
     def train_on(self, on: bool) -> None:
         """Note whether we train while a round is agreed on: then no step of the agreement is a reason to be idle."""
         if on is not self._trains_on:
-            self._trains_on = on
-            if self.phase in WITHIN_A_ROUND:
-                self._change(*self._beneath)
+            self._trains_on, self._stall = on, None
+            self._change()
 
     def stall(self, why: WhyIdle, detail: str) -> None:
         """Show what our trainer waits for, in place of the stage of a round beside which it trains."""
         if self.phase in WITHIN_A_ROUND:
-            self._set(self.phase, why, detail)
+            self._stall = why, detail
+            self._change()
         else:
             self.show(Phase.COMPUTING, why, detail)
 
     def end_stall(self) -> None:
         """Show that our trainer goes on."""
         if self.phase in WITHIN_A_ROUND:
-            self._change(*self._beneath)
+            self._stall = None
+            self._change()
         else:
             self.show(Phase.COMPUTING, WhyIdle.BUSY, "")
 
     def note_load(self, busy: str) -> None:
         """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
-        if busy != self._busy:
-            self._busy = busy
-            self._set(*self._told)
+        self._busy = busy
+        self._change()
 
     def note_greeted(self, refusal: str | None) -> None:
         """Note the answer to a greeting; until a peer accepts us, show the newest refusal as the reason for our wait."""
         self._is_admitted = self._is_admitted or refusal is None
         shown = "".join(each for each in refusal or "" if each.isprintable())[:MAX_REFUSAL_CHARS]
-        refusal = "" if self._is_admitted else shown
-        if refusal != self._refusal:
-            self._refusal = refusal
-            self._set(*self._told)
+        self._refusal = "" if self._is_admitted else shown
+        self._change()
 
-    def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        if self._trains_on and phase in WITHIN_A_ROUND:
+    def _change(self) -> None:
+        """Show the activity that follows from all that was noted, and emit it if it is another one."""
+        phase, why, detail = self._pause or self._work
+        if phase in WITHIN_A_ROUND and self._stall is not None:
+            why, detail = self._stall
+        elif phase in WITHIN_A_ROUND and self._trains_on:
             why = WhyIdle.BUSY
-        if phase is not self.phase and phase not in WITHIN_A_ROUND:
-            self.tell_now()
-        self._set(phase, why, detail)
-
-    def _set(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        self._told = phase, why, detail
         if self._refusal and (phase in (Phase.STARTING, Phase.SYNCING) or why in PEERS_AWAITED):
             why, detail = WhyIdle.CONNECTING, f"no peer has admitted this one: {self._refusal}"
         elif self._busy and phase in TRAINER_AWAITED:
             why, detail = WhyIdle.COMPUTER_BUSY, self._busy
+        if phase is not self.phase and phase not in WITHIN_A_ROUND:
+            self.tell_now()
         if (phase, why, detail) != (self.phase, self.why, self.detail):
             self.phase, self.why, self.detail = phase, why, detail
             self._emit(PhaseChanged(phase.value, why.value, detail))

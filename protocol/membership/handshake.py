@@ -11,10 +11,10 @@ A peer that is named in a record is admitted permanently, so a voter must know t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median_high, median_low
+from statistics import median
 
 import trio
 
@@ -163,7 +163,9 @@ class ClockOffsets:
         """Phrase such as "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, or with too few peers."""
         if not self.compared:
             return ""
-        offset_s = _median_near_ours([each - (self._wall() - self.boot()) for each in self._offsets.values()])
+        offsets_s = [each - (self._wall() - self.boot()) for each in self._offsets.values()]
+        # our own clock decides between two middle ones
+        offset_s = median(offsets_s if len(offsets_s) % 2 else [*offsets_s, 0.0])
         if abs(offset_s) <= TOLERANCE_S:
             return ""
         return f"{_span(abs(offset_s))} {'behind' if offset_s > 0 else 'ahead of'} the clocks of {self.compared} peers"
@@ -175,12 +177,6 @@ class ClockOffsets:
             return ""
         self._warned = True
         return f"this computer's clock is {skew}; set it (invitations end by it)"
-
-
-def _median_near_ours(offsets_s: Sequence[float]) -> float:
-    """Return the median; of two middle values the one nearer to our clock, or 0 if they lie on both sides of it."""
-    low, high = median_low(offsets_s), median_high(offsets_s)
-    return 0.0 if low < 0 < high else min(low, high, key=abs)
 
 
 def _span(seconds: float) -> str:
@@ -234,7 +230,9 @@ class Handshake:
             return True
         if manifest.admission is Admission.ALLOWLIST:
             return peer in manifest.allowlist
-        return self._history.has_member(peer) or self._is_introduced(peer) or self._is_coming_in(peer)
+        # a newcomer fetches the chain, which names the members, from the peers that its invitation names
+        is_introduced = self._history.length == 0 and peer in self._settings.introduced
+        return self._history.has_member(peer) or is_introduced or self._is_coming_in(peer)
 
     def _is_coming_in(self, peer: PeerId) -> bool:
         guest = self._guests.get(peer)
@@ -254,14 +252,6 @@ class Handshake:
         """Return True if `peer` is active, or was admitted to a run that is not open: there a key costs an admission."""
         is_admitted = self._manifest.admission is not Admission.OPEN and self.may_speak(peer)
         return is_admitted or self._history.is_active(peer)
-
-    def _is_introduced(self, peer: PeerId) -> bool:
-        """Return True if we have no records yet and our invitation names `peer`.
-
-        A newcomer fetches the chain, which names the members, from the peers that its invitation names.
-        """
-        by_token = self._manifest.admission is Admission.INVITE
-        return by_token and self._history.length == 0 and peer in self._settings.introduced
 
     # -- greetings ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ Members and strangers have separate places, and at most `COUNTED_STRANGERS` stra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -59,29 +59,6 @@ def displaced(brought_by: Mapping[PeerId, PeerId], is_connected: bool, forwarder
     if not is_connected and len(largest) <= len(shares.get(forwarder, ())) + 1:
         return None
     return largest[0]
-
-
-class Marks:
-    """Marks (incarnation, serial) of the last noted statement of each peer; statements up to the mark are old.
-
-    The marks of members and the marks of strangers are limited separately; the oldest mark is forgotten first.
-    """
-
-    def __init__(self, members: Members) -> None:
-        self._members = members
-        self._of_members = BoundedDict[PeerId, tuple[int, int]](MAX_MEMBERS)
-        self._of_strangers = BoundedDict[PeerId, tuple[int, int]](MAX_STRANGERS)
-
-    def is_old(self, peer: PeerId, mark: tuple[int, int]) -> bool:
-        """Return True if a statement with this mark is not newer than the peer's last noted statement."""
-        return any(peer in marks and mark <= marks[peer] for marks in (self._of_members, self._of_strangers))
-
-    def note(self, peer: PeerId, mark: tuple[int, int]) -> None:
-        """Treat statements of `peer` up to this mark as old from now on."""
-        if self.is_old(peer, mark):
-            return
-        marks = self._of_members if self._members.has_member(peer) else self._of_strangers
-        marks.renew(peer, mark)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -135,6 +112,10 @@ class Intervals(NamedTuple):
         return self.of_member if is_member else self.of_stranger
 
 
+Mark = tuple[int, int]
+"""(Incarnation, number) of a heartbeat or goodbye, which increases with each one that a peer signs."""
+
+
 class Liveness(Enum):
     """State of a peer in our own view; we wait only for `ALIVE` peers."""
 
@@ -163,7 +144,7 @@ class Neighbour:
     broken: bool = False
 
     @property
-    def mark(self) -> tuple[int, int]:
+    def mark(self) -> Mark:
         """Mark that increases with each heartbeat that a peer signs."""
         return self.heartbeat.incarnation, self.heartbeat.seq
 
@@ -187,8 +168,10 @@ class Membership:
         self._members = members
         self._peers: dict[PeerId, Neighbour] = {}
         self._connected: set[PeerId] = set()
-        self._barred: dict[PeerId, None] = {}
-        self._marks = Marks(members)
+        self._barred = BoundedDict[PeerId, None](MAX_MEMBERS + MAX_STRANGERS, self._is_stranger)
+        """Peers that have lied; if there are too many, the oldest are forgotten, strangers first."""
+        self._marks = BoundedDict[PeerId, Mark](MAX_MEMBERS + MAX_STRANGERS, self._is_stranger)
+        """Marks of the last statement of peers that left or were forgotten: statements up to the mark are old."""
 
     def __iter__(self) -> Iterator[tuple[PeerId, Neighbour]]:
         return iter(self._peers.items())
@@ -215,14 +198,8 @@ class Membership:
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
     def bar(self, peer: PeerId) -> None:
-        """Treat a peer that has lied as having left permanently.
-
-        If there are too many liars, the oldest are forgotten; members and strangers are counted separately.
-        """
+        """Treat a peer that has lied as having left permanently."""
         self._barred[peer] = None
-        rivals = self._rivals(peer, self._barred)
-        if len(rivals) > self._most(peer):
-            del self._barred[rivals[0]]
         known = self._peers.get(peer)
         if known is not None:
             known.liveness = Liveness.LEFT
@@ -278,7 +255,7 @@ class Membership:
         """
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
-        if peer in self._barred or self._marks.is_old(peer, mark) or (known is not None and mark <= known.mark):
+        if peer in self._barred or self._is_old(peer, mark) or (known is not None and mark <= known.mark):
             return False, []
         if known is None and not self._make_room(peer, forwarder):
             return False, []
@@ -294,11 +271,11 @@ class Membership:
         """Process a goodbye; return (False if it is old or from an unknown stranger, the resulting events)."""
         known = self._peers.get(peer)
         mark = (bye.incarnation, bye.seq)
-        if self._marks.is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
+        if self._is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
             return False, []
         if known is not None and bye.incarnation < known.heartbeat.incarnation:
             return False, []
-        self._marks.note(peer, mark)
+        self._marks.renew(peer, mark)
         if known is None or known.liveness is Liveness.UNPROVEN:
             self._peers.pop(peer, None)
             return True, []
@@ -366,19 +343,28 @@ class Membership:
                 self._forget(peer)
         return events
 
+    def _is_old(self, peer: PeerId, mark: Mark) -> bool:
+        return peer in self._marks and mark <= self._marks[peer]
+
+    def _is_stranger(self, peer: PeerId, _: object) -> bool:
+        return not self._members.has_member(peer)
+
     def _forget(self, peer: PeerId) -> None:
         """Forget a peer, but keep its mark, so that old statements stay old."""
-        self._marks.note(peer, self._peers.pop(peer).mark)
+        mark = self._peers.pop(peer).mark
+        if not self._is_old(peer, mark):
+            self._marks.renew(peer, mark)
 
     def _make_room(self, newcomer: PeerId, forwarder: PeerId) -> bool:
         """Return True if there is a place for an unknown peer, after evicting another peer if needed."""
-        most = self._most(newcomer)
+        is_member = self._members.has_member(newcomer)
+        most = MAX_MEMBERS if is_member else MAX_STRANGERS
         if len(self._peers) < most:
             return True
-        rivals = self._rivals(newcomer, self._peers)
+        rivals = [peer for peer in self._peers if self._members.has_member(peer) is is_member]
         if len(rivals) < most:
             return True
-        if self._members.has_member(newcomer):
+        if is_member:
             self._forget(min(rivals, key=lambda peer: self._peers[peer].said))
             return True
         away = sorted((peer for peer in rivals if peer not in self._connected), key=lambda peer: self._peers[peer].said)
@@ -386,12 +372,3 @@ class Membership:
         if loser is not None:
             self._forget(loser)
         return loser is not None
-
-    def _most(self, peer: PeerId) -> int:
-        """Return the number of places in the group of `peer`: members or strangers."""
-        return MAX_MEMBERS if self._members.has_member(peer) else MAX_STRANGERS
-
-    def _rivals(self, peer: PeerId, known: Iterable[PeerId]) -> list[PeerId]:
-        """Return the peers in `known` that are in the same group as `peer` (members or strangers), in the same order."""
-        member = self._members.has_member(peer)
-        return [each for each in known if self._members.has_member(each) is member]

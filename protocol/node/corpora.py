@@ -14,15 +14,15 @@ from collections.abc import Callable
 
 import trio
 
+from protocol.blobs.mirrors import Mirrors, RangeClient
 from protocol.blobs.swarm import Swarm
 from protocol.bounds import BoundedDict
 from protocol.chain.leases import Ranges, Stretches, count_rows, rows_among
 from protocol.corpora.copies import KeepRule
 from protocol.corpora.fetcher import BlockFetcher, BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
-from protocol.corpora.mirrors import Mirrors
-from protocol.corpora.ranges import AddressPolicy, RangeClient
 from protocol.corpora.rows import blocks_needed
+from protocol.corpora.shards import SHARDS
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.copies import CopyCensus
@@ -84,8 +84,9 @@ class LeasedBlocks:
         """Fetch blocks until cancelled.  Raises `CorpusFlawed` and `StoreFailed`."""
         await self._files.until_here()
         store = await self._offload(self._corpora.open)
-        client = RangeClient(AddressPolicy(self._settings.mirror_networks), pay=self._session.network.receive_elsewhere)
-        mirrors = Mirrors(self._manifest.data.mirrors, client, self._session.me, self._session.emit)
+        client = RangeClient(self._settings.mirror_networks, pay=self._session.network.receive_elsewhere)
+        urls = [f"{url.rstrip('/')}/{SHARDS}" for url in self._manifest.data.mirrors]
+        mirrors = Mirrors(urls, client, self._session.me, self._session.emit)
         keeps = KeepRule(self._settings.keep_share, self._census.others, mirrored=bool(self._manifest.data.mirrors))
         policy = FetchPolicy(keeps, self._is_seed, self._membership.name, self._is_in_exchange)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)

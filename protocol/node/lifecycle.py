@@ -503,9 +503,12 @@ class RunEnd:
             goal = progress.goal
             total = f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else many(goal.total, "round")
             done = f"after {many(progress.rounds, 'round')} and {amount(progress.tokens)} tokens"
+            reason = f"its total of {total} is reached"
+            if progress.done < goal.total:
+                reason = "its data have been read as often as data.epochs says"
             text = (
-                f"the run has ended: its total of {total} is reached, {done}; peers serve the final weights until they "
-                "leave, and `peer export FOLDER` writes them"
+                f"the run has ended: {reason}, {done}; peers serve the final weights until they leave, and "
+                "`peer export FOLDER` writes them"
             )
             counts = {"rounds": progress.rounds, "tokens": progress.tokens, "total": goal.total}
             details = {**counts, "unit": goal.unit.value, "tip": tip.hex()}

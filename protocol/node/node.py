@@ -17,7 +17,7 @@ from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
 from protocol.chain.founding import founders_vote_until
-from protocol.chain.progress import rate_of
+from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
 from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
@@ -377,7 +377,8 @@ class Node:
             goal_unit=progress.goal.unit.value,
             goal_total=progress.goal.total,
             goal_done=progress.done,
-            goal_left_s=self._life.pace.left_s(progress),
+            data_total=(total_of_data := data_total(manifest, progress)),
+            goal_left_s=self._life.pace.left_s(progress, total_of_data),
             run_ended=self.extensions.has_ended,
             run_tokens=progress.tokens,
             run_tokens_per_s=self._life.pace.tokens_per_s,

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.agreement.contradictions import slot
 from protocol.agreement.machine import RELAYED
 from protocol.allreduce.lateness import Patience
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import ProvenLie, TwoStatements
+from protocol.audit.evidence import ProvenLie, TwoStatements, slot
 from protocol.chain.replica import Replica
 from protocol.disk import let_go
 from protocol.membership.handshake import Handshake

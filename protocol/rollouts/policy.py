@@ -6,9 +6,8 @@ This module is pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
-from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
+from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import (
     WITHHELD,
     BatchDeal,
@@ -60,27 +59,6 @@ def judged(batch: PooledBatch, validator: PeerId, codes: bytes) -> BatchJudged:
         verdicts.count(Verdict.INCONCLUSIVE),
         reasons,
     )
-
-
-def decided(batch: PooledBatch, reason: Reason) -> BatchDecided:
-    """Return the event for the decision on a batch."""
-    assert batch.decision is not None
-    body = batch.body
-    return BatchDecided(
-        batch.author,
-        body.version,
-        body.number,
-        batch.root.hex(),
-        batch.decision.value,
-        reason.value,
-        body.rollouts,
-        batch.own is not None,
-    )
-
-
-def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
-    """Return the event for setting a peer aside in its role."""
-    return ValidatorSetAside(peer, reason) if role is Role.VALIDATOR else RolloutPeerSetAside(peer, reason)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -137,7 +115,7 @@ class PoolContext:
         late = validators - self._early if self._early is not None else frozenset[PeerId]()
         drawn, self._live = some_of(tip, validators, MOST_DEALT, late), validators
         self.kept, self._redraws = kept, MOST_REDRAWN
-        if drawn != self.validators:
+        if drawn != self.validators:  # otherwise it stays the same object, by which deals know that nothing changed
             self.validators = drawn
         self._mute &= self.validators
 
@@ -167,14 +145,10 @@ class PoolContext:
             if not lacking:
                 break
             turn.append(peer)
-            lacking -= not self._is_no_help(batch, peer)
+            is_no_help = opinion_in(batch, peer) is Opinion.UNSURE if peer in batch.judgements else peer in self._mute
+            lacking -= not is_no_help
         dealt.turn = tuple(turn)
         return turn, len(turn) < len(order) and waited < PATIENCE
-
-    def _is_no_help(self, batch: PooledBatch, peer: PeerId) -> bool:
-        if peer in batch.judgements:
-            return opinion_in(batch, peer) is Opinion.UNSURE
-        return peer in self._mute
 
     def _order(self, batch: PooledBatch, dealt: BatchDeal) -> tuple[PeerId, ...]:
         """Return the validators of a deal that may be asked; draw them anew if the live validators changed."""
@@ -220,8 +194,11 @@ class PoolContext:
         batch.decision, batch.wanted = decision, False
         if decision is Decision.ACCEPTED:
             self.accepted_at = self._now
-        is_for_us = batch.led or (batch.author == self.me and not batch.judgements)
-        told: list[PoolEffect] = [EmitEvent(decided(batch, reason))] if is_for_us else []
+        told: list[PoolEffect] = []
+        if batch.led or (batch.author == self.me and not batch.judgements):
+            body, checked = batch.body, batch.own is not None
+            what = (batch.author, body.version, body.number, batch.root.hex())
+            told = [EmitEvent(BatchDecided(*what, decision.value, reason.value, body.rollouts, checked))]
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
@@ -242,7 +219,8 @@ class PoolContext:
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
         """Set a peer aside: its batches and verdicts are no longer used."""
-        return [EmitEvent(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
+        told = ValidatorSetAside if role is Role.VALIDATOR else RolloutPeerSetAside
+        return [EmitEvent(told(peer, reason))] if self.standing.set_aside(peer, reason) else []
 
 
 def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
@@ -277,55 +255,31 @@ def discard(batch: PooledBatch) -> list[PoolEffect]:
 SURE = (Opinion.GOOD, Opinion.BAD)
 
 
-class RolePolicy(Protocol):
-    """Treatment of another peer's batch before it is decided."""
+class RolePolicy:
+    """Treatment of another peer's batch before it is decided.  This one is of peers that only forward messages."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """Return the effects that are due now; set `batch.wanted` if we must check the batch."""
-        ...
+        return []
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
         """Return True if we must fetch the bytes."""
-        ...
-
-    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """Return the effects if no peer has the bytes."""
-        ...
-
-    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """Return the effects of our own verdicts."""
-        ...
-
-    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Return the effects of comparing another peer's verdicts with our own."""
-        ...
-
-
-class ObserverPolicy:
-    """Policy of peers that only forward messages."""
-
-    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """Implement `RolePolicy.look`."""
-        return []
-
-    def needs_bytes(self, batch: PooledBatch) -> bool:
-        """Implement `RolePolicy.needs_bytes`."""
         return False
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """Implement `RolePolicy.unavailable`."""
+        """Return the effects if no peer has the bytes."""
         return []
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """Implement `RolePolicy.checked`."""
+        """Return the effects of our own verdicts."""
         return []
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Implement `RolePolicy.compare`."""
+        """Return the effects of comparing another peer's verdicts with our own."""
         return []
 
 
-class ValidatorPolicy(ObserverPolicy):
+class ValidatorPolicy(RolePolicy):
     """Policy of a validator, which verifies the batches dealt to it and states its verdicts."""
 
     def __init__(self, context: PoolContext) -> None:
@@ -333,16 +287,12 @@ class ValidatorPolicy(ObserverPolicy):
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """Implement `RolePolicy.look`."""
-        batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
-        return []
-
-    def _is_dealt_to_me(self, batch: PooledBatch, now: float) -> bool:
-        for dealt in batch.deals.values():
+        batch.wanted = batch.own is None and batch.wanted
+        for dealt in batch.deals.values() if batch.own is None and not batch.wanted else ():
             turn, _ = self._context.turn(batch, dealt, now)
             said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
-            if self._context.me in turn and len(said) < places_of(dealt.beacon):
-                return True
-        return False
+            batch.wanted |= self._context.me in turn and len(said) < places_of(dealt.beacon)
+        return []
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
         """Implement `RolePolicy.needs_bytes`."""
@@ -357,7 +307,7 @@ class ValidatorPolicy(ObserverPolicy):
         return self._context.say(batch, codes)
 
 
-class TrainerPolicy(ObserverPolicy):
+class TrainerPolicy(RolePolicy):
     """Policy of a trainer, which deals its batches, receives the verdicts, checks, and decides.
 
     admits: returns True if it is the turn of a batch that is for us.  draw: maps each root to a number from 0 to 1 that no
@@ -385,9 +335,8 @@ class TrainerPolicy(ObserverPolicy):
         dealt = batch.deals.get(context.me)
         if dealt is None:
             if context.validators - {batch.author} and context.trainer_of(batch) == context.me:
-                return (
-                    [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
-                )  # no validator spends time on a withheld batch
+                # no validator spends time on a withheld batch
+                return [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
             batch.wanted = True  # no validator works for us yet, or none is alive
             return []
         turn, more = context.turn(batch, dealt, now)
@@ -408,9 +357,8 @@ class TrainerPolicy(ObserverPolicy):
         """Implement `RolePolicy.unavailable`."""
         batch.is_withheld = True
         self._context.standing.anomaly(batch.author)
-        said = self._context.say(
-            batch, bytes([WITHHELD]) * batch.body.rollouts
-        )  # tells the maker, since we have not dealt the batch
+        # tells the maker, since we have not dealt the batch
+        said = self._context.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
         return [*said, *self._context.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
@@ -419,7 +367,10 @@ class TrainerPolicy(ObserverPolicy):
         effects = context.say(batch, codes)
         for validator in [*batch.judgements]:
             effects += self.compare(batch, validator)
-        self._note_agreement(batch, opinion)
+        dealt = batch.deals.get(context.me)
+        for validator in dealt.turn if dealt is not None and opinion in SURE else ():  # others may only repeat verdicts
+            if opinion_in(batch, validator) is opinion and not context.standing.aside(validator):
+                context.standing.right(validator)
         if opinion is Opinion.GOOD:
             context.standing.right(batch.author)
             return [*effects, *context.decide(batch, Decision.ACCEPTED)]
@@ -454,17 +405,6 @@ class TrainerPolicy(ObserverPolicy):
         if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
             return context.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
         dealt = batch.deals.get(context.me)
+        # of those that were asked only: a crowd of keys could outvote them
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
-        return (
-            [CompareScores(batch, batch.scores, scores)] if is_asked else []
-        )  # otherwise a crowd of keys could outvote the validators that were asked
-
-    def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
-        """Note each asked validator as right if it had stated our opinion before us.
-
-        Validators that were not asked may only repeat the verdicts that they received.
-        """
-        standing, dealt = self._context.standing, batch.deals.get(self._context.me)
-        for validator in dealt.turn if dealt is not None and ours in SURE else ():
-            if opinion_in(batch, validator) is ours and not standing.aside(validator):
-                standing.right(validator)
+        return [CompareScores(batch, batch.scores, scores)] if is_asked else []

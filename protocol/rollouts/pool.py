@@ -43,7 +43,6 @@ from protocol.rollouts.events import (
 )
 from protocol.rollouts.policy import (
     PATIENCE,
-    ObserverPolicy,
     PoolContext,
     RolePolicy,
     TrainerPolicy,
@@ -51,7 +50,7 @@ from protocol.rollouts.policy import (
     discard,
     judged,
 )
-from protocol.rollouts.trust import MOST_BATCHES, PoolLimits
+from protocol.rollouts.trust import MOST_BATCHES, WITHHELD_COSTS, PoolLimits
 from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -183,7 +182,7 @@ class Pool:
         self._context = context = PoolContext(me, role, rl)
         self._slots: dict[Slot, PooledBatch] = {}
         self._intake = Intake(context, self._slots)
-        self._duty: RolePolicy = ObserverPolicy()
+        self._duty = RolePolicy()
         if role is Role.TRAINER:
             self._duty = TrainerPolicy(context, self._intake.admits, draw)
         elif role is Role.VALIDATOR:
@@ -280,7 +279,11 @@ class Pool:
         effects = self._take(event, now)
         is_strangers = isinstance(event, BatchHeard | DealHeard) and not self.standing.clean(event.author)
         while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
-            batch = self._room.next_fetch(self._lacking.values(), self._batches.values(), self._will_be_decided)
+            batch = self._room.next_fetch(
+                self._lacking.values(),
+                self._batches.values(),
+                lambda batch: self._duty.needs_bytes(batch) and self._context.is_checkable(batch),
+            )
             self._stuck = batch is None
             if batch is None:
                 break
@@ -294,7 +297,11 @@ class Pool:
             case BatchHeard():
                 return self._hear(event, now)
             case DealHeard():
-                return self._hear_deal(event, now)
+                batch = self.find(event.author, event.root)
+                if batch is None or event.trainer in batch.deals or event.trainer != self._context.trainer_of(batch):
+                    return []
+                batch.deals[event.trainer] = BatchDeal(event.beacon, now)
+                return [ForwardBatch(), *self._look(batch, now)]
             case JudgementHeard():
                 return self._hear_judgement(event, now)
             case TipChanged():
@@ -363,13 +370,6 @@ class Pool:
             and body.size <= rl.bytes_per_batch
         )
 
-    def _hear_deal(self, event: DealHeard, now: float) -> list[PoolEffect]:
-        batch = self.find(event.author, event.root)
-        if batch is None or event.trainer in batch.deals or event.trainer != self._context.trainer_of(batch):
-            return []
-        batch.deals[event.trainer] = BatchDeal(event.beacon, now)
-        return [ForwardBatch(), *self._look(batch, now)]
-
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
         context, validator, codes, scores = self._context, event.validator, event.body.codes, event.body.scores
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
@@ -424,17 +424,13 @@ class Pool:
         batch.bytes_ = BytesLocation.HERE if event.here else BytesLocation.GONE
         if event.here:
             return self._look(batch, now)
-        self._room.note_withheld(batch.author)
+        self._room.charge(batch.author, WITHHELD_COSTS)
         return [DiscardBytes(event.root), *self._duty.unavailable(batch)]
-
-    def _will_be_decided(self, batch: PooledBatch) -> bool:
-        """Return True if our policy still needs the batch and we can check its version now."""
-        return self._duty.needs_bytes(batch) and self._context.is_checkable(batch)
 
     def _next_check(self) -> list[PoolEffect]:
         """Choose the next batch to check; peers with a clean history and other peers take turns.
 
-        In either group, the maker with the fewest checks comes first.  A trainer checks no batch while it has accepted
+        In either group, the maker that has used least comes first.  A trainer checks no batch while it has accepted
         batches for `ENOUGH` rounds that its trainer process can check (weights and tasks).
         """
         accepted = self.usable(self._context.moved.version)
@@ -468,7 +464,7 @@ class Pool:
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
             return []
         batch.scores, batch.exact, batch.sure = event.scores, event.exact, event.sure
-        self._room.note_check(batch.author)
+        self._room.charge(batch.author)
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 
     def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import trio
 
-from protocol.blobs.store import BlobStore
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice
-from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.rollouts.trainer import Keeping
 from protocol.tasks.library import BlobKind, Library
@@ -117,36 +115,30 @@ class Reference:
                 await self._follow()
                 self._trouble = ""
             except StoreFailed as error:
-                self._warn(f"the reference weights cannot be kept: {error}")
+                trouble = f"the reference weights cannot be kept: {error}"
+                if trouble != self._trouble:
+                    self._session.emit(Notice("warning", trouble))
+                self._trouble = trouble
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
 
-    def _warn(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._session.emit(Notice("warning", trouble))
-        self._trouble = trouble
-
     async def _follow(self) -> None:
         """Write or fetch the weights, if our chain has any.  Raises `StoreFailed`."""
-        if self._replica.history.length > self._round and not self._keeping.changing.locked():
-            self._read_name()
-        if self.path is not None or self._replica.history.length < self._round:
+        history = self._replica.history
+        if history.length > self._round and not self._keeping.changing.locked():
+            record = history.tip_at(self._round + 1)
+            if record != self._named_by:
+                named = history.commit_at(self._round).record.weights
+                assert named is not None, "a record of a run with rollouts"
+                self._known, self._named_by = (history.tip_at(self._round), Hash(named)), record
+        if self.path is not None or history.length < self._round:
             return
-        if self._replica.history.length == self._round:
+        if history.length == self._round:
             await self._write_ours()
         elif (root := self._root()) is not None:
             await self._obtain(root)
         if self.path is not None:
             await self._tidy()
-
-    def _read_name(self) -> None:
-        """Read the root from the record of our chain, which must not be changing now."""
-        history = self._replica.history
-        record = history.tip_at(self._round + 1)
-        if record != self._named_by:
-            root = history.commit_at(self._round).record.weights
-            assert root is not None, "a record of a run with rollouts"
-            self._known, self._named_by = (history.tip_at(self._round), Hash(root)), record
 
     async def _write_ours(self) -> None:
         """Write the weights from our state, if rollouts begin with this state and it is not being changed."""
@@ -156,16 +148,14 @@ class Reference:
             return
         try:
             history, mark = self._replica.history, self._keeping.mark
-            if mark.digest and mark.rounds == history.length == self._round and self._has_begun(mark.digest):
+            # the run's initial weights may still be missing
+            has_begun = self._round > 0 or self._replica.manifest.genesis in (None, mark.digest)
+            if mark.digest and mark.rounds == history.length == self._round and has_begun:
                 root = await self._offload(self._write)
                 self._known, self._named_by, self._written_of = (history.tip, root), None, mark.digest
                 self._right.add(root)
         finally:
             self._keeping.changing.release()
-
-    def _has_begun(self, digest: bytes) -> bool:
-        """Return False while the run's initial weights are still missing."""
-        return self._round > 0 or self._replica.manifest.genesis in (None, digest)
 
     def _write(self) -> Hash:
         """Write the weights, unless we have them, and return their root.  Blocking."""
@@ -191,32 +181,13 @@ class Reference:
 
     async def _tidy(self) -> None:
         """Remove the weights of other branches, except the newest of them: we may go back to that branch."""
-        others = await self._offload(_by_age, self._files, self._root())
-        for root in others[:-1]:
+        for root in (await self._offload(self._others))[:-1]:
             await self._library.remove(root)
             self._right.discard(root)
 
-
-def _by_age(files: BlobStore, but: Hash | None) -> list[Hash]:
-    """Return all files except `but`, the oldest first; incomplete files come before complete ones.  Blocking."""
-    files.check()
-    whole = [root for root in files.sizes() if root != but]
-    return [*files.parts(), *sorted(whole, key=lambda root: files.path(root).stat().st_mtime)]
-
-
-def reference_of(
-    session: Session,
-    replica: Replica,
-    offload: Offload,
-    swarm: Swarm,
-    membership: Membership,
-    keeping: Keeping,
-    role: Role,
-) -> Reference | None:
-    """Return a peer's reference weights; None if the peer needs none."""
-
-    def sources() -> frozenset[PeerId]:
-        return frozenset(peer for peer, known in membership if known.heartbeat.role in KEEPERS)
-
-    needs = replica.manifest.reference_bytes and role in KEEPERS
-    return Reference(session, replica, keeping, swarm, offload, sources) if needs else None
+    def _others(self) -> list[Hash]:
+        """Return the files of other branches, the oldest first; incomplete files come before complete ones.  Blocking."""
+        self._files.check()
+        whole, ours = self._files.sizes(), self._root()
+        by_age = sorted(whole, key=lambda root: self._files.path(root).stat().st_mtime)
+        return [*self._files.parts(), *(root for root in by_age if root != ours)]

@@ -22,7 +22,7 @@ from protocol.events.status import RolloutStatus, WhyIdle
 from protocol.membership.activity import Pause
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
-from protocol.rollouts.batch import PooledBatch, beacon_of
+from protocol.rollouts.batch import beacon_of
 from protocol.rollouts.events import (
     BatchHeard,
     CompareScores,
@@ -43,7 +43,7 @@ from protocol.rollouts.events import (
     VerifyBatch,
 )
 from protocol.rollouts.pool import Pool
-from protocol.rollouts.reference import reference_of
+from protocol.rollouts.reference import KEEPERS, Reference
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.trainer import SharedTrainer, WorkStatus
 from protocol.rollouts.trust import PLACES, TrustStore
@@ -163,6 +163,10 @@ class RolloutPeers:
             and peer not in self.liars
         )
 
+    def keepers(self) -> frozenset[PeerId]:
+        """Return the peers that keep the reference weights of the KL term."""
+        return frozenset(peer for peer, known in self.membership if known.heartbeat.role in KEEPERS)
+
     def makers(self) -> frozenset[PeerId]:
         """Return the rollout peers that were connected to us since we started."""
         known = [(peer, each) for peer, each in self.membership if each.liveness is not Liveness.UNPROVEN]
@@ -199,7 +203,9 @@ class Rollouts:
         self._reminded_at, self._reminded = trio.current_time(), 0
         self._tasks = TaskGroup()
         self._checking = BatchVerifier(session, rl, self._files, trainer.lock, trainer.tasks)
-        self._reference = reference_of(session, replica, offload, swarm, peers.membership, trainer.keeping, trainer.role)
+        self._reference: Reference | None = None
+        if replica.manifest.reference_bytes and trainer.role in KEEPERS:
+            self._reference = Reference(session, replica, trainer.keeping, swarm, offload, peers.keepers)
         self.selection = Selection(session, pool, self._files, trainer, rl.batches_per_round, self._reference)
         self._worker = RolloutMaker(session, rl, self._files, swarm, offload, trainer) if trainer.link is not None else None
         self._pause, self._rests, self._ended = Pause(), False, False
@@ -329,10 +335,9 @@ class Rollouts:
 
     def _pause_or_go_on(self) -> None:
         on = self._rests or self._ended
-        if on == self._pause.on:
-            return
-        (self._pause.begin if on else self._pause.end)()
-        self._trainer.rest(on)
+        if on != self._pause.on:
+            (self._pause.begin if on else self._pause.end)()
+            self._trainer.rest(on)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -380,17 +385,15 @@ class Rollouts:
                 case DiscardBytes():
                     self._fetching.discard(effect.root)
                 case GossipDeal():
-                    self._deal(effect.batch)
+                    author, root = effect.batch.author, effect.batch.root
+                    envelope = self._session.seal(DealBody(author=author, root=root))
+                    self._repeating.say(envelope.raw)
+                    self._handle(DealHeard(self._session.me, author, root, beacon_of(envelope.signature)))
                 case FetchBatch():
                     self._tasks.start(self._fetching.fetch, effect.batch)
                 case VerifyBatch():
                     raise AssertionError("a check that nobody asked for")
         return answer
-
-    def _deal(self, batch: PooledBatch) -> None:
-        envelope = self._session.seal(DealBody(author=batch.author, root=batch.root))
-        self._repeating.say(envelope.raw)
-        self._handle(DealHeard(self._session.me, batch.author, batch.root, beacon_of(envelope.signature)))
 
     # -- the trainer process ------------------------------------------------------------------------------------------
 

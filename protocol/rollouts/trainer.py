@@ -68,18 +68,6 @@ REST_S = 60.0
 """Seconds of rest after which a peer cancels its batch: otherwise it would miss the versions that come during the rest."""
 
 
-class TrainerLease:
-    """Lease of the trainer process for work on a batch.  `about` sets the batch's version, once it is known."""
-
-    def __init__(self, scope: trio.CancelScope) -> None:
-        self.scope = scope
-        self.mark: tuple[int, Hash] | None = None
-
-    def about(self, version: int, tip: Hash) -> None:
-        """Set the version and tip of the batch."""
-        self.mark = version, tip
-
-
 class TrainerLock:
     """Lock on one trainer process, taken in the order of requests.  Call `look` regularly."""
 
@@ -87,7 +75,9 @@ class TrainerLock:
         self._lock = trio.Lock()
         self._tips: Mapping[int, Hash] = {}
         self._rests_since: float | None = None
-        self._lent: TrainerLease | None = None
+        self._batch: tuple[int, Hash] | None = None
+        """Version and tip of the batch for which the process is lent now."""
+        self._scope = trio.CancelScope()
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
@@ -96,18 +86,21 @@ class TrainerLock:
             yield
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[TrainerLease]:
-        """Hold the process as in `taken`, for work on a batch.
+    async def lent(self) -> AsyncIterator[None]:
+        """Hold the process as in `taken`, for work on a batch, whose version `about` sets.
 
         The work is cancelled when the batch becomes useless, or when the peer rests for longer than `REST_S`.
         """
         async with self._lock:
-            with trio.CancelScope() as scope:
-                self._lent = TrainerLease(scope)
+            with trio.CancelScope() as self._scope:
                 try:
-                    yield self._lent
+                    yield
                 finally:
-                    self._lent = None
+                    self._batch = None
+
+    def about(self, version: int, tip: Hash) -> None:
+        """Set the version and tip of the batch for which the process is lent."""
+        self._batch = version, tip
 
     def moved(self, tips: Mapping[int, Hash]) -> None:
         """Set the versions of which rollouts are useful now."""
@@ -119,12 +112,10 @@ class TrainerLock:
 
     def look(self) -> None:
         """Cancel work on a batch that has become useless, and work during a long rest."""
-        lent, since = self._lent, self._rests_since
-        if lent is None or lent.mark is None:
-            return
-        (version, tip), rests_long = lent.mark, since is not None and trio.current_time() - since >= REST_S
-        if rests_long or self._tips.get(version) != tip:
-            lent.scope.cancel()
+        since = self._rests_since
+        rests_long = since is not None and trio.current_time() - since >= REST_S
+        if self._batch is not None and (rests_long or self._tips.get(self._batch[0]) != self._batch[1]):
+            self._scope.cancel()
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from protocol.bounds import BoundedDict
 from protocol.chain.electorate import tolerated
 from protocol.chain.store import Store
 from protocol.disk import StoreFailed
@@ -231,7 +232,7 @@ MOST_BYTES_OF_ONE = MOST_BYTES // 4
 PLACES = 4
 """Most batches fetched at a time, for peers with a clean history and for other peers each."""
 WITHHELD_COSTS = 8
-"""Number of fetches that a withheld batch counts as: its maker waits until other makers had this many."""
+"""Number of fetches that a withheld batch counts as: its maker waits until other makers have used this many."""
 PEERS_REMEMBERED = 4096
 
 
@@ -243,8 +244,8 @@ class PoolLimits:
 
     def __init__(self, standing: TrustScores, enough: int) -> None:
         self._standing, self._enough = standing, enough
-        self._checks: Counter[PeerId] = Counter()
-        self._fetches: Counter[PeerId] = Counter()
+        self._used = BoundedDict[PeerId, int](PEERS_REMEMBERED)
+        """Fetches and checks of each maker's batches."""
         self._most_held: tuple[bool, int] | None = None
         """Last rank in the table while all places are taken.  No batch ranks behind it, because the last rank only falls
         until a place is free again."""
@@ -280,7 +281,7 @@ class PoolLimits:
 
         others: all batches.  counts: returns True if an undecided batch waits for a verdict that will come.  Peers with a
         clean history have places and space of their own.  They come first, because a stranger may have stated the same bytes
-        with a false size.  Among equals, the peer with the fewest fetches comes first.
+        with a false size.  Among equals, the peer that has used least comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()
@@ -304,13 +305,14 @@ class PoolLimits:
         ]
         if not fitting:
             return None
-        first = min(fitting, key=lambda batch: (not self._is_known(batch), self._fetches[batch.author], batch.body.version))
-        self._note(self._fetches, first.author)
+        used = self._used
+        first = min(fitting, key=lambda each: (not self._is_known(each), used.get(each.author, 0), each.body.version))
+        self.charge(first.author)
         return first
 
-    def note_withheld(self, author: PeerId) -> None:
-        """Note that we could not get the bytes of a batch of this peer."""
-        self._note(self._fetches, author, WITHHELD_COSTS)
+    def charge(self, author: PeerId, times: int = 1) -> None:
+        """Note that we have fetched or checked a batch of this peer, or something that costs as much as so many fetches."""
+        self._used.renew(author, self._used.get(author, 0) + times)
 
     def _is_known(self, batch: PooledBatch) -> bool:
         return bool(self._standing.clean(batch.author))
@@ -318,24 +320,14 @@ class PoolLimits:
     def first(self, waiting: Sequence[PooledBatch], *, strangers_first: bool) -> PooledBatch:
         """Return the batch to check first.
 
-        Makers without a clean history come first if `strangers_first`, and last otherwise.  Among these, the maker with the
-        fewest checks comes first, and among its batches the oldest version.
+        Makers without a clean history come first if `strangers_first`, and last otherwise.  Among these, the maker that has
+        used least comes first, and among its batches the oldest version.
         """
         return min(
             waiting,
             key=lambda batch: (
-                bool(self._standing.clean(batch.author)) is strangers_first,
-                self._checks[batch.author],
+                self._is_known(batch) is strangers_first,
+                self._used.get(batch.author, 0),
                 batch.body.version,
             ),
         )
-
-    def note_check(self, author: PeerId) -> None:
-        """Note that a batch of this peer was checked."""
-        self._note(self._checks, author)
-
-    @staticmethod
-    def _note(counts: Counter[PeerId], author: PeerId, times: int = 1) -> None:
-        counts[author] += times
-        if len(counts) > PEERS_REMEMBERED:
-            counts.pop(next(iter(counts)))

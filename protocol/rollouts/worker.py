@@ -86,8 +86,8 @@ class BatchVerifier:
         sets: TasksInForce | None = None
         try:
             with self._files.using(batch.root):
-                async with self._turn.lent() as lent:
-                    lent.about(body.version, Hash(body.tip))
+                async with self._turn.lent():
+                    self._turn.about(body.version, Hash(body.tip))
                     sets = self._tasks.on(body.version, Hash(body.tip))
                     if sets is None or held().get(body.version) != body.tip:
                         return BatchVerified(batch.author, batch.root, None)
@@ -126,9 +126,6 @@ def is_sure(verdicts: Sequence[RolloutVerdict]) -> bool:
 def score_of(verdict: RolloutVerdict) -> int:
     """Return the trainer process's score of a rollout as one byte."""
     return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -202,7 +199,10 @@ class BatchFetcher:
                 here = await self._library.obtain(batch.root, body.size, body.version, (batch.author,), self._within_s)
                 self._trouble = ""
             except StoreFailed as error:
-                self._warn(f"rollouts cannot be kept: {error}")
+                trouble = f"rollouts cannot be kept: {error}"
+                if trouble != self._trouble:  # a disk that failed for one batch fails for the next
+                    self._session.emit(Notice("warning", trouble))
+                self._trouble = trouble
         del self._under_way[scope]
         if here is None and not scope.cancelled_caught:
             await trio.sleep(RETRY_S)
@@ -213,12 +213,6 @@ class BatchFetcher:
     def discard(self, root: Hash) -> None:
         """Remove these bytes as soon as they are not being read."""
         self._unwanted.append(root)
-
-    def _warn(self, trouble: str) -> None:
-        """Warn once, not once for each batch: a disk that failed for one batch fails for the next."""
-        if trouble != self._trouble:
-            self._session.emit(Notice("warning", trouble))
-        self._trouble = trouble
 
     def end_useless(self) -> None:
         """Cancel the fetches of batches that are now too old or decided, to free their places for other batches."""
@@ -260,6 +254,10 @@ class RolloutMaker:
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
         self._trainer, self._link, self._versions = trainer, trainer.link, trainer.versions
         self._died_over: tuple[Hash, int] | None = None
+        """(Tip, number) of the batch over which our trainer process died last.
+
+        After a second death we skip the batch; its trainer takes the later ones after `HOLD_S` (`protocol.rollouts.pool`).
+        """
         self._next = BoundedDict[Hash, int](VERSIONS_REMEMBERED)
         """Number of the next batch at each tip.
 
@@ -299,12 +297,12 @@ class RolloutMaker:
         Returns None if there are no weights, or if the work was cancelled.  Raises `TrainerDied`, `StoreFailed`.
         """
         begun, rl, made = trio.current_time(), self._rl, None
-        async with self._trainer.lock.lent() as lent:
+        async with self._trainer.lock.lent():
             newest = self._versions.newest
             if newest is None or self.obstacle():
                 return None
             version, tip = newest
-            lent.about(version, tip)
+            self._trainer.lock.about(version, tip)
             number = self._next.get(tip, 0)
             run, me, sets = self._session.run, self._session.me, self._trainer.tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
@@ -313,7 +311,9 @@ class RolloutMaker:
             try:
                 made = await self._link.generate(task, path, on_progress)
             except TrainerDied:
-                self._note_death(tip, number)
+                if self._died_over == (tip, number):
+                    self._next[tip] = number + 1  # the process might die of it again and again
+                self._died_over = tip, number
                 raise
         if made is None:
             return None
@@ -324,7 +324,7 @@ class RolloutMaker:
         except StoreFailed:
             await self._offload(self._files.remove, Hash(body.root))  # the batch will not be announced, and the disk is full
             raise
-        self._count(tip, number)
+        self._next[tip] = number + 1  # a failed write to the disk skips no number, because trainers take them in order
         self._swarm.originate(Hash(body.root), body.chunks)
         seconds = trio.current_time() - begun
         self._session.emit(
@@ -332,28 +332,8 @@ class RolloutMaker:
         )
         return body, envelope
 
-    def _count(self, tip: Hash, number: int) -> None:
-        """Mark a number as used: its statement is on disk, or the number is skipped.
-
-        A failed write to disk skips no number, because trainers take the numbers in order.
-        """
-        self._next[tip] = number + 1
-
-    def _note_death(self, tip: Hash, number: int) -> None:
-        """Note that the trainer process died while it made a batch.
-
-        After a second death we skip the batch, because the process might die again and again.  The batch's trainer takes
-        the later batches after `HOLD_S` (`protocol.rollouts.pool`).
-        """
-        if self._died_over == (tip, number):
-            self._count(tip, number)
-        self._died_over = tip, number
-
     def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
-        """Store the generated bytes under their root, and return the statement.  Blocking.
-
-        Raises `TrainerDied` if there is no batch of the right size.
-        """
+        """Store the generated bytes, and return their statement; `TrainerDied` if there are none of the right size."""
         path = self._files.folder / MADE
         view = map_file(path)
         if view is None or not 0 < len(view) <= MAX_BATCH_BYTES or made.rollouts != self._rl.rollouts_per_batch:

@@ -254,7 +254,7 @@ class TokenUses:
         for peer, proof in admissions:
             if not proof or peer in self._token_of or peer in new:
                 continue
-            token = _token_in(proof)
+            token = peek_token(decode_body(AdmissionProof, proof, max_bytes=MAX_ADMISSION_BYTES).token)
             new[peer] = token.name
             count[token.name] += 1
             if self.count(token.name) + count[token.name] > token.uses:
@@ -265,10 +265,6 @@ class TokenUses:
         uses._token_of = {**self._token_of, **new}
         uses._count = {**self._count, **{token: self.count(token) + more for token, more in count.items()}}
         return uses
-
-
-def _token_in(proof: bytes) -> Token:
-    return peek_token(decode_body(AdmissionProof, proof, max_bytes=MAX_ADMISSION_BYTES).token)
 
 
 def _signed_bytes(run: Hash, peer: PeerId) -> bytes:

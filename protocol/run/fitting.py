@@ -6,7 +6,7 @@ Pure functions on plain numbers, used by the manifest, which refuses numbers tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kernels.layout import chunk_count, fragment_length
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS
@@ -61,16 +61,6 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
         )
 
 
-def block_problems(codec: str, block: int, chunk: int) -> Iterator[ManifestProblem]:
-    """Yield a problem if a chunk is not a whole number of the codec's blocks of `block` values."""
-    if chunk % block:
-        yield ManifestProblem(
-            ("chunk_parameters", "codec"),
-            f"chunk_parameters ({chunk}) must be a multiple of {block} with the codec {codec}; chunk_parameters = "
-            f"{-(-chunk // block) * block} would do",
-        )
-
-
 def fragment_problems(parameters: int, block: int, fragments: int, inner_steps: int) -> Iterator[ManifestProblem]:
     """Yield a problem if the parameters or the inner steps cannot be divided between the fragments."""
     if (fragments - 1) * fragment_length(parameters, block, fragments) >= parameters:
@@ -90,39 +80,6 @@ def fragment_problems(parameters: int, block: int, fragments: int, inner_steps: 
         )
 
 
-def delay_problems(delay: int, inner_steps: int, fragments: int) -> Iterator[ManifestProblem]:
-    """Yield a problem if a round's result may come after the members' next contributions."""
-    if delay > inner_steps // fragments:
-        yield ManifestProblem(
-            ("rounds.delay", "rounds.inner_steps", "fragments"),
-            f"rounds.delay ({delay}) is more than the steps of a round ({inner_steps} / {fragments}), at whose end the last "
-            f"round's result is needed; delay = {inner_steps // fragments} would do",
-        )
-
-
-def total_problems(tokens: int | None, rounds: int | None) -> Iterator[ManifestProblem]:
-    """Yield a problem if the run has not exactly one total."""
-    if tokens is None and rounds is None:
-        yield ManifestProblem(
-            ("total_tokens", "total_rounds"),
-            "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
-        )
-    if tokens is not None and rounds is not None:
-        yield ManifestProblem(
-            ("total_tokens", "total_rounds"),
-            f"total_tokens ({tokens}) and total_rounds ({rounds}) both say when the run ends; remove one of them",
-        )
-
-
-def member_problems(min_members: int, max_members: int) -> Iterator[ManifestProblem]:
-    """Yield a problem if the numbers of members do not fit."""
-    if min_members > max_members:
-        yield ManifestProblem(
-            ("min_members", "max_members"),
-            f"min_members ({min_members}) is more than max_members ({max_members}); max_members = {min_members} would do",
-        )
-
-
 def used_problems(max_members: int, batches_per_round: int) -> Iterator[ManifestProblem]:
     """Yield a problem if a record has no room for the batches that all members learn from."""
     if max_members * batches_per_round > MAX_USED_BY_ALL:
@@ -130,16 +87,4 @@ def used_problems(max_members: int, batches_per_round: int) -> Iterator[Manifest
             ("rl.batches_per_round", "rounds.max_members"),
             f"a record names the batches that its members learn from, {MAX_USED_BY_ALL} at most, and {max_members} members "
             f"with {batches_per_round} each have more; max_members = {MAX_USED_BY_ALL // batches_per_round} would do",
-        )
-
-
-def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) -> Iterator[ManifestProblem]:
-    """Yield a problem for each misfit in named founders.  admitted: peers admitted by an allowlist; None without one."""
-    if list(founders) != sorted(set(founders)):
-        yield ManifestProblem(("founders",), "founders must be sorted and without repetition; sort it")
-    strangers = [] if admitted is None else sorted(set(founders).difference(admitted))
-    if strangers:
-        yield ManifestProblem(
-            ("founders", "allowlist", "admission"),
-            f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
         )

@@ -8,10 +8,12 @@ memory or wait absurdly long.  The peer decides whether its own machine can carr
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -23,22 +25,17 @@ from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
-from protocol.formats.section import PRINTABLE, ManifestProblem, Section, refuse
+from protocol.formats.section import PRINTABLE, ManifestProblem, Misfit, Section, refuse
 from protocol.formats.training import DataConfig, Fraction, InnerConfig, Positive, SamplesConfig, TokenizerConfig
-from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.fitting import (
     CHUNK_STEP,
     MAX_CHECKPOINT_CHUNK_BYTES,
-    block_problems,
     chunk_problems,
-    delay_problems,
-    founder_problems,
     fragment_problems,
-    member_problems,
-    total_problems,
     used_problems,
 )
 from protocol.run.sections import (
+    BUILTIN,
     CORPORA,
     TOKENIZER,
     AboutSection,
@@ -49,6 +46,7 @@ from protocol.run.sections import (
     RlSection,
     TokenizerSection,
     Unit,
+    builtin_source,
 )
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body, open_envelope
@@ -81,30 +79,20 @@ class OuterSection(Section):
 
 OUTER_FORMS = ("outer as a word", "outer as a section")
 """Names that pydantic gives to the two forms of the outer step in the places of its errors."""
-
-
 FOUNDERS_FORMS = ("founders as a word", "founders as a list")
 """Names that pydantic gives to the two forms of the founders."""
 
 
-def _form_of_outer(value: Any) -> str:
-    return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
-
-
 Outer = Annotated[
     Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
-    Discriminator(_form_of_outer),
+    Discriminator(lambda value: OUTER_FORMS[isinstance(value, Mapping | OuterSection)]),
 ]
-
-
-def _form_of_founders(value: Any) -> str:
-    return FOUNDERS_FORMS[isinstance(value, list)]
 
 
 Founders = Annotated[
     Annotated[Literal["anyone"], Tag(FOUNDERS_FORMS[0])]
     | Annotated[list[PeerField], Field(min_length=1, max_length=MAX_ELECTORS), Tag(FOUNDERS_FORMS[1])],
-    Discriminator(_form_of_founders),
+    Discriminator(lambda value: FOUNDERS_FORMS[isinstance(value, list)]),
 ]
 
 
@@ -136,7 +124,12 @@ class RoundSection(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        refuse(member_problems(self.min_members, self.max_members))
+        if self.min_members > self.max_members:
+            problem = (
+                f"min_members ({self.min_members}) is more than max_members ({self.max_members}); "
+                f"max_members = {self.min_members} would do"
+            )
+            raise Misfit([ManifestProblem(("min_members", "max_members"), problem)])
         return self
 
 
@@ -146,6 +139,17 @@ class Admission(StrEnum):
     OPEN = "open"
     INVITE = "invite"
     ALLOWLIST = "allowlist"
+
+
+@dataclass(frozen=True)
+class DataEnd:
+    """End of a run that may read its data only so often.
+
+    tokens: of all members together, as the loss counts them.  rounds: of one member.
+    """
+
+    tokens: int
+    rounds: int
 
 
 class RunManifest(Section, Body):
@@ -233,23 +237,49 @@ class RunManifest(Section, Body):
             )
         if self.rl is not None:
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
-        yield from total_problems(self.total_tokens, self.total_rounds)
+        if self.total_tokens is None and self.total_rounds is None:
+            yield ManifestProblem(
+                ("total_tokens", "total_rounds"),
+                "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
+            )
+        if self.total_tokens is not None and self.total_rounds is not None:
+            yield ManifestProblem(
+                ("total_tokens", "total_rounds"),
+                f"total_tokens ({self.total_tokens}) and total_rounds ({self.total_rounds}) both say when the run ends; "
+                "remove one of them",
+            )
         yield from fragment_problems(self.parameters, LADDER[self.codec].block, self.fragments, self.rounds.inner_steps)
-        yield from delay_problems(self.rounds.delay, self.rounds.inner_steps, self.fragments)
+        if self.rounds.delay > self.round_steps:
+            yield ManifestProblem(
+                ("rounds.delay", "rounds.inner_steps", "fragments"),
+                f"rounds.delay ({self.rounds.delay}) is more than the steps of a round ({self.rounds.inner_steps} / "
+                f"{self.fragments}), at whose end the last round's result is needed; delay = {self.round_steps} would do",
+            )
         if self.rl is not None and self.is_streamed:
             yield ManifestProblem(
                 ("fragments", "rounds.delay", "rl"),
                 "a run with rollouts exchanges whole states and waits for them; fragments = 1 and rounds.delay = 0 would do",
             )
-        yield from block_problems(self.codec, LADDER[self.codec].block, self.chunk_parameters)
+        if self.chunk_parameters % (block := LADDER[self.codec].block):
+            yield ManifestProblem(
+                ("chunk_parameters", "codec"),
+                f"chunk_parameters ({self.chunk_parameters}) must be a multiple of {block} with the codec {self.codec}; "
+                f"chunk_parameters = {-(-self.chunk_parameters // block) * block} would do",
+            )
         yield from chunk_problems(
             self.fragment_parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes
         )
         if self.allowlist != sorted(set(self.allowlist)):
             yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
-        if self.founders != "anyone":
-            listed = [self.organiser, *self.allowlist] if self.admission is Admission.ALLOWLIST else None
-            yield from founder_problems(self.founders, listed)
+        founders = [] if self.founders == "anyone" else self.founders
+        if founders != sorted(set(founders)):
+            yield ManifestProblem(("founders",), "founders must be sorted and without repetition; sort it")
+        strangers = sorted({*founders} - {self.organiser, *self.allowlist})
+        if self.admission is Admission.ALLOWLIST and strangers:
+            yield ManifestProblem(
+                ("founders", "allowlist", "admission"),
+                f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
+            )
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
             yield ManifestProblem(
                 ("allowlist", "admission"),
@@ -320,6 +350,26 @@ class RunManifest(Section, Body):
             return None
         return _rows_within(self._phases, tuple(source.rows * self.data.epochs for source in self.data.sources))
 
+    @property
+    def data_end(self) -> DataEnd | None:
+        """End of the run by `data.epochs`, whether or not its total comes first; None without a limit on epochs.
+
+        Members read whole steps, so the rows of an unfinished step at the end are not read.
+        """
+        if self.rl is not None or (rows := self.data_rows) is None:
+            return None
+        step_rows = self.data.sequences_per_step
+        whole = rows - rows % step_rows
+        return DataEnd(self.tokens_of_rows(whole), ceil(whole / (self.round_steps * step_rows)))
+
+    @property
+    def ending_data(self) -> DataEnd | None:
+        """The same if it comes before the total of the manifest, with one member; else None."""
+        end, goal = self.data_end, self.goal
+        if end is None or (end.tokens if goal.unit is Unit.TOKENS else end.rounds) > goal.total:
+            return None
+        return end
+
     def times_read(self) -> dict[str, float]:
         """Return how often the run reads each source until its total; for a total of rounds, with one member.
 
@@ -330,9 +380,9 @@ class RunManifest(Section, Body):
             return {}
         round_rows = self.round_steps * data.sequences_per_step
         rounds = self.total_rounds if warm is None else min(warm, self.total_rounds or warm)
-        rows = (
-            self._rows_of_tokens(self.total_tokens) if rounds is None and self.total_tokens else (rounds or 0) * round_rows
-        )
+        rows = (rounds or 0) * round_rows
+        if rounds is None and self.total_tokens:  # the rows after which the loss has counted so many tokens
+            rows = bisect_left(range(self.total_tokens), self.total_tokens, key=self.tokens_of_rows)
         limit = self.data_rows
         counts = self.mixture.counts(rows if limit is None else min(rows, limit))
         return {source.name: count / source.rows for source, count in zip(data.sources, counts, strict=True)}
@@ -343,14 +393,6 @@ class RunManifest(Section, Body):
         return sum(
             count * self.data.epoch_tokens(each) // each.rows for count, each in zip(counts, self.data.sources, strict=True)
         )
-
-    def _rows_of_tokens(self, tokens: int) -> int:
-        """Return the rows after which the loss has counted this many tokens."""
-        low, high = 0, tokens
-        while low < high:
-            rows = (low + high) // 2
-            low, high = (low, rows) if self.tokens_of_rows(rows) >= tokens else (rows + 1, high)
-        return low
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from math import ceil, prod
@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
-from protocol.formats.section import Misfit
-from protocol.run.builtin import BUILTIN, builtin_source, reads_builtin
+from protocol.formats.section import Misfit, rule_of, shortened
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
@@ -31,7 +30,7 @@ from protocol.run.manifest import (
     RoundSection,
     RunManifest,
 )
-from protocol.run.sections import DataSection, LocalSection, RlSection
+from protocol.run.sections import BUILTIN, DataSection, LocalSection, RlSection, builtin_source, reads_builtin
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -100,7 +99,12 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         filled.setdefault("founders", [filled["organiser"]])
     if filled.get("founders", "anyone") != "anyone":  # where keys are free, founders would have to vote alone for long
         filled.setdefault("admission", Admission.INVITE.value)
-    filled["data"] = _with_builtin(filled.get("data", {}), "tokenizer" in filled)
+    data = filled.setdefault("data", {})
+    if "tokenizer" not in filled and reads_builtin(data):
+        length = data.get("sequence_length", DataSection.model_fields["sequence_length"].default)
+        if _is_size(length, 1 << 17):
+            builtin = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
+            filled["data"] = {**data, **builtin}
     section = filled.get("model", {})
     if not isinstance(section, dict):
         return filled
@@ -115,15 +119,12 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     filled |= _with_lengths(filled, model.get("context", 0))
     filled.setdefault("checkpoint_chunk_bytes", checkpoint_chunk_size(STATE_BYTES_PER_PARAMETER * parameters))
     if "total_tokens" not in filled and "total_rounds" not in filled:
-        filled |= _by_epochs(filled, tunes=tunes) or _total(filled, parameters, tunes=tunes)
+        filled |= _by_epochs(filled, tunes=tunes) or _within_epochs(filled, _total(filled, parameters, tunes=tunes))
     return _with_warm_ups(filled)
 
 
 def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the section on rollouts with lengths that fit the positions of a model; unchanged if they are unknown.
-
-    Half of the positions are for the prompt.
-    """
+    """Return a section on rollouts with lengths that fit the model's positions, half of them for the prompt."""
     rl = fields.get("rl")
     if not isinstance(rl, dict) or not _is_size(context, 1 << 24):
         return {}
@@ -165,6 +166,15 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
     return total | {"rounds": {**said, "inner_steps": inner_steps}}
 
 
+def _within_epochs(fields: Mapping[str, Any], total: dict[str, int]) -> dict[str, int]:
+    """Return the total, or that of the data if `data.epochs` ends the run before: so the rate has come down at its end."""
+    try:
+        end = RunManifest.model_validate({**fields, **total}).ending_data
+    except ValidationError:
+        return total
+    return total if end is None else {"total_tokens": max(1, end.tokens)}
+
+
 def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
     inner, rl = fields.get("inner", {}), fields.get("rl")
@@ -177,6 +187,8 @@ def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     if run.rl is not None and run.total_rounds is None:
         return fields
     rounds = run.total_rounds or ceil((run.total_tokens or 1) / run.counted_per_round)
+    if run.ending_data is not None:
+        rounds = min(rounds, run.ending_data.rounds)
     warm = rounds if run.rl is None else min(rounds, run.rl.warm_rounds)
     filled = fields | {"inner": {"warmup_steps": min(run.inner.warmup_steps, warm * run.round_steps // WARM_UP), **inner}}
     if run.rl is None or not isinstance(rl, dict):
@@ -203,16 +215,6 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
     ]
     read = prod(sizes) if all(_is_size(size, 1 << 17) for size in sizes) else 1
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
-
-
-def _with_builtin(section: Any, has_tokenizer: bool) -> Any:
-    """Return a data section that reads the text that comes with the program, as bytes, if it names no other data."""
-    if has_tokenizer or not reads_builtin(section):
-        return section
-    length = section.get("sequence_length", DataSection.model_fields["sequence_length"].default)
-    if not _is_size(length, 1 << 17):
-        return section
-    return {**section, "corpora": [BUILTIN.model_dump()], "sources": [builtin_source(length).model_dump()]}
 
 
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,6 +272,10 @@ BROUGHT = {
     )
 }
 """Fields of a section that say what a file brings along, where there are others than `from`."""
+PEERS = ("allowlist", "founders", "organiser")
+"""Fields that hold peer IDs."""
+OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
+"""Endings of the rules of fields that are a word or something else."""
 PLACEHOLDERS = {"name": "run"}
 """Values that stand in for wrong required fields, so that the others can be checked."""
 
@@ -289,6 +295,11 @@ class Start(Protocol):
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """Fields of further sections of the manifest."""
+        ...
+
+    @property
+    def flaws(self) -> Sequence[str]:
+        """Mistakes in what the file says about these parts, each in a sentence."""
         ...
 
     def digest(self, piece_bytes: int) -> Hash:
@@ -372,7 +383,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
         fields["data"] = _of_members(data, name)
     fields |= _brought(start, fields, name)
     tunes = start is not None and start.facts is not None
-    mistakes = _mistakes(fields, tunes=tunes)
+    mistakes = [*(start.flaws if start is not None else ()), *_mistakes(fields, tunes=tunes)]
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
     if mistakes:
@@ -395,7 +406,11 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
     """Return the sections of a file that has `from` in them, with the parts that it brings along."""
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
-        found["model"] = _begun_with(start.facts, fields, name)
+        if others := sorted(set(fields["model"]) - {"from"}):
+            raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
+        if fields.get("initial_state"):
+            raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
+        found["model"] = dict(start.facts)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
         if not isinstance(said, dict):
@@ -428,16 +443,6 @@ def _of_members(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**rest, "local": {**said, **local} if isinstance(said, Mapping) else said} if local else rest
 
 
-def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the model section of a file with `[model] from`, which defines all of it."""
-    others = sorted(set(fields["model"]) - {"from"})
-    if others:
-        raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
-    if fields.get("initial_state"):
-        raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
-    return dict(facts)
-
-
 def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
     """Return a sentence for each mistake.
 
@@ -454,7 +459,8 @@ def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
             found = [mistake for item in error.errors() for mistake in _read(item)]
         before = len(wrong)
         for places, text in found:
-            if not any(_concern(place, other) for place in places for other in wrong):
+            names = [(place, other) for place in places for other in wrong]  # a field, or a field and its section
+            if not any(f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.") for one, other in names):
                 sentences[text] = None
         wrong.update(place for places, _ in found for place in places)
         fields = _without(fields, wrong)
@@ -477,11 +483,6 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 
-def _concern(one: str, other: str) -> bool:
-    """Return True if two dotted names are one field, or a field and its section."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
 def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
     left = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     for place in places:
@@ -490,8 +491,8 @@ def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]
             left.pop(section, None)
         elif isinstance(within := left.get(section), dict):
             within.pop(field, None)
-        if place in PLACEHOLDERS:
-            left[place] = PLACEHOLDERS[place]
+        if place == "name":
+            left[place] = "run"  # stands in for the required field, so that the others can be checked
     return left
 
 
@@ -517,27 +518,43 @@ def _text(path: Path) -> str:
 
 def _sentence(error: ErrorDetails) -> str:
     """Return a sentence with the problem of one field and the remedy."""
-    place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
-    field = _shown(".".join(part[:MAX_NAME_CHARS] for part in place), MAX_NAME_CHARS)
+    parts = [part for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
+    place = [part[:MAX_NAME_CHARS] for part in parts if isinstance(part, str)]
+    field = _shown(_field(parts), MAX_NAME_CHARS)
     kind = error["type"]
     if kind == "extra_forbidden" and field in REPLACED:
-        return f"{field} is no field of a run any more; {REPLACED[field]}"
+        return f"{field} is not a field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)
-        return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
+        section = _section(place[:-1])
+        near = difflib.get_close_matches(place[-1], section.model_fields if section is not None else (), 1)
+        return f"{field} is not a field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
-    if kind == "string_pattern_mismatch":
-        about = _description(place)
-        return f"{field} is {error['input']!r:.60}, which is not allowed there; change it" + (f" ({about})" if about else "")
-    rule = error["msg"].removeprefix("Input should be ")
-    article = "" if rule != error["msg"] else ": "
-    value = f"{error['input']!r:.40}"
-    text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
-    if kind == "multiple_of":
-        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
     about = _description(place)
-    return f"{text} ({about})" if about else text
+    rule = f" ({about})" if about else ""
+    if place[-1] in PEERS and isinstance(error["input"], str) and kind.startswith("string_"):
+        return f"{field} is {shortened(error['input'])}; it must be a peer ID, as `peer id` prints it{rule}"
+    if kind == "string_pattern_mismatch":
+        return f"{field} is {error['input']!r:.60}, which is not allowed there; change it{rule}"
+    text = f"{field} is {shortened(error['input'])}; it must be {rule_of(error)}"
+    if kind == "literal_error":
+        text += OTHER_FORMS.get(field, "")
+    elif kind.startswith("model_"):
+        text += f", below a line [{field}]" if len(parts) == len(place) == 1 else " in braces"
+    elif kind == "multiple_of":
+        step = error["ctx"]["multiple_of"]
+        text += f"; {place[-1]} = {max(step, round(error['input'] / step) * step)} would do"
+    return text + rule
+
+
+def _field(parts: Sequence[str | int]) -> str:
+    """Return the name of a field: "model.dim", "weight in entry 2 of data.sources", "an entry of founders"."""
+    names = [part[:MAX_NAME_CHARS] if isinstance(part, str) else part for part in parts]
+    for number, part in enumerate(names):
+        if isinstance(part, int):
+            before, behind = ".".join(map(str, names[:number])), ".".join(map(str, names[number + 1 :]))
+            return f"{behind} in entry {part + 1} of {before}" if behind else f"an entry of {before}"
+    return ".".join(map(str, names))
 
 
 def _shown(text: str, most: int) -> str:
@@ -551,21 +568,12 @@ def _section(place: list[str]) -> type[BaseModel] | None:
     for part in place:
         field = section.model_fields.get(part)
         forms = () if field is None else (field.annotation, *get_args(field.annotation))
-        sections = [form for form in map(_bare, forms) if isinstance(form, type) and issubclass(form, BaseModel)]
+        bare = (get_args(form)[0] if get_origin(form) is Annotated else form for form in forms)
+        sections = [form for form in bare if isinstance(form, type) and issubclass(form, BaseModel)]
         if not sections:
             return None
         section = sections[0]
     return section
-
-
-def _bare(annotation: Any) -> Any:
-    """Return a type without its `Annotated`."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _names(place: list[str]) -> list[str]:
-    section = _section(place)
-    return [] if section is None else list(section.model_fields)
 
 
 def _description(place: list[str]) -> str:
@@ -578,11 +586,6 @@ def _description(place: list[str]) -> str:
         return f"{about}; left out, it follows from {source}"
     simple = isinstance(field.default, (bool, int, float, str)) and not isinstance(field.default, Enum)
     return f"{about}; default {_value(field.default)}" if about and simple else about
-
-
-def _nearest(value: int, step: int) -> int:
-    """Return the multiple of `step` that is nearest to `value`, and not 0."""
-    return max(step, round(value / step) * step)
 
 
 def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:

@@ -77,11 +77,6 @@ class BranchCache:
         ]
         return sorted(found, key=lambda branch: branch.length, reverse=True)
 
-    def slot_of(self, peer: PeerId, *, known: bool) -> str:
-        """Return the slot for a branch that this peer shows.  known: the peer is a member of our chain."""
-        is_elector = peer in self._replica.history.roster.electorate.electors
-        return peer if is_elector else MEMBERS if known else STRANGER + peer
-
     async def begin(self, slot: str, common: int) -> Branch:
         """Begin a new branch, replacing the one in this slot."""
         self._branches.pop(slot, None)
@@ -176,16 +171,12 @@ class Following:
             return None
         move, history = self._move, self._replica.history
         if move is not None and (move.tip != history.tip or move.branch.common < history.final):
-            self._move = move = self._judged_again(move)
-        return move
-
-    def _judged_again(self, move: Move) -> Move | None:
-        """Return the rest of a move after our chain changed, or more of it became final; None if none is left."""
-        if not move.branch.is_rooted or move.leader == self._session.me:
-            return None
-        rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
-        tip = self._replica.history.tip
-        return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
+            self._move = None  # unless a part of it is left after our chain changed, or more of it became final
+            if move.branch.is_rooted and move.leader != self._session.me:
+                rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
+                if rounds > move.branch.common:
+                    self._move = Move(move.branch, rounds, move.leader, history.tip)
+        return self._move
 
     def wants_back(self) -> bool:
         """Return True if we should give up provisional records; False while files of records are moved."""
@@ -196,7 +187,7 @@ class Following:
 
         known: ask for known peers if True, for strangers if False, for both if None.
         """
-        if not self._claims.any_leads():
+        if next(self._claims.leading(trio.current_time()), None) is None:
             return False  # nearly always: this is asked four times a second
         return any(self._claims.ahead(known=kind) for kind in ((True, False) if known is None else (known,)))
 
@@ -292,7 +283,8 @@ class Following:
                 if (not choice.lost or held.length < length) and held.slot not in self._in_use():
                     await self._held.trim(held.slot, *self._in_use())
                     return held
-        slot = self._held.slot_of(look.peer, known=look.known)
+        is_elector = look.peer in self._replica.history.roster.electorate.electors
+        slot = look.peer if is_elector else MEMBERS if look.known else STRANGER + look.peer
         if slot in self._in_use():
             raise OverBudget("its branch would take the place of one that is looked at")
         branch = await self._held.begin(slot, common)
@@ -330,22 +322,14 @@ class Following:
             claims.postpone(peer)
             return
         self.chains.repay(look)
-        rounds = await self._bring(branch, choice.rounds, peer)
+        present = self._catch_up.present(branch.common)
+        rounds = await self._catch_up.supplies.bring(Upto(branch, choice.rounds), present, claims.sources(peer))
         is_fork = branch.is_rooted and branch.common < self._replica.history.length
-        if rounds is None or rounds <= branch.common or (is_fork and rounds < choice.rounds):
+        if rounds is None or not branch.is_rooted or rounds <= branch.common or (is_fork and rounds < choice.rounds):
             claims.disbelieve(peer, is_unanswered=True)
             return
         claims.believe(peer)
         self._move = Move(branch, rounds, peer, self._replica.history.tip)
-
-    async def _bring(self, branch: Branch, rounds: int, peer: PeerId) -> int | None:
-        """Fetch the files that lead to the branch's state.
-
-        Return the number of rounds reached, at most `rounds`, or None.
-        """
-        present = self._catch_up.present(branch.common)
-        reached = await self._catch_up.supplies.bring(Upto(branch, rounds), present, self._claims.sources(peer))
-        return reached if reached is not None and branch.is_rooted else None
 
     # -- moving -------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from functools import cached_property
 
 import trio
 
+from protocol.bounds import BoundedDict
 from protocol.chain.electorate import Roster, quorum_size
 from protocol.chain.finality import RecentWork
 from protocol.chain.history import Branch
@@ -336,8 +337,9 @@ class PeerTips:
             if self._is_stuck_on(round):
                 leaving[history.tip_at(round), True] = self._leaving.get((history.tip_at(round), True), now)
         self._leaving = leaving
-        given_up = [round for round in (*older, *looked_at) if self._has_lost(history.tip_at(round), now)]
-        return given_up[0] if given_up else None
+        waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
+        lost = {fork for (fork, is_stuck), since in leaving.items() if now - since >= waits[is_stuck]}
+        return next((round for round in (*older, *looked_at) if history.tip_at(round) in lost), None)
 
     def _tips_of_present_peers(self) -> list[int]:
         """Return the rounds of our provisional records before which peers stand that were not away, ascending."""
@@ -386,10 +388,6 @@ class PeerTips:
             return known
         return Constituency.of(history.roster_at(round)).rank(history.commit_at(round), self._part(round))
 
-    def _has_lost(self, fork: bytes, now: float) -> bool:
-        waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
-        return any(now - self._leaving.get((fork, stuck), now + 1) >= wait_s for stuck, wait_s in waits.items())
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 
@@ -422,7 +420,7 @@ class ForkChoice:
     def __init__(self, replica: Replica, me: PeerId, tips: PeerTips, anchor: Anchor | None = None) -> None:
         self._replica, self._me, self._tips, self._anchor = replica, me, tips, anchor
         self._news: list[Event] = []
-        self._alarms: dict[Hash, None] = {}
+        self._alarms = BoundedDict[Hash, None](MAX_ALARMS)
         self._told = False
 
     def judge(self, branch: Branch, shown_by: PeerId, *, is_whole: bool = True) -> Choice:
@@ -457,14 +455,18 @@ class ForkChoice:
         if common < self._chosen(history):
             return False
         own = Constituency.of(history.roster_at(common)).rank(ours, took_part(history, common))
-        if self._is_second_beginning(common):
+        began_twice = common == 0 and self._replica.rounds.founders is None and history.length < YOUNG_ROUNDS
+        if began_twice:  # two peers began the same open run, and our history is young enough to yield
             if branch.length >= YOUNG_ROUNDS:
                 return True
             return theirs < own if is_whole else None
         if is_theirs_full and is_ours_full:
             self._alarm(ours, other, shown_by)
         if self._chosen(branch) and not self._chosen(history):
-            return self._may_come_over(common)
+            if common < history.final and not self._told:
+                self._told = True
+                self._news.append(Notice("warning", STAYING.format(round=common, final=history.final)))
+            return common >= history.final
         if is_theirs_full and is_ours_full:
             return False
         if common < history.final:
@@ -477,31 +479,14 @@ class ForkChoice:
             return theirs < own
         return None
 
-    def _is_second_beginning(self, common: int) -> bool:
-        """Return True if two peers began the same open run, and our history is young enough to yield to the other one."""
-        return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
-
     def _chosen(self, chain: AnchorChain) -> int:
-        """Return the number of rounds up to the record that our invitation names.
-
-        0 if it names none or the chain lacks it.
-        """
+        """Return the number of rounds up to the record that our invitation names; 0 if there is none in the chain."""
         return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
-
-    def _may_come_over(self, common: int) -> bool:
-        """Return True if switching to our invitation's history gives up no final record; otherwise report it once."""
-        final = self._replica.history.final
-        if common < final and not self._told:
-            self._told = True
-            self._news.append(Notice("warning", STAYING.format(round=common, final=final)))
-        return common >= final
 
     def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
         tip = record_hash(theirs.record)
         if tip in self._alarms:
             return
-        if len(self._alarms) >= MAX_ALARMS:
-            self._alarms.pop(next(iter(self._alarms)))
         self._alarms[tip] = None
         both = {vote.peer for vote in ours.certificate.votes} & {vote.peer for vote in theirs.certificate.votes}
         if not both:

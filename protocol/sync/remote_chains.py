@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import inf
 from typing import TypeVar
 
 import trio
 
+from protocol.bounds import Backoff, BoundedDict
 from protocol.chain.history import Branch
 from protocol.chain.records import verify_commit
 from protocol.chain.replica import Replica
@@ -21,6 +23,7 @@ from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.run.invitation import Anchor
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
+from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
@@ -56,8 +59,6 @@ FAR_ROUNDS = 2
 """Most rounds by which a peer may be behind another one and still train for a round in which it can be a member."""
 MAX_SOURCES = 16
 MAX_NAMED = 4
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Claims:
@@ -65,11 +66,12 @@ class Claims:
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica, self._membership = replica, membership
-        self._disbelieved: dict[PeerId, tuple[float, float]] = {}
-        self._first: dict[PeerId, int] = {}
+        self._disbelieved = BoundedDict[PeerId, tuple[float, float]](MAX_REMEMBERED)
+        """(Time until which we do not look at a peer, length of that pause); the peer disbelieved last comes last."""
+        self._first = BoundedDict[PeerId, int](MAX_REMEMBERED)
         """Places of strangers in the order of their first claims."""
         self._heard = 0
-        self._strangers_until, self._strangers_pause = 0.0, FALSE_STATE_S
+        self._strangers = Backoff(FALSE_STATE_S, MAX_DISBELIEF_S)
 
     def is_known(self, peer: PeerId) -> bool:
         """Return True if the peer is an elector of our tip, or a member of our chain."""
@@ -81,10 +83,6 @@ class Claims:
         neighbour = self._membership.get(peer)
         return neighbour.heartbeat.round if neighbour else 0
 
-    def any_leads(self) -> bool:
-        """Return True if a live, believed peer's tip is not in our chain."""
-        return any(True for _ in self._leading(trio.current_time()))
-
     def ahead(self, *, known: bool) -> list[PeerId]:
         """Return live, believed peers whose tip is not in our chain, in the order in which to look at them.
 
@@ -93,21 +91,21 @@ class Claims:
         that older keys cannot take all turns either.
         """
         now = trio.current_time()
-        if not known and now < self._strangers_until:
+        if not known and now < self._strangers.until:
             return []
-        claimants = sorted(peer for peer in self._leading(now) if self.is_known(peer) is known)
+        claimants = sorted(peer for peer in self.leading(now) if self.is_known(peer) is known)
         if known:
             return sorted(claimants, key=lambda peer: (*self._disbelieved.get(peer, (0.0, 0.0)), -self.rounds_of(peer)))
         for peer in claimants:
             if peer not in self._first:
                 self._heard += 1
-                _remember(self._first, peer, self._heard)
+                self._first[peer] = self._heard
         by_age = sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
         again = sorted((peer for peer in claimants if peer in self._disbelieved), key=lambda peer: self._disbelieved[peer])
         both = (peer for pair in zip_longest(by_age, again) for peer in pair if peer is not None)
         return list(dict.fromkeys(both))
 
-    def _leading(self, now: float) -> Iterator[PeerId]:
+    def leading(self, now: float) -> Iterator[PeerId]:
         """Yield live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
         history = self._replica.history
         length, tip, alive = history.length, history.tip, Liveness.ALIVE
@@ -136,14 +134,7 @@ class Claims:
 
     def hopes(self) -> bool:
         """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
-        if trio.current_time() - self._membership.started > HOPE_S:
-            return False
-        for peer in self._membership.live_peers():
-            neighbour = self._membership.get(peer)
-            patience = self._disbelieved.get(peer, (0.0, 0.0))[1]
-            if neighbour and neighbour.heartbeat.round > 0 and patience < HOPE_S:
-                return True
-        return False
+        return trio.current_time() - self._membership.started <= HOPE_S and bool(self.who_has_begun())
 
     def sources(self, leader: PeerId | None = None) -> list[PeerId]:
         """Return the sources for results and checkpoints: the leader, then members (strangers if there are no members)."""
@@ -177,18 +168,18 @@ class Claims:
         The peer showed records that we do not adopt at the electors' present positions, or more records than we can look at
         now.
         """
-        _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
-        _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, patience))
+        _, patience = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
+        self._disbelieved.renew(peer, (trio.current_time() + WAIT_S, patience))
 
     def disbelieve(self, peer: PeerId, *, is_unanswered: bool = False) -> None:
         """Ignore a peer's claims for a while, for twice as long as the last time.
 
         is_unanswered: the peer showed nothing false; it did not answer, or nobody gave us the state of its branch.
         """
-        _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
+        _, patience = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
         may_be_busy = is_unanswered and (self.is_known(peer) or self._replica.history.length == 0)
         patience = max(patience, min(patience * 2, MAX_UNANSWERED_S if may_be_busy else MAX_DISBELIEF_S))
-        _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
+        self._disbelieved.renew(peer, (trio.current_time() + patience, patience))
 
     def unanswered(self, look: LookCost) -> None:
         """Disbelieve a peer that did not answer, unless this look has verified records of its chain.
@@ -205,14 +196,7 @@ class Claims:
         """Disbelieve a peer whose branch had a false state; if it is a stranger, follow no strangers for a while."""
         self.disbelieve(leader)
         if not self.is_known(leader):
-            self._strangers_until = trio.current_time() + self._strangers_pause
-            self._strangers_pause = min(self._strangers_pause * 2, MAX_DISBELIEF_S)
-
-
-def _remember(table: dict[K, V], key: K, value: V) -> None:
-    if key not in table and len(table) >= MAX_REMEMBERED:
-        table.pop(next(iter(table)))
-    table[key] = value
+            self._strangers.failed(trio.current_time())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -233,40 +217,22 @@ class OverBudget(NetworkError):
     """Refusal to spend more on claims for now."""
 
 
-@dataclass
-class _Purse:
-    full: float
-    left: float
-
-    def fill(self, seconds: float) -> None:
-        self.left = min(self.full, self.left + self.full * seconds / 60)
+LOOKS = Allowance(CHECKS_PER_MINUTE / 60, BYTES_PER_MINUTE / 60, burst_s=60.0)
 
 
 class Budget:
     """Budget of bytes and signature checks for looking at claims.  `now` is trio time."""
 
     def __init__(self, now: float) -> None:
-        self._filled = now
-        self._bytes = _Purse(BYTES_PER_MINUTE, BYTES_PER_MINUTE)
-        self._checks = _Purse(CHECKS_PER_MINUTE, CHECKS_PER_MINUTE)
+        self._bucket = TokenBucket(LOOKS.burst_s, LOOKS.burst_s, now)
 
     def allows(self, now: float, *, known: bool) -> bool:
         """Return True if a look may begin or continue.  known: the claimant is an elector or a member of our chain."""
-        seconds, self._filled = now - self._filled, now
-        purses = (self._bytes, self._checks)
-        for purse in purses:
-            purse.fill(seconds)
-        return all(purse.left > (0 if known else purse.full * (1 - STRANGERS_SHARE)) for purse in purses)
+        return self._bucket.left_s(LOOKS, now) > (0 if known else LOOKS.burst_s * (1 - STRANGERS_SHARE))
 
-    def pay(self, size_bytes: int, checks: int) -> None:
-        """Pay for answers of `size_bytes`, and for `checks` signature checks."""
-        self._bytes.left -= size_bytes
-        self._checks.left -= checks
-
-    def repay(self, size_bytes: int, checks: int) -> None:
-        """Refund the payment for a look whose branch the fork choice accepts."""
-        self._bytes.left = min(self._bytes.full, self._bytes.left + size_bytes)
-        self._checks.left = min(self._checks.full, self._checks.left + checks)
+    def pay(self, now: float, size_bytes: int, checks: int) -> None:
+        """Pay for answers of `size_bytes`, and for `checks` signature checks; negative numbers refund a payment."""
+        self._bucket.charge(LOOKS, now, checks, size_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -342,17 +308,13 @@ class RemoteChains:
         return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
 
     async def begin(self, look: LookCost, branch: Branch, length: int) -> None:
-        """Append the records that the fork choice needs."""
-        await self.extend(look, branch, self._needed(branch, length))
-
-    def _needed(self, branch: Branch, length: int) -> int:
-        """Return the number of rounds that the fork choice needs.
+        """Append the records that the fork choice needs.
 
         They include the first record that differs and, if our chain lacks it, the record that our invitation names.
         """
         anchor = self.anchor
         named = anchor.rounds if anchor is not None and not anchor.holds(self._replica.history) else 0
-        return min(max(branch.common + 1, named), length)
+        await self.extend(look, branch, min(max(branch.common + 1, named), length))
 
     async def extend(self, look: LookCost, branch: Branch, length: int) -> None:
         """Append the peer's records up to `length` to the branch, which the peer's chain contains."""
@@ -365,7 +327,13 @@ class RemoteChains:
                 self._check_anchor(branch)
                 self.progressed_at = trio.current_time()
                 look.records += 1
-            if branch.size_bytes > self._most_bytes(look, branch):
+            if branch.start < self._replica.history.length:
+                is_ours = self.anchor is None or self.anchor.holds(self._replica.history)
+                most_bytes: float = FORK_BYTES if is_ours and not look.known else BEGINNING_BYTES
+            else:
+                is_anyones = branch.start == 0 and self._replica.rounds.founders is None
+                most_bytes = BEGINNING_BYTES if is_anyones else inf
+            if branch.size_bytes > most_bytes:
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress(branch.length, length))
 
@@ -373,13 +341,6 @@ class RemoteChains:
         anchor = self.anchor
         if anchor is not None and branch.length >= anchor.rounds and not anchor.holds(branch):
             raise Malformed("a history without the record that our invitation names")
-
-    def _most_bytes(self, look: LookCost, branch: Branch) -> float:
-        if branch.start < self._replica.history.length:
-            is_ours = self.anchor is None or self.anchor.holds(self._replica.history)
-            return FORK_BYTES if is_ours and not look.known else BEGINNING_BYTES
-        is_anyones = branch.start == 0 and self._replica.rounds.founders is None
-        return BEGINNING_BYTES if is_anyones else float("inf")
 
     async def _commits(self, look: LookCost, start: int, count: int) -> list[Commit]:
         question = CommitsRequest(start=start, count=min(count, MAX_COMMITS))
@@ -398,9 +359,8 @@ class RemoteChains:
     def _pay(self, look: LookCost, size_bytes: int, checks: int) -> None:
         look.size_bytes += size_bytes
         look.checks += checks
-        self.budget.pay(size_bytes, checks)
+        self.budget.pay(trio.current_time(), size_bytes, checks)
 
     def repay(self, look: LookCost) -> None:
         """Refund the cost of a look so far, because the fork choice has accepted the branch."""
-        self.budget.repay(look.size_bytes, look.checks)
-        look.size_bytes = look.checks = 0
+        self._pay(look, -look.size_bytes, -look.checks)

@@ -52,7 +52,9 @@ def removing(tasks: TasksInForce, pending: Amendment | None, root: Hash) -> Amen
     number, sets, _ = _newest(tasks, pending)
     left = [each for each in sets if each.root != root]
     if len(left) == len(sets):
-        raise CannotAmend(f"the set {root.hex()[:12]} is not admitted, or fell out; `peer tasks list` shows those that are")
+        raise CannotAmend(
+            f"the set {root.hex()[:12]} is not admitted, or was removed; `peer tasks list` shows the admitted sets"
+        )
     percent = pending.percent if pending is not None else tasks.percent
     return Amendment(number=number + 1, percent=percent or PERCENT, sets=left)
 
@@ -94,8 +96,7 @@ class TaskSetCommands:
                 root, size = await sets.files.adopt(source)
                 body = TaskSet(name=name, count=count, size=size, root=root)
                 raw = self._session.seal(body).raw
-                await sets.keep_offer(raw)
-                sets.own_offer(root, raw)
+                await sets.keep_offer(root, raw)
         except (StoreFailed, OSError) as error:
             raise CannotAmend(f"the tasks cannot be kept: {error}") from error
         except ValueError as error:

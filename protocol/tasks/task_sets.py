@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from protocol.blobs.swarm import Swarm
+from protocol.bounds import BoundedDict
 from protocol.chain.progress import TasksInForce, first_problem
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed, read_guarded, write_guarded
@@ -36,8 +37,8 @@ from protocol.wire.rollouts import AdmittedSet, Amendment, Place, TaskSet
 # ------------------------------------------------------------------------------------------------------------------------
 # Offers of sets of tasks that one peer has received.  This part is pure.
 #
-# Keys are free, so the number of offers is limited for all strangers together: the oldest such offer is evicted for a new
-# one.  Members of the chain come before strangers.  No offer is lost by an eviction, because peers repeat their offers.
+# Keys are free, so the number of offers is limited for all strangers together: the oldest such offer is evicted first.
+# Members of the chain come before strangers.  No offer is lost by an eviction, because peers repeat their offers.
 
 
 MOST = 256
@@ -68,7 +69,7 @@ class Offers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hash, SignedOffer] = {}
+        self._known = BoundedDict[Hash, SignedOffer](MOST, lambda _, offer: not offer.is_member)
 
     def __iter__(self) -> Iterator[SignedOffer]:
         return iter([*self._known.values()])
@@ -85,21 +86,12 @@ class Offers:
         others = [other for other in self._known.values() if other.root != offer.root]
         if sum(other.publisher == offer.publisher for other in others) >= MOST_OF_ONE:
             return False
-        if known is None and len(self._known) >= MOST:
-            strangers = (known for known in self._known.values() if not known.is_member)
-            victim = next(strangers, next(iter(self._known.values())) if offer.is_member else None)
-            if victim is None:
-                return False
-            del self._known[victim.root]
         self._known[offer.root] = offer
-        return True
+        return offer.root in self._known
 
     def drop(self, root: Hash) -> None:
         """Forget the offer of a set."""
         self._known.pop(root, None)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -369,10 +361,6 @@ class TaskSets:
         """Note the sets that the trainer process cannot use, with the reasons."""
         self.unusable = unusable
 
-    def own_offer(self, root: Hash, raw: bytes) -> None:
-        """Add our own offer, to repeat it and to keep its set."""
-        self.own[root] = raw
-
     def withdraw(self, root: Hash) -> None:
         """Stop repeating our own offer."""
         del self.own[root]
@@ -427,7 +415,7 @@ class TaskSets:
             return Acceptance.REJECT  # the forwarder could have checked the sender
         if not self.take(said.body, said.raw):
             return Acceptance.IGNORE
-        self.running.start(self._keep, said.body.number, said.raw)
+        self.running.start(self._keep_heard, said.body.number, said.raw)
         return Acceptance.ACCEPT
 
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:
@@ -448,7 +436,7 @@ class TaskSets:
         """Receive an amendment that the organiser signed; return True if it is now the newest."""
         return self._newest.hear(self.in_force, body, raw)
 
-    async def _keep(self, number: int, raw: bytes) -> None:
+    async def _keep_heard(self, number: int, raw: bytes) -> None:
         with self._guard.watch(self.organiser, "amendment"):
             try:
                 await self.keep(number, raw)
@@ -459,9 +447,10 @@ class TaskSets:
         """Store the newest amendment on disk, and remove older ones.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep_all, [(number, raw)], number)
 
-    async def keep_offer(self, raw: bytes) -> None:
-        """Store our offer on disk.  Raises `StoreFailed`."""
+    async def keep_offer(self, root: Hash, raw: bytes) -> None:
+        """Store our own offer on disk, to repeat it and to keep its set.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep, OWN, raw)
+        self.own[root] = raw
 
 
 def roots_of(sets: Iterable[AdmittedSet]) -> dict[int, Hash]:

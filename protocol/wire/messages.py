@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -177,7 +177,7 @@ def check_losses(stated: bytes, sources: int) -> None:
     if numbers != sorted({*numbers}) or any(number >= sources for number in numbers):
         raise Malformed("losses of sources that the run does not have, or not in order")
     if not all(1 <= mean.tokens <= MAX_CLAIMED and abs(mean.loss) <= MAX_NUMBER for mean in means):
-        raise Malformed("a loss of a source that is no number, or of no tokens")
+        raise Malformed("the loss of a source is not a number, or counts no tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -221,7 +221,28 @@ first steps.
 """
 
 
-class Ready(OnState):
+class Pledge(Body):
+    """The fields of a READY that its entry in plans and records repeats; `Ready` explains them."""
+
+    incarnation: Count
+    serial: Count
+    tokens: Annotated[int, Field(ge=1, le=MAX_CLAIMED)]
+    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    loss: Number
+    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    root: HashField
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
+    rollouts: LaterLearned = None
+    against: SlotMask = None
+    losses: Losses = b""
+    stretches: StretchesField = b""
+
+    def pledge(self) -> dict[str, Any]:
+        """Return these fields by name."""
+        return {name: getattr(self, name) for name in Pledge.model_fields}
+
+
+class Ready(OnState, Pledge):
     """Commitment to a finished contribution by its root, before any contribution is shown.
 
     fragment: part of the state that the contribution covers.  serial: grows with every READY of an incarnation; two
@@ -236,57 +257,18 @@ class Ready(OnState):
     round: Count
     fragment: FragmentNumber
     base: HashField
-    incarnation: Count
-    serial: Count
-    tokens: Annotated[int, Field(ge=1, le=MAX_CLAIMED)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    loss: Number
-    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    root: HashField
-    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterLearned = None
-    against: SlotMask = None
-    losses: Losses = b""
-    stretches: StretchesField = b""
 
 
-class Member(Body):
+class Member(Pledge):
     """A member of a round: its READY without the fields that all members share, with the READY's signature."""
 
     peer: PeerField
-    incarnation: Count
-    serial: Count
-    tokens: Annotated[int, Field(ge=1, le=MAX_CLAIMED)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    loss: Number
-    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    root: HashField
-    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterLearned = None
-    against: SlotMask = None
-    losses: Losses = b""
-    stretches: StretchesField = b""
     signature: SignatureField
 
 
 def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
     """Return the entry in a plan of the peer that signed this READY."""
-    return Member(
-        peer=peer,
-        incarnation=ready.incarnation,
-        serial=ready.serial,
-        tokens=ready.tokens,
-        steps=ready.steps,
-        loss=ready.loss,
-        norm=ready.norm,
-        root=ready.root,
-        admission=ready.admission,
-        rollouts=ready.rollouts,
-        against=ready.against,
-        losses=ready.losses,
-        stretches=ready.stretches,
-        signature=signature,
-    )
+    return Member(peer=peer, signature=signature, **ready.pledge())
 
 
 def ready_of(member: Member, round: int, fragment: int, base: bytes, state: bytes) -> Ready:
@@ -295,20 +277,9 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
         round=round,
         fragment=fragment,
         base=base,
-        incarnation=member.incarnation,
-        serial=member.serial,
-        tokens=member.tokens,
-        steps=member.steps,
-        loss=member.loss,
-        norm=member.norm,
-        root=member.root,
         state_digest=digest_in(state),
         weights=weights_in(state),
-        admission=member.admission,
-        rollouts=member.rollouts,
-        against=member.against,
-        losses=member.losses,
-        stretches=member.stretches,
+        **member.pledge(),
     )
 
 

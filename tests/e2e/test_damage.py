@@ -20,13 +20,11 @@ KINDS = (
     "all results",
     "shards of a corpus",
     "moments",
-    "residual",
 )
 TOLD = {
     "first record": "4 records after round 0 cannot be read",
     "newest record": "1 record after round 3 cannot be read",
     "moments": "moments of an earlier start are not used",
-    "residual": "begin again with zeros",
 }
 """What a peer or its trainer says of zeros and flipped bits."""
 

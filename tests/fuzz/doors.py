@@ -34,9 +34,9 @@ from protocol.audit.evidence import (
     judge,
     tip_needed,
 )
+from protocol.blobs.mirrors import RangeClient, RangeFailed, WebDialer
 from protocol.chain.base import Base
 from protocol.corpora.manifest import read_manifest
-from protocol.corpora.ranges import RangeClient, RangeFailed, WebDialer
 from protocol.events.events import Notice
 from protocol.run.admission import AdmissionProof, Token, TokenUses, read_token, verify_admission
 from protocol.run.invitation import MAX_INVITATION_BYTES, Anchor, make_invitation, read_invitation

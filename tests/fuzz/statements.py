@@ -12,8 +12,8 @@ from random import Random
 
 import trio
 
-from protocol.agreement.contradictions import slot, tip_of
 from protocol.allreduce.runner import PushHeader
+from protocol.audit.evidence import slot, tip_of
 from protocol.events.events import Event, HandlerFailed
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed

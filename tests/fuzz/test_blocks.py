@@ -27,7 +27,7 @@ from protocol.blobs.blob import (
 from protocol.blobs.offers import MAX_GUESTS
 from protocol.blobs.swarm import MAX_ASKERS
 from protocol.blobs.uploads import MOST_QUEUE
-from protocol.corpora.fetcher import MIRROR_BATCHES, PEER_BATCHES
+from protocol.corpora.fetcher import BATCHES
 from protocol.transport.interface import NetworkError, Refused
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
@@ -141,7 +141,7 @@ def test_a_fetcher_whose_blocks_only_liars_claim_keeps_its_bounds() -> None:
         reader.fetcher.need(CORPUS.all_blocks())
         for _ in range(60):
             await trio.sleep(5)
-            assert len(reader.fetcher._batches) <= PEER_BATCHES + MIRROR_BATCHES
+            assert len(reader.fetcher._batches) <= BATCHES
             assert not reader.cache.blocks() and not files_under(reader)
         table.add(built=True)
         await reader.read(CORPUS.all_blocks(), within_s=300)

@@ -45,7 +45,7 @@ def _socket(path: Path) -> None:
         bound.bind(path.name)
 
 
-OUT, IRREGULAR = "it is a link that leads out of the folder", "it is no regular file"
+OUT, IRREGULAR = "it is a link that leads out of the folder", "it is not a regular file"
 ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (lambda path: path.symlink_to(path.parent.parent / "secret"), OUT),
     "relative link": (lambda path: path.symlink_to("../secret"), OUT),

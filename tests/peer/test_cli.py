@@ -57,6 +57,49 @@ def test_the_nearest_command_is_named(words: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"peer: there is no command `peer {words}`; did you mean `{MEANT[words]}`?\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("join --no-ui", "`peer join` has no option --no-ui; `peer join --help` explains the command"),
+        ("leave now", "`peer leave` does not take the word now; `peer leave --help` explains the command"),
+        ("run create a.toml b.toml", "`peer run create` does not take the word b.toml; `peer run create --help`"),
+        ("run extend", "one of the arguments --tokens --rounds is required; `peer run extend --help` explains"),
+        ("run extend --rounds x", "argument --rounds: x is not a whole number from 1 to 9007199254740992; `peer run"),
+        ("run create", "the following arguments are required: RUN.toml; `peer run create --help` explains"),
+        ("run", "the following arguments are required: COMMAND; `peer run --help` explains"),
+        ("completion fish", "argument shell: invalid choice: 'fish' (choose from 'bash', 'zsh', 'tcsh'); `peer completion"),
+        ("--frobnicate", "`peer` has no option --frobnicate; `peer --help` explains"),
+        ("leave --\x1b[2J", "`peer leave` has no option --?[2J; "),
+    ],
+)
+def test_mistakes_in_words_are_told_in_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split(" "))
+    said = capsys.readouterr().err
+    assert ended.value.code == ExitCode.USAGE and said.startswith(f"peer: {told}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["leave", "finish", "pause", "run extend --rounds 5"])
+def test_without_a_peer_a_command_says_what_to_do(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = failure(capsys, *words.split())
+    assert code == ExitCode.NOT_RUNNING
+    assert text.endswith("; start one with `peer join`, or name the directory of a running peer with --data-dir\n")
+
+
+@pytest.mark.parametrize(
+    ("total", "is_endless"),
+    [("total_rounds = 9007199254740992", True), ("total_tokens = 9007199254740992", True), ("total_rounds = 3000", False)],
+)
+def test_a_run_that_outlives_everybody_is_doubted(
+    total: str, is_endless: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    for rl in ("", '[rl]\nenvironment = "add"\n') if "rounds" in total else ("",):
+        path.write_text(f'name = "long"\n{total}\n{rl}')
+        assert main(["run", "show", str(path)]) == ExitCode.OK
+        assert ("note: the run would take more than 100 years; make total_" in capsys.readouterr().err) is is_endless
+
+
 def test_what_is_like_nothing_is_told_where_the_commands_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["\x1b[2Jzzz"])
@@ -182,7 +225,7 @@ def test_warnings_about_an_invitation_stand_behind_it(
             assert main(words) == ExitCode.OK
         lines = capfd.readouterr().out.splitlines()
         at = next(place for place, line in enumerate(lines) if line.startswith("mh1"))
-        warnings = [place for place, line in enumerate(lines) if line.startswith("peer: ")]
+        warnings = [place for place, line in enumerate(lines) if line.startswith("note: ")]
         assert warnings and min(warnings) > at, lines
 
 
@@ -264,8 +307,8 @@ def test_the_organiser_invites_whoever_holds_the_invitation(
     ("words", "code", "remedy"),
     [
         ([], ExitCode.USAGE, "`peer id`"),
-        ([GUEST, "--bearer"], ExitCode.USAGE, "instead"),
-        ([GUEST, "--uses", "2"], ExitCode.USAGE, "goes with --bearer"),
+        ([GUEST, "--bearer"], ExitCode.USAGE, "--bearer admits anybody; remove it"),
+        ([GUEST, "--uses", "2"], ExitCode.USAGE, "--uses is allowed only with --bearer"),
         (["--bearer", "--uses", "4097"], ExitCode.USAGE, "from 1 to 4096"),
         ([GUEST, "--expires", "soon"], ExitCode.USAGE, "12h"),
         ([GUEST, "--until-round", "-1"], ExitCode.USAGE, "number of a round"),
@@ -284,7 +327,7 @@ def test_mistakes_in_inviting_have_their_remedy(
 def test_a_run_must_be_named_unless_there_is_one_to_invite_to(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "none that admits" in failure(capsys, "run", "invite", GUEST)[1]
+    assert "no run of yours in " in failure(capsys, "run", "invite", GUEST)[1]
     run = read_invitation(created(capsys, tmp_path / "open.toml", OPEN)).run.hex()
     assert main(["run", "invite", run]) == ExitCode.OK
     told = capsys.readouterr()

@@ -22,7 +22,7 @@ from peer.demo.swarm import start_member
 from peer.discovery import mdns, upnp
 from peer.environment import TRACKERS, ChildKind, child_environment
 from peer.installation import ROOT
-from peer.rests.presence import run_program
+from peer.rests.sensors import run_program
 from peer.tracking.child import _last_words
 from peer.trainer_process.process import start_trainer
 from peer.weights import harness

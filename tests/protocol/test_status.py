@@ -145,6 +145,7 @@ EARLY: dict[str, Any] = {
     "goal_total": 0,
     "goal_done": 0,
     "goal_left_s": None,
+    "data_total": 0,
     "run_ended": False,
     "run_tokens": 0,
     "run_tokens_per_s": None,

@@ -16,9 +16,9 @@ import trio
 
 from peer.cli import main
 from peer.control.client import ControlError
-from peer.control.requests import Controls
 from peer.control.server import Command
 from peer.daemon.daemon import Daemon
+from peer.daemon.requests import Controls
 from protocol.node.router import MessageRouter
 from protocol.transport.interface import Landing, Network, NetworkError
 from protocol.transport.library import MuxedConnection

@@ -16,7 +16,6 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
 from trainer.objective import ComparedObjective
-from trainer.parameters import RESIDUAL
 from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
 from trainer.worker import Done, Task, Worker
@@ -86,19 +85,12 @@ def test_tokens_are_those_that_count_and_losses_are_means_over_pairs(folder: Pat
     assert done.loss == pytest.approx(sum(each.loss * each.tokens for each in done.losses) / done.tokens, rel=1e-6)
 
 
-def test_reference_weights_are_read_once_for_each_pair_also_by_a_later_process(
-    folder: Path, reference: Path, tmp_path: Path
-) -> None:
-    worker = worker_on(folder, tmp_path / "state")
+def test_reference_weights_are_read_once_for_each_pair(folder: Path, reference: Path) -> None:
+    worker = worker_on(folder)
     first = computed(worker, reference, steps=3)
-    worker.store_moments()
     reference.unlink()
-    assert computed(worker, None).margin is not None
-    later = worker_on(folder, tmp_path / "state")
-    later.store_moments()
-    again = computed(later, None, steps=3)
+    again = computed(worker, None, steps=3)
     assert again.margin != 0 and again.losses[0].tokens == first.losses[0].tokens
-    assert [path.name for path in (tmp_path / "state").glob("reference-*.f32")] == [f"reference-{later.reading.digest}.f32"]
 
 
 def test_pairs_that_nobody_has_compared_need_the_weights(folder: Path, reference: Path, tmp_path: Path) -> None:
@@ -117,15 +109,9 @@ def test_a_trainer_that_began_with_the_run_keeps_the_initial_weights_itself(
 ) -> None:
     wanted = computed(worker_on(folder), reference, small.theta() * np.float32(1.5))
     computed(worker_on(folder, tmp_path / "state"), None, round=0)
-    for log in (tmp_path / "state").glob("reference-*.f32"):
-        log.unlink()
     later = worker_on(folder, tmp_path / "state")
     assert computed(later, None, small.theta() * np.float32(1.5)).losses == wanted.losses
-    assert {path.name for path in (tmp_path / "state").iterdir()} == {
-        "initial.bf16",
-        RESIDUAL,
-        f"reference-{later.reading.digest}.f32",
-    }
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["initial.bf16"]
 
 
 def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folder: Path, reference: Path) -> None:
@@ -142,67 +128,18 @@ def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folde
         np.testing.assert_allclose(margins, found[0][2], atol=1e-4)
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+VALUES = np.array([[-1.5, -2.5], [-1e-30, -3e4]], np.float32)
 
 
-VALUES = np.array([[-1.5, -2.5], [-0.0, 0.0], [-1e-30, -3e4]], np.float32)
-
-
-def test_values_come_back_from_the_file_and_holes_are_unknown(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    log = ReferenceLog(path)
-    assert log.missing([5, 3, 5]) == [3, 5]
-    log.put([7, 3, 100_000], VALUES)
-    log.close()
-    again = ReferenceLog(path)
-    assert again.missing([0, 3, 4, 7, 100_000, 100_001]) == [0, 4, 100_001]
-    assert np.array_equal(again.get([7, 3, 100_000]), VALUES)
-
-
-def test_a_damaged_value_is_unknown(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    ReferenceLog(path).put([0, 1, 2], VALUES)
-    data = np.fromfile(path, "<f4")
-    data[0], data[3] = 1.5, np.nan
-    path.write_bytes(data.tobytes()[:-4])
-    assert ReferenceLog(path).missing([0, 1, 2]) == [0, 1, 2]
-
-
-def test_a_disk_that_fails_costs_the_file_and_not_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    log = ReferenceLog(tmp_path / "log")
-    log.put([0], VALUES[:1])
-    monkeypatch.setattr("os.pwrite", full)
-    log.put([1, 2, 3], VALUES)
-    assert log.missing([1, 2, 3]) == [] and np.array_equal(log.get([1, 2, 3]), VALUES)
-    assert log.missing([0]) == [] and np.array_equal(log.get([0]), VALUES[:1]), "what the file has is still known"
-    log.put([4], VALUES[:1])
-    assert capsys.readouterr().err.count("No space left on device") == 1
-    nowhere = ReferenceLog(tmp_path / "no" / "folder")
-    nowhere.put([1], VALUES[:1])
-    assert nowhere.missing([1, 2]) == [2] and "not kept" in capsys.readouterr().err
-
-
-def test_many_values_without_a_file_are_forgotten_when_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.reference.MOST_FRESH", 2)
-    log = ReferenceLog(None)
-    log.put([1, 2], VALUES[:2])
+def test_many_values_are_forgotten_when_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.reference.MOST_KNOWN", 2)
+    log = ReferenceLog()
+    log.put([1, 2], VALUES)
     log.trim()
-    assert log.missing([1, 2, 3]) == [3]
+    assert log.missing([3, 1, 2, 3]) == [3] and np.array_equal(log.get([2, 1]), VALUES[::-1])
     log.put([3], VALUES[:1])
     log.trim()
     assert log.missing([1, 2, 3]) == [1, 2, 3]
-
-
-def test_the_logs_of_other_data_are_removed(tmp_path: Path) -> None:
-    ReferenceLog.beside(tmp_path, "one").put([0], VALUES[:1])
-    ReferenceLog.beside(tmp_path, "other")
-    assert [path.name for path in tmp_path.iterdir()] == ["reference-other.f32"]
-    assert ReferenceLog.beside(None, "one").missing([0]) == [0]
 
 
 def test_log_probabilities_are_sums_over_what_counts(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, Stream, write_corpus
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.parameters import RESIDUAL, SPAN, NotFinite
+from trainer.parameters import NotFinite
 from trainer.worker import Done, Task, Worker
 
 SIZE = small.LAYOUT.payload_bytes
@@ -67,22 +67,16 @@ def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> No
     assert done.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
 
 
-def trained(folder: Path | None, rounds: int) -> list[bytes]:
-    """The contributions of a worker that does the same round again and again, without moments of an earlier one."""
-    worker, found = Worker(small.config(), small.CPU, folder), []
-    for _ in range(rounds):
+def test_the_residual_of_a_round_is_added_in_the_next() -> None:
+    worker, found = small.worker(), []
+    for _ in range(3):
         worker.load(small.theta() * np.float32(1.01))
         out = bytearray(SIZE)
         worker.work.encode_difference(small.theta(), memoryview(out))
         found.append(bytes(out))
-    return found
-
-
-def test_the_residual_of_a_round_is_added_in_the_next(tmp_path: Path) -> None:
-    first, second, third = trained(tmp_path, 3)
-    assert len({first, second, third}) == 3
+    assert len(set(found)) == 3
     mean = np.zeros(small.PARAMETERS)
-    for data in (first, second, third):
+    for data in found:
         values = np.empty(small.PARAMETERS, np.float32)
         for span in small.LAYOUT:
             INT4.decode(memoryview(data)[span.encoded], span.count, values[span.values])
@@ -91,82 +85,9 @@ def test_the_residual_of_a_round_is_added_in_the_next(tmp_path: Path) -> None:
     assert norm((mean - difference).astype(np.float32)) < 0.05 * norm(difference)
 
 
-def test_a_later_worker_goes_on_with_the_residual_and_begins_again_without_its_file(tmp_path: Path) -> None:
-    assert trained(tmp_path, 1) + trained(tmp_path, 1) == trained(None, 2)
-    size = (tmp_path / RESIDUAL).stat().st_size
-    assert size == 4 * small.PARAMETERS + 8 * -(-small.PARAMETERS // SPAN)
-    for other in (b"\xff" * 4 * small.PARAMETERS, b"torn"):
-        (tmp_path / RESIDUAL).write_bytes(other)
-        assert trained(tmp_path, 2) == trained(None, 2), "a file of another size is taken as zeros"
-        assert (tmp_path / RESIDUAL).stat().st_size == size
-    worker = Worker(small.config(), small.CPU, tmp_path)
-    worker.remove_moments()
-    assert not (tmp_path / RESIDUAL).exists() and trained(tmp_path, 1) == trained(None, 1)
-
-
-def residual(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a residual's file, and its checksums."""
-    raw = (folder / RESIDUAL).read_bytes()
-    sums = 8 * -(-small.PARAMETERS // SPAN)
-    return np.frombuffer(raw[: 4 * small.PARAMETERS], np.float32), np.frombuffer(raw[-sums:], np.uint64)
-
-
-@pytest.mark.parametrize("damage", ["a flipped bit", "the last value", "zeros", "zeros with their checksums", "a checksum"])
-def test_an_altered_part_of_the_residual_begins_again_with_zeros(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(tmp_path, 2)
-    before, sums = residual(tmp_path)
-    altered, altered_sums, span = before.copy(), sums.copy(), slice(SPAN, 2 * SPAN)
-    match damage:
-        case "a flipped bit":
-            altered.view(np.uint32)[SPAN + 7] ^= 1 << 30
-        case "the last value":
-            span = slice(small.PARAMETERS // SPAN * SPAN, small.PARAMETERS)
-            altered[-1] += 1
-        case "zeros":
-            altered[SPAN + 5 : SPAN + 1029] = 0
-        case "zeros with their checksums":
-            altered[span], altered_sums[1] = 0, 0
-        case "a checksum":
-            altered_sums[1] ^= 1
-    raw = bytearray((tmp_path / RESIDUAL).read_bytes())
-    raw[: altered.nbytes], raw[-altered_sums.nbytes :] = altered.tobytes(), altered_sums.tobytes()
-    (tmp_path / RESIDUAL).write_bytes(raw)
-    work = Worker(small.config(), small.CPU, tmp_path).work
-    assert work._residual is not None
-    work._residual.verify()
-    expected = before.copy()
-    expected[span] = 0
-    assert np.array_equal(residual(tmp_path)[0], expected)
-    assert "1 of" in (told := capsys.readouterr().err) and "begin again with zeros" in told
-    again = Worker(small.config(), small.CPU, tmp_path).work
-    assert again._residual is not None
-    again._residual.verify()
-    assert not capsys.readouterr().err, "what was mended is sealed"
-
-
-def test_the_checksums_of_a_residual_follow_every_fragment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    worker = Worker(small.config(fragments=2), small.CPU, tmp_path)
-    for fragment in (0, 1, 0):
-        worker.load(small.theta() * np.float32(1.01))
-        worker.work.encode_difference(small.theta(), memoryview(bytearray(worker.layout.payload_bytes)), fragment)
-    again = Worker(small.config(fragments=2), small.CPU, tmp_path).work
-    assert again._residual is not None and residual(tmp_path)[0].any()
-    again._residual.verify()
-    assert not capsys.readouterr().err
-
-
-def test_without_a_place_on_the_disk_the_residual_lies_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trained(tmp_path / "missing", 2) == trained(None, 2)
-    assert "the residual is not kept in" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("codec", ["int8", "bf16"])
-def test_codecs_without_feedback_have_no_residual(codec: str, tmp_path: Path) -> None:
-    worker = Worker(small.config(codec=codec), small.CPU, tmp_path)
-    worker.work.encode_difference(small.theta(), memoryview(bytearray(worker.layout.payload_bytes)))
-    assert not (tmp_path / RESIDUAL).exists()
+def test_codecs_without_feedback_have_no_residual(codec: str) -> None:
+    assert Worker(small.config(codec=codec), small.CPU).work._residual is None
 
 
 # -- fragments -----------------------------------------------------------------------------------------------------------

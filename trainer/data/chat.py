@@ -12,12 +12,9 @@ model, and `UNSUPPORTED` lists the fields that runs cannot express. Null or empt
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.data.nesting import check_depth
 from trainer.data.templates import LEARNT, ROLES, Message
 
 MAX_MESSAGES = 1 << 12
@@ -94,36 +91,6 @@ def listed_messages(listed: list[Any]) -> list[Message]:
     return [_message(number, message) for number, message in enumerate(listed, 1)]
 
 
-class UndecodableText(ValueError):
-    """Error for bytes that are not UTF-8; the text is a sentence."""
-
-
-def parsed(data: bytes) -> Any:
-    """Return the JSON value in `data`.  Raises ValueError with the flaw: "it is no JSON", a field twice, deep nesting."""
-    try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise UndecodableText(f"it is not UTF-8 text at byte {error.start + 1}; save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"it is no JSON ({error.msg} at {line}column {error.colno})") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError("it has a number of too many digits" if "digits" in str(error) else str(error)) from error
-    check_depth(value)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the field {twice!r:.40} stands there twice")
-    return found
-
-
 def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:
     """Return the fields that are not null or empty.  Raises ValueError for fields that runs do not support."""
     fields = {
@@ -151,13 +118,28 @@ def _listed(fields: dict[str, Any]) -> Any:
     elif form == "output":
         listed = _alpaca(fields, listed)
     else:
-        fields.pop("prompt", None)  # some data sets repeat the first question here
+        _check_repeated(fields.pop("prompt", None), listed)
     system = fields.pop("system" if "system" in fields else "system_prompt", None)
     if system is not None and isinstance(listed, list):
         if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
             raise ValueError("the record has a field with the system prompt and a message of the system as well; keep one")
         listed = [{"role": "system", "content": system}, *listed]
     return listed
+
+
+def _check_repeated(prompt: Any, listed: Any) -> None:
+    """Raise ValueError unless a prompt beside the messages repeats their first question, as it does in some data sets."""
+    asked = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    text = asked.get("content", asked.get("value")) if isinstance(asked, Mapping) else asked
+    first = next((each for each in listed if isinstance(each, Mapping) and _role(each) == "user"), {}) if listed else {}
+    question = first.get("content", first.get("value"))
+    if prompt is None or not isinstance(listed, list) or not isinstance(question, str):
+        return
+    if not isinstance(text, str) or " ".join(text.split()) not in " ".join(question.split()):
+        raise ValueError(
+            "the record has the fields prompt and messages, and the prompt is not their first question; put it into the "
+            "messages, or remove it"
+        )
 
 
 def _asked_and_answered(asked: Any, answered: Any) -> Any:

@@ -12,7 +12,6 @@ flags for each token.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,8 +167,8 @@ def _split(fields: Mapping[str, Any]) -> StoredSplit:
 # Blocks in folders.
 
 
-MOST_OPEN = 64
-"""Files of blocks that stay open."""
+MOST_KEPT = 16
+"""Blocks that stay in memory, of 1 MiB at most."""
 HASH_BYTES = 32
 
 
@@ -185,83 +184,43 @@ class BlockFolders:
     """Folders in which blocks are looked up: `<shard>/<number>` is a block, and `<shard>.shard` is a whole shard.
 
     `<shard>/leaves` and `<shard>.leaves` are the BLAKE3 hashes of a shard's blocks; a block with another one is passed over.
-    Files are read, not mapped: a mapped file that somebody shortens would end the process.  An open file stays readable
-    after the peer has removed it from its cache.
+    Files are read, not mapped: a mapped file that somebody shortens would end the process.  Blocks are read whole, and the
+    last ones used stay in memory.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
-        self._open: OrderedDict[tuple[str, int | None], tuple[int, set[int]]] = OrderedDict()
-        """Descriptors by shard and block, the last used at the end; the block is None for a whole shard.  Each has the
-        numbers of the blocks that were checked in its file."""
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        """Blocks by shard and number, the last used at the end."""
 
-    def read(self, place: BlockPlace, begin: int, size: int) -> bytes:
-        """Return `size` bytes of a block from `begin` on.  Raises BlockMissing."""
-        for key, offset in (((place.shard, place.number), 0), ((place.shard, None), place.number * place.stride)):
-            descriptor = self._descriptor(key, place, offset)
-            if descriptor is not None:
-                data = os.pread(descriptor, size, offset + begin)
-                if len(data) == size:
-                    return data
-                os.close(self._open.pop(key)[0])
-        raise BlockMissing(place.shard, place.number)
+    def read(self, place: BlockPlace) -> bytes:
+        """Return a block.  Raises BlockMissing."""
+        key = place.shard, place.number
+        data = self._kept.pop(key, None) or self._found(place)
+        self._kept[key] = data
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return data
 
-    def _descriptor(self, key: tuple[str, int | None], place: BlockPlace, offset: int) -> int | None:
-        """Return an open file that has this block, unaltered, from `offset` on; None if no folder has one."""
-        least = offset + place.size
-        if (found := self._open.get(key)) is not None:
-            descriptor, checked = found
-            if os.fstat(descriptor).st_size >= least:
-                self._open.move_to_end(key)
-                if place.number in checked:
-                    return descriptor
-                if self._is_right(descriptor, place, offset):
-                    checked.add(place.number)
-                    return descriptor
-        shard, number = key
-        name = f"{shard}.shard" if number is None else f"{shard}/{number}"
-        for folder in self._folders:
-            try:
-                with open_outside(folder / name, folder) as file:
-                    descriptor = os.dup(file.fileno())
-            except OSError:
-                continue
-            if os.fstat(descriptor).st_size >= least and self._is_right(descriptor, place, offset):
-                self._keep(key, descriptor, place.number)
-                return descriptor
-            os.close(descriptor)
-        return None
-
-    def _is_right(self, descriptor: int, place: BlockPlace, offset: int) -> bool:
-        """Return True if the bytes from `offset` on have the hash of this block in any folder."""
+    def _found(self, place: BlockPlace) -> bytes:
         from blake3 import blake3  # imported here, because models and kernels are tested on GPU images without it
 
-        try:
-            found = blake3(os.pread(descriptor, place.size, offset)).digest()
-        except OSError:
-            return False  # the disk fails, or it is a folder
         names = (f"{place.shard}/leaves", f"{place.shard}.leaves")
-        return any(_leaf(folder / name, folder, place.number) == found for folder in self._folders for name in names)
-
-    def _keep(self, key: tuple[str, int | None], descriptor: int, number: int) -> None:
-        if (older := self._open.pop(key, None)) is not None:
-            os.close(older[0])
-        self._open[key] = descriptor, {number}
-        if len(self._open) > MOST_OPEN:
-            os.close(self._open.popitem(last=False)[1][0])
-
-    def close(self) -> None:
-        """Close all files."""
-        while self._open:
-            os.close(self._open.popitem()[1][0])
+        leaves = {_part(folder, name, place.number * HASH_BYTES, HASH_BYTES) for folder in self._folders for name in names}
+        for name, offset in ((f"{place.shard}/{place.number}", 0), (f"{place.shard}.shard", place.number * place.stride)):
+            for folder in self._folders:
+                data = _part(folder, name, offset, place.size)
+                if len(data) == place.size and blake3(data).digest() in leaves:
+                    return data
+        raise BlockMissing(place.shard, place.number)
 
 
-def _leaf(path: Path, below: Path, number: int) -> bytes:
-    """Return the hash of a block from a file of hashes; nothing if it cannot be read.  below: the folder that was named."""
+def _part(folder: Path, name: str, begin: int, size: int) -> bytes:
+    """Return a part of a file in a folder; nothing if it cannot be read."""
     try:
-        with open_outside(path, below) as file:
-            file.seek(number * HASH_BYTES)
-            return file.read(HASH_BYTES)
+        with open_outside(folder / name, folder) as file:
+            file.seek(begin)
+            return file.read(size)
     except OSError:
         return b""
 
@@ -284,10 +243,11 @@ class CorpusFolder:
         for number in range(span.start // corpus.block_tokens, (span.stop - 1) // corpus.block_tokens + 1):
             place, first = corpus.block(split, number), number * corpus.block_tokens
             begin, end = max(span.start - first, 0), min(span.stop - first, corpus.block_tokens)
-            tokens += self._blocks.read(place, begin * corpus.token_bytes, (end - begin) * corpus.token_bytes)
+            data = self._blocks.read(place)
+            tokens += data[begin * corpus.token_bytes : end * corpus.token_bytes]
             if corpus.has_flags:
                 before = place.size // (corpus.token_bytes + 1) * corpus.token_bytes
-                flags += self._blocks.read(place, before + begin, end - begin)
+                flags += data[before + begin : before + end]
         found = np.frombuffer(tokens, self._dtype)
         if int(found.max(initial=0)) >= corpus.vocab:
             raise ValueError(

@@ -423,7 +423,7 @@ def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
     try:
         said = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TokenizerRefused("it is not readable as JSON; copy it again") from error
+        raise TokenizerRefused("it is not JSON; name a tokenizer.json, or copy it again if it is one") from error
     if not isinstance(said, dict) or "model" not in said:
         raise TokenizerRefused("it has no model; copy it again")
     if strange := sorted(set(said) - _TOP):

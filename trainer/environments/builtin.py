@@ -12,8 +12,9 @@ import operator
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from string import ascii_lowercase
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from string import ascii_lowercase, digits
+from typing import Any, ClassVar, TypeVar
 
 from trainer.environments.environment import Environment, Problem
 
@@ -60,10 +61,22 @@ LONGEST = 64
 """Maximum number of letters or digits that an option may ask for."""
 
 
-class ProceduralTask(Environment):
-    """Task with one right answer.  The name, the options and the number determine a problem."""
+class BuiltInTask(Environment):
+    """Task whose problems follow from its name, its options and their numbers.
 
-    name: str
+    name: of the task, with which each prompt begins.  bounds: of its option, a whole number.
+    """
+
+    name: ClassVar[str]
+    bounds: ClassVar[tuple[int, int]] = (2, LONGEST)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an option that is not a whole number within its bounds."""
+        least, most = self.bounds
+        for option in fields(self):  # type: ignore[arg-type]  # every task is a dataclass
+            value = getattr(self, option.name)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{option.name} is a whole number from {least} to {most}, not {value!r}")
 
     @property
     def size(self) -> int:
@@ -75,89 +88,90 @@ class ProceduralTask(Environment):
         question, answer = self._make(Draw(self.name, self._checked(index)))
         return Problem(index, f"{self.name} {question}\n", answer)
 
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Return 1 if the only turn is the answer, else 0."""
-        return float(len(turns) == 1 and turns[0].strip() == problem.answer)
-
     def is_exact(self, problem: Problem) -> bool:
         """Return True, because every computer gives the same score."""
         return True
+
+    @abstractmethod
+    def _make(self, draw: Draw) -> tuple[str, Any]:
+        """Return a question and its answer."""
+
+
+class ProceduralTask(BuiltInTask):
+    """Task of one turn with one right answer, a text."""
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """Return 1 if the only turn is the answer, else 0."""
+        return float(len(turns) == 1 and turns[0].strip() == problem.answer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return the answer as the only turn."""
         return (str(problem.answer),)
 
-    @abstractmethod
-    def _make(self, draw: Draw) -> tuple[str, str]:
-        """Return a question and its answer."""
 
-
+@dataclass(eq=False)
 class Reverse(ProceduralTask):
     """Task to write a word backwards: `reverse kqzt` -> `tzqk`.  letters: maximum length of a word."""
 
     name = "reverse"
-
-    def __init__(self, letters: int = 6) -> None:
-        self._letters = length_option("letters", letters)
+    letters: int = 6
 
     def _make(self, draw: Draw) -> tuple[str, str]:
-        word = draw.text(ascii_lowercase, draw.between(2, self._letters))
+        word = draw.text(ascii_lowercase, draw.between(2, self.letters))
         return word, word[::-1]
 
 
+@dataclass(eq=False)
 class SortDigits(ProceduralTask):
     """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: maximum number of digits."""
 
     name = "sort"
-
-    def __init__(self, digits: int = 6) -> None:
-        self._digits = length_option("digits", digits)
+    digits: int = 6
 
     def _make(self, draw: Draw) -> tuple[str, str]:
-        number = draw.text("0123456789", draw.between(2, self._digits))
+        number = draw.text(digits, draw.between(2, self.digits))
         return number, "".join(sorted(number))
 
 
+@dataclass(eq=False)
 class Add(ProceduralTask):
     """Task to add two numbers: `add 37+58` -> `95`.  digits: maximum number of digits of a summand."""
 
     name = "add"
-
-    def __init__(self, digits: int = 2) -> None:
-        self._digits = length_option("digits", digits, least=1, most=9)
+    bounds = (1, 9)
+    digits: int = 2
 
     def _make(self, draw: Draw) -> tuple[str, str]:
-        one, other = (draw.below(10 ** draw.between(1, self._digits)) for _ in range(2))
+        one, other = (draw.below(10 ** draw.between(1, self.digits)) for _ in range(2))
         return f"{one}+{other}", str(one + other)
 
 
+@dataclass(eq=False)
 class Shift(ProceduralTask):
     """Task to replace each letter of a word by the next letter: `shift abz` -> `bca`. letters: maximum length of a word."""
 
     name = "shift"
-
-    def __init__(self, letters: int = 6) -> None:
-        self._letters = length_option("letters", letters)
+    letters: int = 6
 
     def _make(self, draw: Draw) -> tuple[str, str]:
-        word = draw.text(ascii_lowercase, draw.between(2, self._letters))
+        word = draw.text(ascii_lowercase, draw.between(2, self.letters))
         return word, word.translate(str.maketrans(ascii_lowercase, ascii_lowercase[1:] + "a"))
 
 
+@dataclass(eq=False)
 class Count(ProceduralTask):
     """Task to count a letter in a word: `count b abbacbad` -> `3`.  letters: maximum length of a word of a, b, c and d."""
 
     name = "count"
-
-    def __init__(self, letters: int = 9) -> None:
-        self._letters = length_option("letters", letters)
+    letters: int = 9
 
     def _make(self, draw: Draw) -> tuple[str, str]:
         letter = draw.one_of("abcd")
-        word = draw.text("abcd", draw.between(2, self._letters))
+        word = draw.text("abcd", draw.between(2, self.letters))
         return f"{letter} {word}", str(word.count(letter))
 
 
+@dataclass(eq=False)
 class CloseBrackets(ProceduralTask):
     """Task to close open brackets: `close ([]{` -> `})`.
 
@@ -165,14 +179,12 @@ class CloseBrackets(ProceduralTask):
     """
 
     name = "close"
-
-    def __init__(self, brackets: int = 8) -> None:
-        self._brackets = length_option("brackets", brackets)
+    brackets: int = 8
 
     def _make(self, draw: Draw) -> tuple[str, str]:
         pairs = {"(": ")", "[": "]", "{": "}"}
         written, still_open = "", ""
-        for left in range(draw.between(2, self._brackets), 0, -1):
+        for left in range(draw.between(2, self.brackets), 0, -1):
             may_close = len(still_open) > 1 or (still_open and left > 1)
             if may_close and draw.below(2):
                 written, still_open = written + pairs[still_open[-1]], still_open[:-1]
@@ -180,13 +192,6 @@ class CloseBrackets(ProceduralTask):
                 bracket = draw.one_of("([{")
                 written, still_open = written + bracket, still_open + bracket
         return written, "".join(pairs[bracket] for bracket in reversed(still_open))
-
-
-def length_option(name: str, value: int, least: int = 2, most: int = LONGEST) -> int:
-    """Return the option's value. Raises ValueError unless the value is a whole number in its range."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} is a whole number from {least} to {most}, not {value!r}")
-    return value
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -201,33 +206,24 @@ NOT_UNDERSTOOD = "?"
 """Reply to a turn that is no valid move."""
 
 
-class _Conversation(Environment):
-    name: str
-
-    @property
-    def size(self) -> int:
-        return PROBLEMS
-
-    def is_exact(self, problem: Problem) -> bool:
-        return True
-
-
-class Guess(_Conversation):
+@dataclass(eq=False)
+class Guess(BuiltInTask):
     """Task to find a number from 1 to `most`: `guess 1-15`, then one number per turn, answered by `more` or `less`.
 
     The number of turns suffices to halve the range down to one number, so a model that guesses well always wins.
     """
 
     name = "guess"
+    bounds = (2, 1000)
+    most: int = 15
 
-    def __init__(self, most: int = 15) -> None:
-        self._most = length_option("most", most, most=1000)
-        self.max_turns = self._most.bit_length()
+    def __post_init__(self) -> None:
+        """Check the option as `BuiltInTask.__post_init__` does."""
+        super().__post_init__()
+        self.max_turns = self.most.bit_length()
 
-    def problem(self, index: int) -> Problem:
-        """Return the problem as `Environment.problem` describes."""
-        secret = Draw(self.name, self._checked(index)).between(1, self._most)
-        return Problem(index, f"{self.name} 1-{self._most}\n", secret)
+    def _make(self, draw: Draw) -> tuple[str, int]:
+        return f"1-{self.most}", draw.between(1, self.most)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
@@ -244,7 +240,7 @@ class Guess(_Conversation):
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
-        low, high, turns = 1, self._most, []
+        low, high, turns = 1, self.most, []
         while True:
             guess = (low + high) // 2
             turns.append(str(guess))
@@ -253,7 +249,8 @@ class Guess(_Conversation):
             low, high = (guess + 1, high) if guess < problem.answer else (low, guess - 1)
 
 
-class Lookup(_Conversation):
+@dataclass(eq=False)
+class Lookup(BuiltInTask):
     """Task to ask for two values, and to answer with both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
 
     The values are not in the prompt, so without the tool the chance of a right answer is 1 in 100.
@@ -262,11 +259,9 @@ class Lookup(_Conversation):
     name = "lookup"
     max_turns = 3
 
-    def problem(self, index: int) -> Problem:
-        """Return the problem as `Environment.problem` describes."""
-        draw = Draw(self.name, self._checked(index))
+    def _make(self, draw: Draw) -> tuple[str, dict[str, str]]:
         keys = draw.one_of("abcdefghijklm") + draw.one_of("nopqrstuvwxyz")
-        return Problem(index, f"{self.name} {keys[0]} {keys[1]}\n", {key: draw.text("0123456789", 1) for key in keys})
+        return f"{keys[0]} {keys[1]}", {key: draw.one_of(digits) for key in keys}
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
@@ -284,7 +279,8 @@ class Lookup(_Conversation):
         return *(f"?{key}" for key in problem.answer), "=" + "".join(problem.answer.values())
 
 
-class Calculate(_Conversation):
+@dataclass(eq=False)
+class Calculate(BuiltInTask):
     """Task to compute with a calculator: `calculate 37*4+25`; `?37*4` -> `148`, `?148+25` -> `173`, then `=173`.
 
     The tool computes one operation at a time, on numbers of up to six digits.
@@ -293,11 +289,9 @@ class Calculate(_Conversation):
     name = "calculate"
     max_turns = 3
 
-    def problem(self, index: int) -> Problem:
-        """Return the problem as `Environment.problem` describes."""
-        draw = Draw(self.name, self._checked(index))
+    def _make(self, draw: Draw) -> tuple[str, tuple[int, int, int]]:
         one, factor, more = draw.between(10, 99), draw.between(2, 9), draw.between(10, 99)
-        return Problem(index, f"{self.name} {one}*{factor}+{more}\n", (one, factor, more))
+        return f"{one}*{factor}+{more}", (one, factor, more)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""

@@ -9,7 +9,8 @@ import os
 import platform
 import stat
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -31,6 +32,15 @@ X86_64, AARCH64 = "x86_64", "aarch64"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class Mechanism(StrEnum):
+    """Mechanism that gives protections."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    SECCOMP = "seccomp"
+    OTHER_USER = "other user"
+
+
 def machine() -> str:
     """Return X86_64 or AARCH64. Raises OSError on other machines, because we do not know their system call numbers."""
     name = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}.get(platform.machine().lower())
@@ -44,16 +54,11 @@ def system_call(name: str, number: int, *arguments: Any) -> int:
     return _checked(name, _LIBC.syscall(ctypes.c_long(number), *arguments))
 
 
-def prctl(option: int, value: int) -> None:
-    """Set an option of this process to a number.  Raises OSError."""
+def prctl(option: int, value: int, pointer: Any = None) -> None:
+    """Set an option of this process to a number.  pointer: to a structure, if the option takes one.  Raises OSError."""
     zero = ctypes.c_ulong(0)
-    _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero))
-
-
-def prctl_pointer(option: int, value: int, pointer: Any) -> None:
-    """Set an option of this process that takes a structure.  Raises OSError."""
-    zero = ctypes.c_ulong(0)
-    _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), pointer, zero, zero))
+    structure = zero if pointer is None else pointer
+    _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), structure, zero, zero))
 
 
 def unshare(flags: int) -> None:
@@ -65,11 +70,6 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     """Mount a file system.  Raises OSError."""
     arguments = [os.fsencode(text) for text in (source, target, kind)]
     _checked(f"mount {target}", _LIBC.mount(*arguments, ctypes.c_ulong(flags), options.encode()))
-
-
-def unmount(target: str, flags: int) -> None:
-    """Unmount a file system.  Raises OSError."""
-    _checked(f"umount {target}", _LIBC.umount2(os.fsencode(target), ctypes.c_int(flags)))
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -144,42 +144,39 @@ def enter_root(folder: str, readable: Iterable[str], folder_bytes: int) -> None:
     for path in sorted(readable):
         _show(folder, path)
     for path in DEVICES:
-        target = folder + path
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        mount(path, target, "", _MS_BIND)
+        _show(folder, path, is_device=True)
     os.mkdir(folder + WORK, 0o700)
     os.chdir(folder)
     number = 41 if machine() == AARCH64 else 155
     system_call("pivot_root", number, b".", b".")
-    unmount(".", _MNT_DETACH)
+    _checked("umount", _LIBC.umount2(b".", ctypes.c_int(_MNT_DETACH)))
     os.chdir(WORK)
 
 
-def _show(folder: str, path: str) -> None:
-    """Make `path` visible in the new root, read-only: a folder with everything below it, a file, or a link."""
+def _show(folder: str, path: str, *, is_device: bool = False) -> None:
+    """Make `path` visible in the new root, read-only: a folder with everything below it, a file, or a link.
+
+    is_device: True for a device, which stays writable.
+    """
     target = folder + path
     if os.path.lexists(target) or not os.path.lexists(path):
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)
-    elif os.path.isdir(path):
+        return
+    if os.path.isdir(path):
         os.mkdir(target)
         mount(path, target, "", _MS_BIND | _MS_REC)
-        _make_read_only(target)
     else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666 if is_device else 0o644))
         mount(path, target, "", _MS_BIND)
-        _make_read_only(target)
-
-
-def _make_read_only(target: str) -> None:
-    attributes = _MountAttributes(set=_ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV)
-    system_call(
-        "mount_setattr", _MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE),
-        ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)),
-    )  # fmt: skip
+    if not is_device:
+        attributes = _MountAttributes(set=_ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV)
+        system_call(
+            "mount_setattr", _MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE),
+            ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)),
+        )  # fmt: skip
 
 
 def _write(path: str, text: str) -> None:
@@ -384,17 +381,25 @@ def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list
         (RETURN, 0, 0, KILL_PROCESS),
         (LOAD, 0, 0, NUMBER_AT),
     ]
-    program += _all_of(ALLOWED, column, ALLOW)
-    program += _all_of(OF_MODES_AND_TIMES, column, ALLOW if modes else FORBIDDEN)
-    program += _all_of(OF_ATTRIBUTES, column, UNSUPPORTED)
+    modes_answer = ALLOW if modes else FORBIDDEN
+    for calls, answer in ((ALLOWED, ALLOW), (OF_MODES_AND_TIMES, modes_answer), (OF_ATTRIBUTES, UNSUPPORTED)):
+        for numbers in calls.values():
+            if numbers[column] is not None:
+                program += _when(numbers[column], [(RETURN, 0, 0, answer)])
     one_of = functools.partial(_unless, JUMP_EQUAL)
+    granted = [
+        (LOAD, 0, 0, ARGUMENTS_AT + 8),
+        (JUMP_EQUAL, 1, 0, LOCKS[0]),
+        (JUMP_EQUAL, 0, 1, LOCKS[1]),
+        (RETURN, 0, 0, GRANTED),
+    ]
     checked: list[tuple[Numbers, list[Instruction]]] = [
         (KILL, one_of(0, (own_pid,), FORBIDDEN)),
         (TGKILL, one_of(0, (own_pid,), FORBIDDEN)),
         (PRLIMIT, one_of(0, (0, own_pid), FORBIDDEN)),
         (PRCTL, one_of(0, PRCTL_OPTIONS, FORBIDDEN)),
         (IOCTL, one_of(1, IOCTL_REQUESTS, UNSUPPORTED)),
-        (FCNTL, _if(1, LOCKS, GRANTED) + one_of(1, FCNTL_COMMANDS, FORBIDDEN)),
+        (FCNTL, granted + one_of(1, FCNTL_COMMANDS, FORBIDDEN)),
         (SOCKETPAIR, one_of(0, UNIX, FORBIDDEN) + one_of(1, STREAM, FORBIDDEN)),
         (CLONE, _unless(JUMP_ANY_BIT, 0, (CLONE_THREAD,) if threads else (), FORBIDDEN)),
     ]
@@ -409,13 +414,7 @@ def install(machine: str, threads: bool, modes: bool) -> None:
     data = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(data, len(data))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer)), 16)
-    prctl_pointer(PR_SET_SECCOMP, 2, ctypes.byref(header))
-
-
-def _all_of(calls: Mapping[str, Numbers], column: int, answer: int) -> list[Instruction]:
-    """Return instructions that give each of these calls the same answer."""
-    found = [_when(numbers[column], [(RETURN, 0, 0, answer)]) for numbers in calls.values() if numbers[column] is not None]
-    return [instruction for each in found for instruction in each]
+    prctl(PR_SET_SECCOMP, 2, ctypes.byref(header))
 
 
 def _when(number: int | None, then: list[Instruction]) -> list[Instruction]:
@@ -428,10 +427,3 @@ def _unless(test: int, argument: int, values: Sequence[int], refusal: int) -> li
     """Return instructions that refuse the call unless an argument (low 32 bits) passes the test with one of the values."""
     tests = [(test, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, refusal)]
-
-
-def _if(argument: int, values: Sequence[int], answer: int) -> list[Instruction]:
-    """Return instructions that give this answer if the low 32 bits of an argument equal one of the values."""
-    last = len(values) - 1
-    tests = [(JUMP_EQUAL, last - place, int(place == last), value) for place, value in enumerate(values)]
-    return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, answer)]

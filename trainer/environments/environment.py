@@ -91,6 +91,39 @@ class Environment(ABC):
         return index
 
 
+class OuterEnvironment(Environment):
+    """Environment whose problems are those of other environments, which score them and reply."""
+
+    @abstractmethod
+    def inner(self, problem: Problem) -> tuple[Environment, Problem]:
+        """Return the environment to which a problem belongs, and the problem as that environment gave it."""
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """Score the turns as the inner environment does."""
+        environment, inner = self.inner(problem)
+        return environment.score(inner, turns)
+
+    def is_exact(self, problem: Problem) -> bool:
+        """Return the inner environment's `is_exact`."""
+        environment, inner = self.inner(problem)
+        return environment.is_exact(inner)
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        """Return the inner environment's solution."""
+        environment, inner = self.inner(problem)
+        return environment.solution(inner)
+
+    def expected(self, problem: Problem) -> str:
+        """Describe a right answer as the inner environment does."""
+        environment, inner = self.inner(problem)
+        return environment.expected(inner)
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """Return the inner environment's reply."""
+        environment, inner = self.inner(problem)
+        return environment.reply(inner, turns)
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 # Conversations as tokens: the layout of an example, and the reading of a rollout's output back into turns.
 #
@@ -139,9 +172,14 @@ def read_turns(
     turns: list[str] = []
     place = 0
     while place < len(output):
-        length = _turn_length(output, made, place, tokenizer.ends)
-        tokens = output[place : place + length]
-        place += length
+        start = place
+        while place < len(output):
+            if not made[place]:
+                raise ValueError(f"output token {place} is in a turn of the model, but not chosen by it")
+            place += 1
+            if output[place - 1] in tokenizer.ends:
+                break
+        tokens = output[start:place]
         ended = tokens[-1] in tokenizer.ends
         turns.append(tokenizer.decode(tokens[:-1] if ended else tokens))
         if place == len(output):
@@ -152,18 +190,5 @@ def read_turns(
             raise ValueError(f"after turn {len(turns)} the rollout has something else than the environment's reply")
         place += len(said)
         if reply is None and place < len(output):
-            raise ValueError(f"the rollout goes on after turn {len(turns)}, where the conversation is over")
+            raise ValueError(f"the rollout continues after turn {len(turns)}, the end of the conversation")
     return tuple(turns)
-
-
-def _turn_length(output: Sequence[int], made: Sequence[bool], start: int, ends: Sequence[int]) -> int:
-    """Return the number of tokens from `start` through the first end token, or to the end.
-
-    Raises ValueError for a token that the model did not choose.
-    """
-    for place in range(start, len(output)):
-        if not made[place]:
-            raise ValueError(f"output token {place} is in a turn of the model, but not chosen by it")
-        if output[place] in ends:
-            return place + 1 - start
-    return len(output) - start

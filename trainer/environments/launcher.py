@@ -5,7 +5,7 @@
 The launcher reads its order as JSON from one descriptor, and writes its status to another, one JSON object per line. If a
 required protection could not be set up, it writes `{"failed": mechanism, "why": text}`, and nothing runs. It writes
 `{"started": true}` just before the program's first statement, and at the end `{"exit": code}`, `{"signal": number}` or
-`{"late": true}`. The program has none of these descriptors. SIGTERM to the launcher ends the program early.
+`{"late": true}`. The program has none of these descriptors.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import types
 from typing import Any
 
 from trainer.environments import confinement
+from trainer.environments.confinement import Mechanism
 from trainer.silence import LOOK_S, SilenceClock, load_average, usable_cores
 
-NAMESPACES, LANDLOCK, SECCOMP, OTHER_USER = "namespaces", "landlock", "seccomp", "other user"
 LOOK_AGAIN_S = 0.01
 SYSTEM_FOLDERS = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/nix/store")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
@@ -39,12 +39,12 @@ def main(order_fd: int, status_fd: int) -> None:
     confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
     use = set(order["mechanisms"])
-    if NAMESPACES in use:
+    if Mechanism.NAMESPACES in use:
         try:
             if confinement.leave():
-                use.discard(OTHER_USER)  # this namespace has only our own user
+                use.discard(Mechanism.OTHER_USER)  # this namespace has only our own user
         except OSError as error:
-            _tell(status_fd, failed=NAMESPACES, why=str(error))
+            _tell(status_fd, failed=Mechanism.NAMESPACES, why=str(error))
             os._exit(1)
     ready, started = os.pipe()
     program = os.fork()
@@ -65,39 +65,27 @@ def main(order_fd: int, status_fd: int) -> None:
 
 
 def _watch(program: int, wall_s: float, cpu_s: float) -> dict[str, Any]:
-    """Wait until the program ends, its CPU time or its elapsed time runs out, or SIGTERM arrives; reap orphans.
+    """Wait until the program ends, or until its CPU time or its elapsed time runs out; reap orphans.
 
     A program with one thread cannot use CPU time faster than elapsed time, so the launcher rarely has to check.
     Elapsed time counts less while the program computes on a busy computer: otherwise an answer would be right on some
     computers only.
     """
     clock = SilenceClock(time.monotonic(), 0.0, usable_cores())
+    processor = ~program << 3 | 2  # the clock that clock_getcpuclockid(3) gives for our child, even for a zombie
     while True:
-        used_s = _processor_time(program)
+        used_s = time.clock_gettime(processor)
         clock.look(time.monotonic(), used_s, load_average())
         left = min(wall_s - clock.counted_s, cpu_s - used_s)
         if left <= 0 or clock.is_over(wall_s):
             return {"late": True}
-        arrived = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, max(LOOK_AGAIN_S, min(left, LOOK_S)))
-        if arrived is not None and arrived.si_signo == signal.SIGTERM:
-            return {"signal": int(signal.SIGKILL)}
-        status = _reaped(program)
-        if status is not None:
+        signal.sigtimedwait({signal.SIGCHLD}, max(LOOK_AGAIN_S, min(left, LOOK_S)))
+        pid = -1
+        while pid not in (0, program):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
             code = os.waitstatus_to_exitcode(status)
             return {"exit": code} if code >= 0 else {"signal": -code}
-
-
-def _reaped(program: int) -> int | None:
-    """Reap all dead children; return the program's status if it was one of them."""
-    while True:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in (0, program):
-            return status if pid else None
-
-
-def _processor_time(process: int) -> float:
-    """Return the CPU seconds of our child, even of a zombie, from the clock that clock_getcpuclockid(3) gives."""
-    return time.clock_gettime(~process << 3 | 2)
 
 
 def _end_all() -> None:
@@ -106,60 +94,57 @@ def _end_all() -> None:
     In a process namespace, all processes die with the program. Otherwise orphans become our children. A killed process can
     no longer fork, so killing children until none is left terminates.
     """
+    own = os.getpid()
     while True:
         try:
             reaped, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if not reaped:
-            for child in _children():
-                os.kill(child, signal.SIGKILL)  # not reaped yet, so the number still belongs to this child
-            os.waitpid(-1, 0)
-
-
-def _children() -> set[int]:
-    """Return the process ids of our children, including inherited orphans."""
-    own = os.getpid()
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+        if reaped:
+            continue
+        for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
+                    parent = file.read().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            if int(fields[1]) == own:
-                found.add(int(name))
-    return found
+            if int(parent) == own:
+                os.kill(int(name), signal.SIGKILL)  # not reaped yet, so the number still belongs to this child
+        os.waitpid(-1, 0)
 
 
 def _become_program(order: dict[str, Any], use: set[str], status_fd: int, started: int) -> None:
     """Confine this process as the order requires, and run the program in it."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     step = "limits"
+    ours = os.path.realpath(sys.path[0])
+    library = [path for path in sys.path[1:] if os.path.realpath(path) != ours]
+    readable = [*SYSTEM_FOLDERS, *SYSTEM_FILES, os.path.join(sys.base_prefix, "lib"), *library, *order["packages"]]
     try:
-        readable = _readable(order["packages"])
-        if NAMESPACES in use:
-            step = NAMESPACES
+        if Mechanism.NAMESPACES in use:
+            step = Mechanism.NAMESPACES
             confinement.enter_root(order["folder"], readable, order["folder_bytes"])
         work = os.getcwd()
         os.environ |= {"HOME": work, "TMPDIR": work}
         step = "limits"
-        _limit(order, order["processes"] + (0 if use & {NAMESPACES, OTHER_USER} else _threads_of(os.getuid())))
-        if OTHER_USER in use:
-            step = OTHER_USER
-            _become(order["user"], work, owns=NAMESPACES in use)
+        _limit(
+            order,
+            order["processes"] + (0 if use & {Mechanism.NAMESPACES, Mechanism.OTHER_USER} else _threads_of(os.getuid())),
+        )
+        if Mechanism.OTHER_USER in use:
+            step = Mechanism.OTHER_USER
+            _become(order["user"], work, owns=Mechanism.NAMESPACES in use)
         step = "limits"
         confinement.drop_capabilities()
         confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared by the change of user
         confinement.prctl(confinement.PR_SET_DUMPABLE, 0)
         confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
-        if LANDLOCK in use:
-            step = LANDLOCK
+        if Mechanism.LANDLOCK in use:
+            step = Mechanism.LANDLOCK
             confinement.restrict(readable, confinement.DEVICES, work)
-        if SECCOMP in use:
-            step = SECCOMP
-            confinement.install(confinement.machine(), threads=os.getuid() != 0, modes=NAMESPACES in use)
+        if Mechanism.SECCOMP in use:
+            step = Mechanism.SECCOMP
+            confinement.install(confinement.machine(), threads=os.getuid() != 0, modes=Mechanism.NAMESPACES in use)
     except (OSError, ValueError) as error:
         _tell(status_fd, failed=step, why=str(error))
         os._exit(1)
@@ -167,14 +152,6 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int, starte
     os.close(status_fd)
     os.close(started)
     _run(order["program"], order["packages"])
-
-
-def _readable(packages: list[str]) -> list[str]:
-    """Return the folders and files that a Python program needs."""
-    ours = os.path.realpath(sys.path[0])
-    library = [path for path in sys.path[1:] if os.path.realpath(path) != ours]
-    prefix = os.path.join(sys.base_prefix, "lib")
-    return [*SYSTEM_FOLDERS, *SYSTEM_FILES, prefix, *library, *packages]
 
 
 def _limit(order: dict[str, Any], processes: int) -> None:

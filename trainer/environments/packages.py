@@ -22,7 +22,7 @@ from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
 from trainer.extras import install_command
 
-MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, file_bytes=64 << 20, output_bytes=64 << 20)
 """Limits for making problems from the run's own settings.  NumPy alone reserves a gibibyte of address space."""
 SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
 """Limits for scoring one answer.  Some puzzles take seconds to make, and scoring makes the puzzle again."""
@@ -226,7 +226,7 @@ class ReasoningGym(Environment):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
         if problem.answer is None:
-            raise ValueError(f"{self._what['task']} of reasoning-gym names no answers, so it has no examples")
+            raise ValueError(f"{self._what['task']} of reasoning-gym has no answers, so it cannot serve as examples")
         return (str(problem.answer),)
 
     def _make_block(self, block: int) -> list[tuple[str, str | None]]:
@@ -350,4 +350,4 @@ class VerifiersTasks(Environment):
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Raise ValueError, because tasks of verifiers name no solutions."""
-        raise ValueError("tasks of verifiers name no solutions, so they give no examples")
+        raise ValueError("tasks of verifiers have no solutions, so they cannot serve as examples")

@@ -28,9 +28,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
-from trainer.data.nesting import check_depth
+from trainer.data.strict_json import parsed
 
 MAX_LINE_BYTES = 1 << 20
 MAX_TASKS = 1_000_000
@@ -153,20 +153,15 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[TaskRecord, ...]:
         numbers[task.problem_id] = number
         tasks.append(task)
     if not tasks:
-        raise ValueError("there is no task: every line is blank")
+        raise ValueError("the file has no task: every line is blank")
     return tuple(tasks)
 
 
 def read_task(line: bytes, number: int = 1) -> TaskRecord:
     """Return the task of one line.  Raises ValueError with one sentence."""
-    line = line.removeprefix(BYTE_ORDER_MARK)
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES >> 10} KiB")
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from error
-    record = _in_our_form(_object("the line", _json(text)))
+    record = _in_our_form(_object("the line", parsed(line, has_nan=False)))
     _check_fields("the line", record, _FIELDS, _ALSO)
     prompt = _text(record, "prompt", MAX_PROMPT_BYTES)
     solution = record.get("gold_standard_solution")
@@ -177,7 +172,9 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
     if reader is None:
         raise ValueError(f"task_type {kind!r} is none of {', '.join(sorted(_READERS))}")
     info = record["verification_info"]
-    info = _object("verification_info", _json(info) if isinstance(info, str) else info)
+    if isinstance(info, str):
+        info = parsed(info.encode(errors="surrogatepass"), has_nan=False)
+    info = _object("verification_info", info)
     verification = reader(info)
     if solution is None and isinstance(verification, ExactAnswer | MathsAnswer):
         solution = verification.text
@@ -229,11 +226,11 @@ def _problem_id(record: Mapping[str, Any], number: int) -> str:
 def _solve_rate(record: Mapping[str, Any]) -> float | None:
     rate, samples = record.get("solve_rate"), record.get("samples")
     if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
-        raise ValueError("solve_rate is no number from 0 to 1")
+        raise ValueError("solve_rate is not a number from 0 to 1")
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MAX_SAMPLES):
-        raise ValueError(f"samples is no whole number from 1 to {MAX_SAMPLES}")
+        raise ValueError(f"samples is not a whole number from 1 to {MAX_SAMPLES}")
     if rate is None and samples is not None:
-        raise ValueError("samples says how many answers solve_rate is of, which is not there")
+        raise ValueError("samples counts the answers behind solve_rate, and solve_rate is missing")
     return None if rate is None else float(rate)
 
 
@@ -267,7 +264,7 @@ def _read_code(info: Mapping[str, Any]) -> Verification:
         raise ValueError("language is something else than 'python'")
     cases = info["test_cases"]
     if not isinstance(cases, list) or not 1 <= len(cases) <= MAX_CASES:
-        raise ValueError(f"test_cases is no list of 1 to {MAX_CASES} cases")
+        raise ValueError(f"test_cases is not a list of 1 to {MAX_CASES} cases")
     read = [_read_case(_object(f"test case {number}", case)) for number, case in enumerate(cases, start=1)]
     inputs = tuple(case for case in read if isinstance(case, InputCase))
     calls = tuple(case for case in read if isinstance(case, CallCase))
@@ -287,9 +284,9 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
         _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
         name = _text(case, "fn_name", MAX_NAME_BYTES)
         if not (name.isascii() and name.isidentifier()):  # which other letters Python allows depends on its version
-            raise ValueError("fn_name is no name of a function")
+            raise ValueError("fn_name is not the name of a function")
         if not isinstance(case["input"], list):
-            raise ValueError("input of a function_call is no list of arguments")
+            raise ValueError("input of a function_call is not a list of arguments")
         return CallCase(name, _dumps(case["input"]), _dumps(case["output"]))
     raise ValueError("the type of a test case is neither stdin_stdout nor function_call")
 
@@ -300,19 +297,6 @@ _READERS = {
     "verifiable_math": lambda info: MathsAnswer(_ground_truth(info)),
     "verifiable_code": _read_code,
 }
-
-
-def _json(text: str) -> Any:
-    try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is no number in JSON")
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    check_depth(value)
-    return value
 
 
 def _dumps(value: Any) -> str:
@@ -326,16 +310,9 @@ def _dumps(value: Any) -> str:
     return text
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field is named twice")
-    return found
-
-
 def _object(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
+        raise ValueError(f"{what} is not a JSON object")
     return value
 
 
@@ -350,7 +327,7 @@ def _check_fields(what: str, found: Mapping[str, Any], needed: set[str], allowed
 def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: bool = False) -> str:
     value = record[name]
     if not isinstance(value, str) or not (value or may_be_empty):
-        raise ValueError(f"{name} is no text" if not isinstance(value, str) else f"{name} is empty")
+        raise ValueError(f"{name} is not text" if not isinstance(value, str) else f"{name} is empty")
     if _check_text(name, value) > most_bytes:
         raise ValueError(f"{name} is longer than {most_bytes} bytes")
     return value
@@ -369,15 +346,11 @@ def _check_text(name: str, value: str) -> int:
 def _number(record: Mapping[str, Any], name: str) -> Fraction:
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     number = number_in(str(value))
     if number is None:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     return number
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise ValueError(reason)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

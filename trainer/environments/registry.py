@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from trainer.environments import builtin, packages, task_file
-from trainer.environments.environment import Environment, Problem
+from trainer.environments.environment import Environment, OuterEnvironment, Problem
 from trainer.environments.packages import PackageProgram, ReasoningGym, VerifiersTasks, installed_version
 from trainer.environments.records import ALL, SolveRates
 from trainer.environments.verification import MATH_VERIFY, check_maths
@@ -115,13 +115,10 @@ class _Reader:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Mixture of several environments: problem i comes from environment i mod n.
 
 
-class Mixture(Environment):
+class Mixture(OuterEnvironment):
     """Environment with problems of several environments in turn.
 
     A problem's answer holds the inner environment's problem.
@@ -144,28 +141,9 @@ class Mixture(Environment):
         inner = self._environments[part].problem(number)
         return Problem(index, inner.prompt, inner)
 
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Score the turns as `Environment.score` describes."""
-        return self._of(problem).score(problem.answer, turns)
-
-    def is_exact(self, problem: Problem) -> bool:
-        """Return the answer of the inner environment's `is_exact`."""
-        return self._of(problem).is_exact(problem.answer)
-
-    def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Return a solution as `Environment.solution` describes."""
-        return self._of(problem).solution(problem.answer)
-
-    def expected(self, problem: Problem) -> str:
-        """Describe a right answer as `Environment.expected` does."""
-        return self._of(problem).expected(problem.answer)
-
-    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the reply as `Environment.reply` describes."""
-        return self._of(problem).reply(problem.answer, turns)
-
-    def _of(self, problem: Problem) -> Environment:
-        return self._environments[problem.index % len(self._environments)]
+    def inner(self, problem: Problem) -> tuple[Environment, Problem]:
+        """Return the environment as `OuterEnvironment.inner` describes."""
+        return self._environments[problem.index % len(self._environments)], problem.answer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -215,9 +193,17 @@ def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRa
     files: paths of the run's files, by name; a file of tasks is named `TASKS` + the environment's name for the file. rates:
     bounds on the solve rates of tasks in files; tasks outside the bounds get no number.
     """
-    name, options = read_name(text)
-    _check(name, options)
-    return _opened(name, options, files or {}, rates)
+    name, parts = _named(text)
+    opened: list[Environment] = []
+    for part in parts:
+        if part["name"] != FILE:
+            opened.append(open_environment(**part))
+            continue
+        called = TASKS + part["path"]
+        if files is None or called not in files:
+            raise ValueError(f"the run's file {called} is not here")
+        opened.append(task_file.open_rated(files[called], part["digest"], rates))
+    return Mixture(opened) if name == MIXTURE else opened[0]
 
 
 def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
@@ -226,14 +212,26 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
     Only environments that need no other package are opened, because packages and sandboxes differ between computers. tasks:
     number of tasks in each file, by the environment's name for the file, if known.
     """
-    size = _check(*read_name(text), tasks or {})
+    size = problems_of(text, tasks or {})
     if size is not None and size < problems:
         raise ValueError(f"{text} has {size} problems, and not {problems}; problems = {size} would do")
 
 
+def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
+    """Return the number of an environment's problems, given the tasks in its files; None if this function cannot know it."""
+    sizes: list[int | None] = []
+    for part in _named(text)[1]:
+        if part["name"] == FILE:
+            sizes.append(tasks.get(part["path"]))
+        else:
+            sizes.append(open_environment(**part).size if part["name"] in BUILT_IN else None)
+    known = [size for size in sizes if size is not None]
+    return len(sizes) * min(known) if len(known) == len(sizes) else None
+
+
 def files_of(text: str) -> list[tuple[str, str]]:
     """Return names and digests of the files that a run's environment reads.  Raises ValueError."""
-    return sorted({(part["path"], part["digest"]) for part in _named_parts(text) if part["name"] == FILE})
+    return sorted({(part["path"], part["digest"]) for part in _named(text)[1] if part["name"] == FILE})
 
 
 def with_digests(text: str, digest: Callable[[str], str]) -> str:
@@ -252,18 +250,13 @@ def with_digests(text: str, digest: Callable[[str], str]) -> str:
     return write_name(name, options) if incomplete else text
 
 
-def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
-    """Return the number of an environment's problems, given the tasks in its files; None if this function cannot know it."""
-    return _check(*read_name(text), tasks)
-
-
 def check_packages(text: str) -> None:
     """Raise PackageMissing or SandboxUnavailable if this computer lacks a package of the environment, or its sandbox.
 
     Only the file itself shows which packages its tasks need. So math-verify may be missing, but must work if installed.
     Raises ValueError for a malformed or unknown name.
     """
-    for part in _named_parts(text):
+    for part in _named(text)[1]:
         if part["name"] == FILE and importlib.util.find_spec(MATH_VERIFY[0]) is not None:
             check_maths()
         if part["name"] in PACKAGES:
@@ -271,15 +264,29 @@ def check_packages(text: str) -> None:
             PackageProgram("")
 
 
-def _named_parts(text: str) -> list[dict[str, Any]]:
-    """Return the parts of the named environment, each with its name and options."""
+def _named(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the name, and the parts of a mixture, or the environment alone: each with its name and checked options.
+
+    Manifests come from strangers, so a path of tasks must not lead elsewhere, and they need a digest, so that all peers have
+    the same.  Raises ValueError.
+    """
     name, options = read_name(text)
-    _check(name, options)
-    return _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
-
-
-def _options(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "name"}
+    _opener(name, options)
+    parts = _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
+    if name == MIXTURE and (not parts or any(part["name"] == MIXTURE for part in parts)):
+        raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
+    for part in parts:
+        _opener(part["name"], {key: value for key, value in part.items() if key != "name"})
+        if part["name"] != FILE:
+            continue
+        path, digest = part["path"], part.get("digest")
+        if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
+            raise ValueError("the path of a run's tasks is the name of a file, without folders")
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise ValueError(
+                "a file of tasks needs its digest, so that all peers have the same; `peer run create RUN.toml` adds it"
+            )
+    return name, parts
 
 
 def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:
@@ -295,46 +302,3 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
         takes = ", ".join(inspect.signature(opener).parameters) or "none"
         raise ValueError(f"the environment {name!r} has other options ({error}); it takes: {takes}") from error
     return opener
-
-
-def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | None = None) -> int | None:
-    """Check name and options; return the number of problems, or None if this function cannot know it.  Raises ValueError."""
-    _opener(name, options)
-    if name == MIXTURE:
-        parts = _parts(options["of"])
-        if not parts or any(part["name"] == MIXTURE for part in parts):
-            raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
-        sizes = [_check(part["name"], _options(part), tasks) for part in parts]
-        known = [size for size in sizes if size is not None]
-        return len(sizes) * min(known) if len(known) == len(sizes) else None
-    if name == FILE:
-        _check_file(options)
-        return (tasks or {}).get(options["path"])
-    return open_environment(name, **options).size if name in BUILT_IN else None
-
-
-def _check_file(options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the path is a bare file name, with a digest of the tasks.
-
-    Manifests come from strangers, so a path must not lead elsewhere. The digest ensures that all peers have the same tasks.
-    """
-    path, digest = options["path"], options.get("digest")
-    if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
-        raise ValueError("the path of a run's tasks is the name of a file, without folders")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError(
-            "a file of tasks needs its digest, so that all peers have the same; `peer run create RUN.toml` adds it"
-        )
-
-
-def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
-    """Open the environment, with the tasks in the run's files."""
-    if name == MIXTURE:
-        parts = [(part["name"], _options(part)) for part in options["of"]]
-        return Mixture([_opened(part, its_options, files, rates) for part, its_options in parts])
-    if name != FILE:
-        return open_environment(name, **options)
-    called = TASKS + options["path"]
-    if called not in files:
-        raise ValueError(f"the run's file {called} is not here")
-    return task_file.open_rated(files[called], options["digest"], rates)

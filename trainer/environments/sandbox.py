@@ -20,7 +20,8 @@ import functools
 import json
 import os
 import random
-import selectors
+import secrets
+import select
 import signal
 import stat
 import subprocess
@@ -28,190 +29,18 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from trainer.environments.confinement import Mechanism
 from trainer.silence import LONGEST
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Parent side of a child process: sends the order, reads output and status, and ends the process at its deadline.
-#
-# The launcher itself enforces the deadline. The second deadline here is for a launcher that was killed or that hangs.
-
 
 GRACE_S = 30.0
 """Seconds after the deadline during which the launcher ends everything and reports."""
-MAX_STATUS_BYTES = 4096
-READ_BYTES = 1 << 16
-
-
-@dataclass
-class ChildExit:
-    """End of a child process.
-
-    failed: the step of confinement that failed, and the reason. late: True if the time ran out.
-    """
-
-    failed: tuple[str, str] | None = None
-    started: bool = False
-    exit_code: int | None = None
-    late: bool = False
-    overflowed: bool = False
-    output: bytes = b""
-    errors: bytes = b""
-
-
-@contextmanager
-def order_file(order: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the descriptor of an unnamed file from which the launcher reads its order."""
-    with tempfile.TemporaryFile() as file:
-        file.write(json.dumps(order).encode())
-        file.seek(0)
-        yield file.fileno()
-
-
-@dataclass
-class Child:
-    """Launcher process with our ends of its streams. Leaving the context kills the launcher, also after an exception."""
-
-    process: subprocess.Popen[bytes]
-    status: int
-    _read: dict[str, bytearray] = field(
-        default_factory=lambda: {"output": bytearray(), "errors": bytearray(), "status": bytearray()}
-    )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream:
-                stream.close()
-        os.close(self.status)
-
-    def watch(self, wall_s: float, output_bytes: int) -> ChildExit:
-        """Read the streams until the launcher exits, and return its `ChildExit`."""
-        assert self.process.stdout and self.process.stderr
-        last = time.monotonic() + LONGEST * wall_s + GRACE_S
-        ended = ChildExit()
-        with selectors.DefaultSelector() as selector:
-            streams = {"output": self.process.stdout.fileno(), "errors": self.process.stderr.fileno(), "status": self.status}
-            for name, descriptor in streams.items():
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ, name)
-            while "status" in (key.data for key in selector.get_map().values()):
-                ready = selector.select(max(0.0, last - time.monotonic()))
-                if not ready:
-                    ended.late = True
-                    break
-                for key, _ in ready:
-                    if self._take(key.data, key.fd, output_bytes) == 0:
-                        selector.unregister(key.fd)
-                ended.overflowed = ended.overflowed or self._overflowed(output_bytes)
-                if ended.overflowed:
-                    self.process.terminate()
-            for name in ("output", "errors"):
-                while not ended.overflowed and self._take(name, streams[name], output_bytes):
-                    ended.overflowed = self._overflowed(output_bytes)
-        return self._told(ended, output_bytes)
-
-    def _take(self, name: str, descriptor: int, output_bytes: int) -> int | None:
-        """Read available bytes and keep them up to the limit; return their number, 0 at the end, None if there are none."""
-        try:
-            data = os.read(descriptor, READ_BYTES)
-        except BlockingIOError:
-            return None
-        most = MAX_STATUS_BYTES if name == "status" else output_bytes + 1
-        self._read[name] += data[: most - len(self._read[name])]
-        return len(data)
-
-    def _overflowed(self, output_bytes: int) -> bool:
-        return len(self._read["output"]) + len(self._read["errors"]) > output_bytes
-
-    def _told(self, ended: ChildExit, output_bytes: int) -> ChildExit:
-        """Complete `ended` with the launcher's status and the program's output."""
-        for line in bytes(self._read["status"]).splitlines():
-            try:
-                said = json.loads(line)
-            except ValueError:
-                continue  # the launcher was killed in the middle of a line
-            if "failed" in said:
-                ended.failed = (said["failed"], said["why"])
-            ended.started = ended.started or "started" in said
-            ended.late = ended.late or bool(said.get("late"))
-            ended.exit_code = said.get("exit", ended.exit_code)
-        ended.output, ended.errors = (bytes(self._read[name][:output_bytes]) for name in ("output", "errors"))
-        return ended
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Removal of a folder to which an untrusted program wrote.
-
-
-def remove_folder(path: str) -> None:
-    """Remove a folder of any depth, with any modes and file names, without following links.
-
-    A tree can be deeper than a path or Python's stack allows, so inner folders are moved to the top and removed one by one.
-    No process may write to the folder meanwhile.
-    """
-    os.chmod(path, 0o700)
-    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        moved = 0
-        while names := os.listdir(top):
-            for name in names:
-                moved = _remove_entry(top, name, moved)
-    finally:
-        os.close(top)
-    os.rmdir(path)
-
-
-def _remove_entry(top: int, name: str, moved: int) -> int:
-    """Remove a file, or a folder after moving its inner folders to the top; return the number for the next moved folder."""
-    if not _is_folder(top, name):
-        os.unlink(name, dir_fd=top)
-        return moved
-    os.chmod(name, 0o700, dir_fd=top)
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        for entry in os.listdir(inner):
-            if not _is_folder(inner, entry):
-                os.unlink(entry, dir_fd=inner)
-                continue
-            os.chmod(entry, 0o700, dir_fd=inner)
-            while _exists(top, f"{moved}"):
-                moved += 1
-            os.rename(entry, f"{moved}", src_dir_fd=inner, dst_dir_fd=top)
-            moved += 1
-    finally:
-        os.close(inner)
-    os.rmdir(name, dir_fd=top)
-    return moved
-
-
-def _is_folder(parent: int, name: str) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-def _exists(parent: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from trainer.environments.launcher import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -230,15 +59,6 @@ class Protection(StrEnum):
     FILES = "files"
     PROCESSES = "processes"
     SYSTEM_CALLS = "system calls"
-
-
-class Mechanism(StrEnum):
-    """Kernel mechanism that gives protections; each value is the launcher's name for the mechanism."""
-
-    NAMESPACES = "namespaces"
-    LANDLOCK = "landlock"
-    SECCOMP = "seccomp"
-    OTHER_USER = "other user"
 
 
 GIVES = {
@@ -312,7 +132,14 @@ class Outcome:
 
 
 class SandboxUnavailable(RuntimeError):
-    """Error if this computer cannot run programs with the required protections; the text says what is missing."""
+    """Error if this computer cannot run programs with the required protections; the text says what is missing.
+
+    step, why: the mechanism that failed, or another step of the confinement, and the reason; empty if none did.
+    """
+
+    def __init__(self, text: str, step: str = "", why: str = "") -> None:
+        super().__init__(text)
+        self.step, self.why = step, why
 
 
 class Sandbox:
@@ -347,12 +174,7 @@ class Sandbox:
 
         Raises SandboxUnavailable if the child process could not be confined or started; nothing ran in that case.
         """
-        child = _run(program, given, self._limits, self._mechanisms, self._packages)
-        if child.failed is not None:
-            raise SandboxUnavailable(f"the sandbox could not be set up this time ({child.failed[0]}: {child.failed[1]})")
-        if not child.started:
-            raise SandboxUnavailable(f"the sandbox's process did not start: {child.errors[-300:].decode(errors='replace')}")
-        return _outcome(child)
+        return _run(program, given, self._limits, self._mechanisms, self._packages)
 
 
 def protections() -> Protections:
@@ -373,64 +195,136 @@ def _tried() -> Protections:
         wanted.discard(Mechanism.OTHER_USER)
         missing[Mechanism.OTHER_USER] = "needs root"
     while True:
-        child = _run("print(6 * 7)", b"", Limits(), frozenset(wanted), [])
-        if child.failed is None or child.failed[0] not in wanted:
-            break
-        wanted.discard(Mechanism(child.failed[0]))
-        missing[Mechanism(child.failed[0])] = child.failed[1]
-    if child.output != b"42\n":
-        why = child.failed[1] if child.failed else child.errors[-300:].decode(errors="replace")
+        try:
+            outcome = _run("print(6 * 7)", b"", Limits(), frozenset(wanted), [])
+            if outcome.output == b"42\n":
+                return Protections(frozenset(wanted), missing)
+            why = outcome.errors[-300:].decode(errors="replace")
+        except SandboxUnavailable as error:
+            if error.step in wanted:
+                wanted.discard(Mechanism(error.step))
+                missing[Mechanism(error.step)] = error.why
+                continue
+            why = error.why
         return Protections(frozenset(), missing | dict.fromkeys(wanted, f"no program ran: {why}"))
-    return Protections(frozenset(wanted), missing)
 
 
-def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> ChildExit:
-    """Run one child process, from the start of the process to the removal of its folder."""
+def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> Outcome:
+    """Run one child process, from the start of the process to the removal of its folder.  Raises SandboxUnavailable.
+
+    The launcher gets its order and the program its input from files in memory, and both write to such files: the kernel
+    bounds their sizes, and nothing has to be read while the program runs.
+    """
     folder = tempfile.mkdtemp(prefix="manyhands-sandbox-")
     user = FIRST_UNUSED_USER + random.SystemRandom().randrange(1 << 24)
     order = {
         **asdict(limits), "program": text, "mechanisms": sorted(mechanisms), "folder": folder, "user": user,
         "packages": packages, "parent": os.getpid(),
     }  # fmt: skip
+    # the interpreter itself, not the link of a virtual environment, which may be in any folder
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     try:
         if Mechanism.OTHER_USER in mechanisms and Mechanism.NAMESPACES not in mechanisms:
             os.chown(folder, user, user)
-        with order_file(order) as ordered, tempfile.TemporaryFile() as stdin:
-            stdin.write(given)
-            stdin.seek(0)
-            reading, writing = os.pipe()
+        with ExitStack() as files:
+            contents = (json.dumps(order).encode(), given, b"", b"")
+            ordered, stdin, stdout, stderr = (files.enter_context(_file_in_memory(content)) for content in contents)
+            status, writing = os.pipe()
+            files.callback(os.close, status)
             try:
                 process = subprocess.Popen(
-                    [_python(), "-s", "-P", "-S", "-X", "utf8", "-c", BOOT, str(ROOT), str(ordered), str(writing), folder],
-                    stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=VARIABLES, cwd=folder,
-                    pass_fds=(ordered, writing), start_new_session=True,
+                    [python, "-s", "-P", "-S", "-X", "utf8", "-c", BOOT, str(ROOT), str(ordered), str(writing), folder],
+                    stdin=stdin, stdout=stdout, stderr=stderr, env=VARIABLES, cwd=folder, pass_fds=(ordered, writing),
+                    start_new_session=True,
                 )  # fmt: skip
-            except BaseException:
-                os.close(reading)
-                raise
             finally:
                 os.close(writing)
-        with Child(process, reading) as child:
-            return child.watch(limits.wall_s, limits.output_bytes)
+            try:
+                said = _watch(status, LONGEST * limits.wall_s + GRACE_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            is_too_much = os.fstat(stdout).st_size + os.fstat(stderr).st_size > limits.output_bytes
+            output, errors = (os.pread(file, limits.output_bytes, 0) for file in (stdout, stderr))
     finally:
         remove_folder(folder)
+    if "failed" in said:
+        step, why = said["failed"], said["why"]
+        raise SandboxUnavailable(f"the sandbox could not be set up this time ({step}: {why})", step, why)
+    if "started" not in said:
+        why = errors[-300:].decode(errors="replace")
+        raise SandboxUnavailable(f"the sandbox's process did not start: {why}", why=why)
+    if is_too_much:
+        return Outcome(RunOutcome.TOO_MUCH_OUTPUT, None, output, errors)
+    if "late" in said:
+        return Outcome(RunOutcome.OUT_OF_TIME, None, output, errors)
+    code = said.get("exit")
+    return Outcome(RunOutcome.KILLED if code is None else RunOutcome.FINISHED, code, output, errors)
 
 
-def _outcome(child: ChildExit) -> Outcome:
-    if child.overflowed:
-        verdict = RunOutcome.TOO_MUCH_OUTPUT
-    elif child.late:
-        verdict = RunOutcome.OUT_OF_TIME
-    elif child.exit_code is None:
-        verdict = RunOutcome.KILLED
-    else:
-        verdict = RunOutcome.FINISHED
-    return Outcome(verdict, child.exit_code if verdict is RunOutcome.FINISHED else None, child.output, child.errors)
+@contextmanager
+def _file_in_memory(content: bytes) -> Iterator[int]:
+    with os.fdopen(os.memfd_create("manyhands-sandbox"), "w+b") as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
 
 
-def _python() -> str:
-    """Return the path of the interpreter itself, not of a virtual environment's link, which may be in any folder."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+def _watch(status: int, seconds: float) -> dict[str, Any]:
+    """Return all that the launcher says until it exits; `{"late": True}` too if that takes longer than so many seconds.
+
+    The launcher itself enforces the deadline. This one is for a launcher that was killed or that hangs.
+    """
+    said, data, last = dict[str, Any](), b"", time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(status)
+    while True:
+        if not poll.poll(1000 * max(0.0, last - time.monotonic())):
+            said["late"] = True
+            break
+        if not (read := os.read(status, 4096)):
+            break
+        data += read
+    for line in data.splitlines():
+        with suppress(ValueError):  # the launcher was killed in the middle of a line
+            said |= json.loads(line)
+    return said
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder to which an untrusted program wrote: of any depth, with any modes and names; follow no links.
+
+    A tree can be deeper than a path or Python's stack allows, so inner folders are moved to the top and removed one by one.
+    No process may write to the folder meanwhile.
+    """
+    os.chmod(path, 0o700)
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if not _is_folder(top, name):
+                    os.unlink(name, dir_fd=top)
+                    continue
+                os.chmod(name, 0o700, dir_fd=top)
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    for entry in os.listdir(inner):
+                        if _is_folder(inner, entry):
+                            os.chmod(entry, 0o700, dir_fd=inner)
+                            os.rename(entry, secrets.token_hex(), src_dir_fd=inner, dst_dir_fd=top)
+                        else:
+                            os.unlink(entry, dir_fd=inner)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _is_folder(parent: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
 def _package_folders() -> list[str]:

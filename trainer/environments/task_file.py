@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.outside_files import read_outside
-from trainer.environments.environment import Environment, Problem
+from trainer.environments.environment import Environment, OuterEnvironment, Problem
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import (
     ALL,
@@ -185,7 +185,7 @@ class TaskFile:
     digest: str
 
 
-class ExtendedEnvironment(Environment):
+class ExtendedEnvironment(OuterEnvironment):
     """Environment with the problems of `own`, numbered from 0, and the problems of the sets given to `use`."""
 
     def __init__(self, own: Environment, rates: SolveRates = ALL) -> None:
@@ -225,28 +225,9 @@ class ExtendedEnvironment(Environment):
         inner = environment.problem(index - first)
         return Problem(index, inner.prompt, inner.answer)
 
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Score the turns as `Environment.score` describes."""
-        return self._of(problem).score(problem, turns)
-
-    def is_exact(self, problem: Problem) -> bool:
-        """Return the `is_exact` of the problem's own environment."""
-        return self._of(problem).is_exact(problem)
-
-    def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Return a solution as `Environment.solution` describes."""
-        return self._of(problem).solution(problem)
-
-    def expected(self, problem: Problem) -> str:
-        """Describe a right answer as `Environment.expected` does."""
-        return self._of(problem).expected(problem)
-
-    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the reply as `Environment.reply` describes."""
-        return self._of(problem).reply(problem, turns)
-
-    def _of(self, problem: Problem) -> Environment:
-        return self._own if problem.index < self._own.size else self._set_of(problem.index)[0]
+    def inner(self, problem: Problem) -> tuple[Environment, Problem]:
+        """Return the environment as `OuterEnvironment.inner` describes."""
+        return self._own if problem.index < self._own.size else self._set_of(problem.index)[0], problem
 
     def _set_of(self, index: int) -> tuple[Environment, int]:
         for file, environment in self._sets.items():

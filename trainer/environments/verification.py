@@ -128,12 +128,12 @@ class Verifier:
         calls = [case for case in tests.cases if isinstance(case, CallCase)]
         if calls:
             return self._returns(calls, program)
-        return all(self._writes(case, program) for case in tests.cases if isinstance(case, InputCase))
-
-    def _writes(self, case: InputCase, program: str) -> bool:
-        assert self._sandbox
-        outcome = self._sandbox.run(program, case.given.encode())
-        return outcome.succeeded and _lines(outcome.output.decode(errors="replace")) == _lines(case.expected)
+        for case in tests.cases:
+            assert isinstance(case, InputCase)
+            outcome = self._sandbox.run(program, case.given.encode())
+            if not outcome.succeeded or _lines(outcome.output.decode(errors="replace")) != _lines(case.expected):
+                return False
+        return True
 
     def _returns(self, calls: list[CallCase], program: str) -> bool:
         assert self._sandbox
@@ -144,7 +144,7 @@ class Verifier:
             return False
         try:
             return all(
-                _same_or_wrapped(json.loads(case.expected), json.loads(line))
+                _same(json.loads(case.expected), json.loads(line), may_be_bare=True)
                 for case, line in zip(calls, lines, strict=True)
             )
         except (ValueError, RecursionError):
@@ -181,16 +181,15 @@ def form_of(verification: Verification) -> str:
     if isinstance(verification, CodeTests):
         count = len(verification.cases)
         return f"a Python program between ``` fences that passes {count} test{'s' if count > 1 else ''}"
-    right = number_text(verification) if isinstance(verification, NumericAnswer) else verification.text
+    if isinstance(verification, NumericAnswer):
+        value, tolerance = (
+            str(each.numerator) if each.denominator == 1 else f"{float(each):g}"
+            for each in (verification.value, verification.tolerance)
+        )
+        right = f"{value} ± {tolerance}" if verification.tolerance else value
+    else:
+        right = verification.text
     return f'{right} alone, after "Answer:", or in \\boxed{{{right}}}'
-
-
-def number_text(answer: NumericAnswer) -> str:
-    """Return a number for people, with its tolerance."""
-    value, tolerance = (
-        str(each.numerator) if each.denominator == 1 else f"{float(each):g}" for each in (answer.value, answer.tolerance)
-    )
-    return f"{value} ± {tolerance}" if answer.tolerance else value
 
 
 def final_answer(text: str) -> str:
@@ -265,15 +264,13 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def _same_or_wrapped(expected: Any, found: Any) -> bool:
+def _same(expected: Any, found: Any, *, may_be_bare: bool = False) -> bool:
     """Compare results.
 
-    Published sets wrap some expected results in a list of one element, so the bare element also matches.
+    may_be_bare: True if the only element of a list also matches, because published sets wrap some expected results.
     """
-    return _same(expected, found) or (isinstance(expected, list) and len(expected) == 1 and _same(expected[0], found))
-
-
-def _same(expected: Any, found: Any) -> bool:
+    if may_be_bare and isinstance(expected, list) and len(expected) == 1 and _same(expected[0], found):
+        return True
     if isinstance(expected, list) and isinstance(found, list):
         return len(expected) == len(found) and all(map(_same, expected, found))
     if isinstance(expected, dict) and isinstance(found, dict):

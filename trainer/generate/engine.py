@@ -20,22 +20,10 @@ from torch import Tensor
 
 from protocol.formats.model import ModelConfig
 from trainer.device import is_gpu
-from trainer.generate.generator import (
-    MOST_END_TOKENS,
-    Completion,
-    Ended,
-    Generator,
-    ProofQueue,
-    ProveAll,
-    Reply,
-    Request,
-    RequestQueue,
-    Slots,
-    complete,
-    continuation,
-)
+from trainer.generate.generator import MOST_END_TOKENS, Completion, Generator, ProveAll, Reply, Request, Slots
 from trainer.generate.sampling import choose
-from trainer.models.llama.model import Decoder, rotations
+from trainer.models.llama.cache import Cache
+from trainer.models.llama.model import Decoder
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Batch of sequences that are computed together. All their state is on the device, and two passes advance them.
@@ -47,94 +35,6 @@ from trainer.models.llama.model import Decoder, rotations
 # reads from `progress` which turns have ended.
 #
 # `Engine` assigns slots to requests, and ends or continues a sequence at the end of a turn.
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Cache of the keys and values of unfinished sequences, in memory that is allocated once.
-#
-# Each sequence has a slot with a row for every position and one spare row, which takes the results that only fill up a
-# rectangular batch (padding, slots without a sequence). `Cache.look_back` gives `Decoder.forward` the past of some tokens of
-# some slots; `Batch` chooses these tokens.
-
-
-SPAN = 64
-"""Number of rows by which the span of attention grows, so that the shapes of its operands seldom change."""
-
-
-class Cache:
-    """Cache of keys and values, each (layers, slots, rows, key heads, width of a head).
-
-    spare: the position of the spare row, after `length` positions.
-    """
-
-    def __init__(self, config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.spare = length
-        shape = (config.layers, slots, length + 1, config.kv_heads, config.head_width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros, not empty: NaN times 0 is NaN
-        self.values = torch.zeros_like(self.keys)
-        self._cos, self._sin = rotations(config, length + 1, device)
-        self._group = config.heads // config.kv_heads
-        self._columns = torch.arange(length + 1, device=device)
-
-    def rows(self, span: int) -> int:
-        """Return the number of rows that are read for a span."""
-        return min(-(-span // SPAN) * SPAN, self.spare + 1)
-
-    def look_back(self, slots: Tensor | int, positions_bt: Tensor, span: int) -> LookBack:
-        """Return the past that tokens at these positions attend to.
-
-        slots: int64 (B,), or the number B of first slots, which are then read in place and not copied.
-        positions_bt: int64 (B, T); `spare` for tokens that do not count.  span: greater than all positions that count.
-        """
-        rows = self.rows(span)
-        numbers = torch.arange(slots, device=positions_bt.device) if isinstance(slots, int) else slots
-        hidden_bts = self._columns[:rows] > positions_bt[:, :, None]
-        mask_bts = torch.zeros(hidden_bts.shape, dtype=self.keys.dtype, device=positions_bt.device)
-        mask_bts.masked_fill_(hidden_bts, -torch.inf)
-        return LookBack(
-            self,
-            slots,
-            rows,
-            (numbers[:, None] * (self.spare + 1) + positions_bt).flatten(),
-            (self._cos[positions_bt][:, None], self._sin[positions_bt][:, None]),
-            mask_bts.repeat(1, self._group, 1)[:, None],
-        )
-
-    def move(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another."""
-        for part in (self.keys, self.values):
-            part[:, target, :rows] = part[:, source, :rows]
-
-    def clear(self) -> None:
-        """Zero everything, so that no NaN computed with other weights remains."""
-        self.keys.zero_()
-        self.values.zero_()
-
-
-@dataclass(frozen=True)
-class LookBack:
-    """Past (`trainer.models.llama.model.Past`) in a cache.  cells: row numbers, over all slots, for the tokens."""
-
-    cache: Cache
-    slots: Tensor | int
-    rows: int
-    cells: Tensor
-    rotations: tuple[Tensor, Tensor]
-    mask: Tensor
-
-    def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the tokens' keys and values; return the attended ones, (B, key heads, rows, width of a head)."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        for kept, new in ((keys, key_bhtd), (values, value_bhtd)):
-            kept.flatten(0, 1).index_copy_(0, self.cells, new.transpose(1, 2).flatten(0, 1))
-        if isinstance(self.slots, int):
-            keys, values = keys[: self.slots, : self.rows], values[: self.slots, : self.rows]
-        else:
-            keys, values = keys[self.slots, : self.rows], values[self.slots, : self.rows]
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 NO_TOKEN = -1
@@ -190,13 +90,6 @@ class Piece:
     is_last: bool = False
 
 
-def batch_bytes(config: ModelConfig, slots: int, length: int, dtype: torch.dtype) -> int:
-    """Return the memory of a `Batch` in bytes, without the temporary memory of a pass."""
-    rows = slots * (length + 1)
-    cache = 2 * config.layers * rows * config.kv_width * dtype.itemsize
-    return config.parameters * dtype.itemsize + cache + rows * (8 + 2 * config.dim)
-
-
 class Batch:
     """Batch of `slots` sequences of at most `length` tokens.
 
@@ -218,13 +111,8 @@ class Batch:
         self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
         self._recorded = Recorded() if device.type == "cuda" else None
 
-    def load(self, flat: Tensor) -> None:
-        """Copy parameters (n) of any precision from any device.  Do not call this while any slot holds a sequence."""
-        self.model.flat.copy_(flat)
-        self.cache.clear()
-
     def fill(self, blocks: Iterable[Tensor]) -> None:
-        """Copy parameters that come in blocks, in order.  Do not call this while any slot holds a sequence."""
+        """Copy parameters of any precision from any device, which come in blocks, in order.  No slot may hold a sequence."""
         at = 0
         for block in blocks:
             self.model.flat[at : at + len(block)].copy_(block)
@@ -314,8 +202,6 @@ class Batch:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["Completion", "Ended", "Engine", "Generator", "Reply", "Request", "complete"]
-
 PREFILL_TOKENS = 1024
 """Known tokens computed between two steps of the running sequences; at least one for each sequence with known tokens
 left."""
@@ -338,8 +224,8 @@ class _Sequence:
     unmade: list[slice] = field(default_factory=list)
 
 
-class Engine:
-    """Built-in `Generator`.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
+class Engine(Generator):
+    """Built-in generator.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
 
     temperature: of the following steps.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two
     checks for ended turns; 0 for the device's default.
@@ -363,53 +249,27 @@ class Engine:
 
         prove_all: proves the hidden states of sequences; if None, completions carry the hidden states instead.
         """
-        count, length = slots.count, slots.length
-        self._batch = Batch(config, device, dtype, count, length)
-        self._line = RequestQueue(config.vocab, length, config.parameters)
-        self._vocabulary, self._length, self.temperature = config.vocab, length, temperature
-        self._proving, self._reply = ProofQueue(prove_all), reply
+        super().__init__(config, slots, prove_all, reply)
+        self._batch = Batch(config, device, dtype, slots.count, slots.length)
+        self.temperature = temperature
         self._steps_at_once = self.steps_at_once or (GPU_STEPS if is_gpu(device) else CPU_STEPS)
-        self._slots: list[_Sequence | None] = [None] * count
-        self._loaded = False
+        self._slots: list[_Sequence | None] = [None] * slots.count
         self.steps = self.row_steps = 0
 
-    @property
-    def room(self) -> int:
-        """Number of further requests that could begin at once."""
-        return self._line.room(len(self._slots), self._running)
-
-    @property
-    def busy(self) -> bool:
-        """True if a request waits or runs, or a completion has not been returned yet."""
-        return bool(self._line.requests or self._running or self._proving.held)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request.  Raises ValueError for a request that can never begin."""
-        self._line.add(request)
-
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n).
-
-        The caller must not change them until the earlier requests are completed.
-        """
-        self._line.add(flat)
-        self._admit()
+        """Load parameters as `Generator.load` does."""
+        if flat.shape != (self._config.parameters,):
+            raise ValueError(f"the model has {self._config.parameters} parameters, not {tuple(flat.shape)}")
+        self.fill([flat])
 
     def fill(self, blocks: Iterable[Tensor]) -> None:
-        """Complete later requests with parameters that come in blocks, in order, without a second copy of them in memory.
+        """Load parameters that come in blocks, in order, without a second copy of them in memory.
 
         Raises ValueError while a request waits or runs.
         """
-        if self.busy:
-            raise ValueError("parameters are filled in only while no request waits or runs")
+        self._check_idle()
         self._batch.fill(blocks)
         self._loaded = True
-
-    def withdraw(self) -> list[Request]:
-        """Remove and return the requests that have not begun."""
-        requests = self._line.withdraw()
-        self._admit()
-        return requests
 
     def output_of(self, id: int) -> tuple[int, ...]:
         """Return the output so far of the request with this number; empty if it does not run."""
@@ -431,24 +291,27 @@ class Engine:
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """Compute one block of known tokens, and some steps of the running sequences; return ended completions."""
-        if not self._loaded:
-            raise ValueError("a generator needs parameters before it can complete anything; load some")
-        self._admit()
+        self._check_loaded()
+        while self._waiting and None in self._slots:
+            self._begin(self._slots.index(None), self._waiting.popleft())
         run = any(sequence and sequence.running for sequence in self._slots)
         self._feed()
-        self._pack()
+        while None in self._slots and any(self._slots[(free := self._slots.index(None)) :]):  # the last to the lowest slots
+            source = max(number for number, sequence in enumerate(self._slots) if sequence)
+            moved = self._slots[source]
+            assert moved is not None
+            self._batch.move(source, free, moved.tokens)
+            self._slots[free], self._slots[source] = moved, None
         slots = max((number for number, sequence in enumerate(self._slots) if sequence), default=-1) + 1
         if run:
             span = max(sequence.tokens for sequence in self._slots if sequence and sequence.running)
             for step in range(self._steps_at_once):
-                self._batch.step(slots, min(span + step, self._length), self.temperature)
+                self._batch.step(slots, min(span + step, self._capacity.length), self.temperature)
             self.steps += self._steps_at_once
             self.row_steps += self._steps_at_once * slots
         if slots:
             self._end(slots)
-        return self._proving.due(idle=not self._running)
-
-    # -- beginning ----------------------------------------------------------------------------------------------------
+        return self._proven()
 
     @property
     def _running(self) -> int:
@@ -458,15 +321,6 @@ class Engine:
     def _slot_of(self, id: int) -> int | None:
         """Return the slot of the request with this number; None if it has none."""
         return next((slot for slot, each in enumerate(self._slots) if each and each.request.id == id), None)
-
-    def _admit(self) -> None:
-        """Give free slots to waiting requests, and load queued weights once no request runs."""
-        while (entry := self._line.take(len(self._slots), self._running)) is not None:
-            if isinstance(entry, Request):
-                self._begin(self._slots.index(None), entry)
-            else:
-                self._batch.load(entry)
-                self._loaded = True
 
     def _begin(self, slot: int, request: Request) -> None:
         self._slots[slot] = _Sequence(request, len(request.prompt))
@@ -487,17 +341,6 @@ class Engine:
             sequence.running = piece.is_last
             sequence.tokens += piece.is_last
 
-    def _pack(self) -> None:
-        """Move sequences to lower slots that are free. After `_admit`, a slot is free only if no request may take it."""
-        while None in self._slots and any(self._slots[(free := self._slots.index(None)) :]):
-            source = max(number for number, sequence in enumerate(self._slots) if sequence)
-            moved = self._slots[source]
-            assert moved is not None
-            self._batch.move(source, free, moved.tokens)
-            self._slots[free], self._slots[source] = moved, None
-
-    # -- ending -------------------------------------------------------------------------------------------------------
-
     def _end(self, slots: int) -> None:
         """End or continue the sequences whose turn has ended."""
         positions, running = self._batch.progress(slots)
@@ -509,21 +352,17 @@ class Engine:
             if runs or sequence is None or not sequence.running:
                 continue
             output, made = self._output(slot, sequence)
-            said = continuation(self._reply, sequence.request, output, made, self._vocabulary)
+            said = self._continuation(sequence.request, output, made)
             if said is None:
                 first = len(sequence.request.prompt) - 1
-                self._proving.hold(sequence.request, output, made, self._batch.hidden[slot, first : first + len(output)])
+                self._hold(sequence.request, output, made, self._batch.hidden[slot, first : first + len(output)])
                 self._slots[slot] = None
             else:
-                self._append(slot, sequence, said)
-
-    def _append(self, slot: int, sequence: _Sequence, said: Sequence[int]) -> None:
-        """Append the environment's tokens; the sequence continues once they are computed."""
-        begin = sequence.tokens - len(sequence.request.prompt)
-        sequence.unmade.append(slice(begin, begin + len(said)))
-        self._batch.append(slot, sequence.tokens, said)
-        sequence.tokens += len(said)
-        sequence.running = False
+                begin = sequence.tokens - len(sequence.request.prompt)
+                sequence.unmade.append(slice(begin, begin + len(said)))
+                self._batch.append(slot, sequence.tokens, said)
+                sequence.tokens += len(said)
+                sequence.running = False  # until these tokens are computed
 
     def _output(self, slot: int, sequence: _Sequence) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Return the output so far, and for each token True if the model chose it."""

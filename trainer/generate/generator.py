@@ -1,19 +1,20 @@
-"""Interface of generators, which complete prompts in turns with an environment, and whose weights change.
+"""Generators, which complete prompts in turns with an environment, and whose weights change.
 
-All implementations share `RequestQueue` (the order of requests and weights) and `continuation` (the environment's replies).
-Requests submitted before `load` are completed with the earlier weights, and requests after it with the new ones. The
-built-in implementation is `trainer.generate.engine`; the other is `trainer.generate.vllm`.
+`Generator` has what all implementations share: the waiting requests, the environment's replies, and the proofs. The built-in
+implementation is `trainer.generate.engine`; the other is `trainer.generate.vllm`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
 
 from torch import Tensor
+
+from protocol.formats.model import ModelConfig
 
 MOST_END_TOKENS = 8
 """Maximum number of end tokens of a request."""
@@ -70,34 +71,109 @@ class Slots:
     length: int
 
 
-class Generator(Protocol):
+ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
+"""Function that proves the hidden states of several sequences, bf16 (tokens, dim) each, chunk by chunk:
+`kernels.toploc.prove_all`."""
+
+AT_ONCE = 16
+"""Number of completions proven together: one batch of interpolations costs little more than a single one."""
+
+
+class Generator(ABC):
     """Generator that completes several requests at a time."""
+
+    def __init__(self, config: ModelConfig, slots: Slots, prove_all: ProveAll | None, reply: Reply | None) -> None:
+        """Make a generator without parameters.
+
+        prove_all: proves the hidden states of sequences; if None, completions carry the hidden states instead.
+        """
+        self._config, self._capacity, self._prove_all, self._reply = config, slots, prove_all, reply
+        self._waiting: deque[Request] = deque()
+        self._ended: list[Completion] = []
+        """Ended completions without their proofs."""
+        self._loaded = False
+
+    @property
+    @abstractmethod
+    def _running(self) -> int:
+        """Number of requests that have begun."""
 
     @property
     def room(self) -> int:
         """Number of further requests that could begin at once."""
+        return max(0, self._capacity.count - self._running - len(self._waiting))
 
     @property
     def busy(self) -> bool:
         """True if a request waits or runs, or a completion has not been returned yet."""
+        return bool(self._waiting or self._running or self._ended)
 
     def submit(self, request: Request) -> None:
         """Queue a request.  Raises ValueError for a request that can never begin."""
+        flaw, needed = "", len(request.prompt) + request.max_tokens
+        if not request.prompt or request.max_tokens < 1:
+            flaw = "needs a prompt and room for a token"
+        elif needed > self._capacity.length:
+            flaw = f"needs {needed} tokens, and there is room for {self._capacity.length}"
+        elif not self._are_known(request.prompt):
+            flaw = f"has tokens outside the vocabulary of {self._config.vocab}"
+        elif len(request.end_tokens) > MOST_END_TOKENS:
+            flaw = f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
+        if flaw:
+            raise ValueError(f"request {request.id} {flaw}")
+        self._waiting.append(request)
 
+    @abstractmethod
+    def load(self, flat: Tensor) -> None:
+        """Complete later requests with these parameters (n).  Raises ValueError while a request waits or runs."""
+
+    @abstractmethod
     def advance(self) -> list[Completion]:
         """Run some computation; return the completions that have ended."""
 
-    def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n).
-
-        The caller must not change them until the earlier requests are completed.
-        """
-
-    def withdraw(self) -> list[Request]:
-        """Remove and return the requests that have not begun."""
-
+    @abstractmethod
     def close(self) -> None:
         """Free the memory; no other method may be called afterwards."""
+
+    def _are_known(self, tokens: Sequence[int]) -> bool:
+        return all(0 <= token < self._config.vocab for token in tokens)
+
+    def _check_idle(self) -> None:
+        if self.busy:
+            raise ValueError("parameters are loaded only while no request waits or runs")
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise ValueError("a generator needs parameters before it can complete anything; load some")
+
+    def _continuation(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
+        """Return the environment's tokens after a turn, or None if the reply is None or leaves no room for a token."""
+        left = request.max_tokens - len(output)
+        if self._reply is None or left < 2:
+            return None
+        said = self._reply(request, output, made)
+        if said is None or len(said) >= left:
+            return None
+        if not self._are_known(said):
+            raise ValueError(f"the reply to request {request.id} has tokens outside the vocabulary of {self._config.vocab}")
+        return said
+
+    def _hold(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor) -> None:
+        """Add an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
+        ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
+        self._ended.append(Completion(request.id, output, made, ended, hidden=hidden.clone()))
+
+    def _proven(self) -> list[Completion]:
+        """Return the ended completions with proofs, in their order, if they are many, or if no request runs."""
+        if self._prove_all and self._running and len(self._ended) < AT_ONCE:
+            return []
+        ended = self._ended
+        if self._prove_all and ended:
+            states = [completion.hidden for completion in ended if completion.hidden is not None]
+            proofs = [b"".join(chunks) for chunks in self._prove_all(states)]
+            ended = [replace(each, proofs=proof, hidden=None) for each, proof in zip(ended, proofs, strict=True)]
+        self._ended = []
+        return ended
 
 
 def complete(
@@ -117,125 +193,3 @@ def complete(
             return
         between()
         yield from generator.advance()
-
-
-class RequestQueue:
-    """Queue of requests and parameters.  Parameters wait until no request runs with earlier parameters."""
-
-    def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
-        self._vocabulary, self._length, self._parameters = vocabulary, length, parameters
-        self._entries: deque[Request | Tensor] = deque()
-
-    @property
-    def requests(self) -> list[Request]:
-        """Waiting requests."""
-        return [entry for entry in self._entries if isinstance(entry, Request)]
-
-    def room(self, slots: int, running: int) -> int:
-        """Return the number of further requests that could begin at once."""
-        if len(self.requests) < len(self._entries) and running:
-            return 0
-        return max(0, slots - running - len(self.requests))
-
-    def add(self, entry: Request | Tensor) -> None:
-        """Queue an entry.  Raises ValueError for a request that can never begin, and for parameters of another model."""
-        if isinstance(entry, Request):
-            if problem := self._problem(entry):
-                raise ValueError(f"request {entry.id} {problem}")
-        elif entry.shape != (self._parameters,):
-            raise ValueError(f"the model has {self._parameters} parameters, not {tuple(entry.shape)}")
-        self._entries.append(entry)
-
-    def take(self, slots: int, running: int) -> Request | Tensor | None:
-        """Remove and return the next entry if it may begin now, else None."""
-        if not self._entries or running >= (slots if isinstance(self._entries[0], Request) else 1):
-            return None
-        return self._entries.popleft()
-
-    def withdraw(self) -> list[Request]:
-        """Remove and return the waiting requests."""
-        requests = self.requests
-        self._entries = deque(entry for entry in self._entries if isinstance(entry, Tensor))
-        return requests
-
-    def _problem(self, request: Request) -> str:
-        """Return the reason why a request can never begin, as a phrase; empty if it can begin."""
-        if not request.prompt or request.max_tokens < 1:
-            return "needs a prompt and room for a token"
-        if len(request.prompt) + request.max_tokens > self._length:
-            return f"needs {len(request.prompt)} + {request.max_tokens} tokens, and there is room for {self._length}"
-        if not known(request.prompt, self._vocabulary):
-            return f"has tokens outside the vocabulary of {self._vocabulary}"
-        if len(request.end_tokens) > MOST_END_TOKENS:
-            return f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
-        return ""
-
-
-def known(tokens: Sequence[int], vocabulary: int) -> bool:
-    """Return True if all these tokens are in the vocabulary."""
-    return all(0 <= token < vocabulary for token in tokens)
-
-
-def continuation(
-    reply: Reply | None, request: Request, output: tuple[int, ...], made: tuple[bool, ...], vocabulary: int
-) -> Sequence[int] | None:
-    """Return the environment's tokens after a turn, or None if the reply is None or leaves no room for a token."""
-    left = request.max_tokens - len(output)
-    if reply is None or left < 2:
-        return None
-    said = reply(request, output, made)
-    if said is None or len(said) >= left:
-        return None
-    if not known(said, vocabulary):
-        raise ValueError(f"the reply to request {request.id} has tokens outside the vocabulary of {vocabulary}")
-    return said
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Proofs of completions, which are made many at a time: one batch of interpolations costs little more than a single one.
-#
-# A completion waits for its proofs until `AT_ONCE` completions wait, until nothing else runs, or for `PATIENCE` checks.
-
-
-ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
-"""Function that proves the hidden states of several sequences, bf16 (tokens, dim) each, chunk by chunk:
-`kernels.toploc.prove_all`."""
-
-AT_ONCE = 16
-"""Number of completions proven together."""
-PATIENCE = 64
-"""Maximum number of checks, one every few steps, for which a completion waits."""
-
-
-class ProofQueue:
-    """Queue of ended completions that wait for proofs.
-
-    Without a proving function they are returned at once, without proofs.
-    """
-
-    def __init__(self, prove_all: ProveAll | None) -> None:
-        self._prove_all = prove_all
-        self.held: list[Completion] = []
-        self._looks = 0
-
-    def hold(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor) -> None:
-        """Add an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
-        ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
-        self.held.append(Completion(request.id, output, made, ended, hidden=hidden.clone()))
-
-    def due(self, idle: bool) -> list[Completion]:
-        """Return the completions that are due, with proofs, in the order in which they ended.
-
-        idle: True if no request runs.
-        """
-        self._looks = self._looks + 1 if self.held else 0
-        waits = self._prove_all and not idle and len(self.held) < AT_ONCE and self._looks <= PATIENCE
-        if waits or not self.held:
-            return []
-        finished = self.held
-        if self._prove_all:
-            states = [completion.hidden for completion in finished if completion.hidden is not None]
-            proofs = [b"".join(chunks) for chunks in self._prove_all(states)]
-            finished = [replace(each, proofs=proof, hidden=None) for each, proof in zip(finished, proofs, strict=True)]
-        self.held, self._looks = [], 0
-        return finished

@@ -32,7 +32,7 @@ from torch import Tensor
 from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.extras import install_command
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
-from trainer.generate.generator import Completion, ProofQueue, ProveAll, Reply, Request, RequestQueue, Slots, continuation
+from trainer.generate.generator import Completion, Generator, ProveAll, Reply, Request, Slots
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.huggingface import config_json
 
@@ -61,8 +61,8 @@ class _VllmSequence:
     made: tuple[bool, ...] = ()
 
 
-class VllmEngine:
-    """Generator (`trainer.generate.generator.Generator`) on vLLM."""
+class VllmEngine(Generator):
+    """Generator on vLLM."""
 
     def __init__(
         self,
@@ -83,14 +83,11 @@ class VllmEngine:
         """
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are passed within the process, not pickled
         vllm = _vllm()
-        self._config, self._temperature = config, temperature
+        super().__init__(config, slots, prove_all, reply)
         count, length = slots.count, slots.length
-        self._slots, self._proving, self._reply = count, ProofQueue(prove_all), reply
-        self._line = RequestQueue(config.vocab, length, config.parameters)
+        self._temperature, self._begun = temperature, 0
         self._sequences: dict[str, _VllmSequence] = {}
         self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written turns, not yet continued or ended
-        self._begun, self._length = 0, length
-        self._loaded = False
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
@@ -113,40 +110,22 @@ class VllmEngine:
             plan.model_config.logits_processors = [noise]
             self._vllm = vllm.LLMEngine.from_vllm_config(plan, disable_log_stats=True)
 
-    @property
-    def room(self) -> int:
-        """Number of further requests that could begin at once."""
-        return self._line.room(self._slots, self._running)
-
-    @property
-    def busy(self) -> bool:
-        """True if a request waits or runs, or a completion has not been returned yet."""
-        return bool(self._line.requests or self._running or self._proving.held)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request.  Raises ValueError for a request that can never begin."""
-        self._line.add(request)
-
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n).
-
-        The caller must not change them until the earlier requests are completed.
-        """
-        self._line.add(flat)
-        self._admit()
-
-    def withdraw(self) -> list[Request]:
-        """Remove and return the requests that have not begun."""
-        requests = self._line.withdraw()
-        self._admit()
-        return requests
+        """Load parameters as `Generator.load` does.  Raises `NotReloaded`."""
+        self._check_idle()
+        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(flat)})
+        if not self._vllm.reset_prefix_cache():
+            raise RuntimeError("vLLM holds keys and values of the weights before; start it anew")
+        self._reference.fill([flat])
+        self._compare()
+        self._loaded = True
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """Run one step of vLLM; return ended completions."""
-        if not self._loaded:
-            raise ValueError("a generator needs parameters before it can complete anything; load some")
-        self._admit()
+        self._check_loaded()
+        while self._waiting and self._running < self._capacity.count:
+            self._begin(_VllmSequence(self._waiting.popleft()))
         if self._sequences:
             for ended in self._vllm.step():
                 if ended.finished:
@@ -154,7 +133,7 @@ class VllmEngine:
         while self._turns:
             self._turn(*self._turns[0])
             self._turns.popleft()
-        return self._proving.due(idle=not self._running)
+        return self._proven()
 
     def close(self) -> None:
         """Free vLLM's memory and its process group.
@@ -169,21 +148,9 @@ class VllmEngine:
         """Number of requests that have begun."""
         return len(self._sequences) + len(self._turns)
 
-    def _admit(self) -> None:
-        while (entry := self._line.take(self._slots, self._running)) is not None:
-            if isinstance(entry, Request):
-                self._begin(_VllmSequence(entry))
-                continue
-            self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(entry)})
-            if not self._vllm.reset_prefix_cache():
-                raise RuntimeError("vLLM holds keys and values of the weights before; start it anew")
-            self._reference.load(entry)
-            self._compare()
-            self._loaded = True
-
     def _compare(self) -> None:
         """Compute one prompt with both models; raise NotReloaded if vLLM's log-probabilities come from other weights."""
-        vllm, count = _vllm(), min(PROBE_TOKENS, self._length - 1)
+        vllm, count = _vllm(), min(PROBE_TOKENS, self._capacity.length - 1)
         tokens = torch.arange(count).mul(7919).remainder(self._config.vocab)
         parameters = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
         self._vllm.add_request("probe", {"type": "token", "prompt_token_ids": tokens.tolist()}, parameters)
@@ -227,10 +194,10 @@ class VllmEngine:
         """Continue or end a sequence after a turn of the model."""
         request = sequence.request
         output, made = sequence.output + tokens, sequence.made + (True,) * len(tokens)
-        said = continuation(self._reply, request, output, made, self._config.vocab)
+        said = self._continuation(request, output, made)
         if said is None:
             hidden = self._hidden(request.prompt + output)[len(request.prompt) - 1 :]
-            self._proving.hold(request, output, made, hidden)
+            self._hold(request, output, made, hidden)
         else:
             self._begin(_VllmSequence(request, output + tuple(said), made + (False,) * len(said)))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from trainer.data.tokens import Tokenizer
-from trainer.environments.environment import Environment, Problem
+from trainer.environments.environment import Environment, OuterEnvironment, Problem
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ from trainer.rl.rollout import Rollout
 # the same prompt and the same reward.
 
 
-class TargetedEnvironment(Environment):
+class TargetedEnvironment(OuterEnvironment):
     """Environment with the problems of another environment, each with its target length in the prompt.
 
     targets: lengths to draw from; if empty, the prompts stay unchanged. seed: the run's seed.
@@ -48,25 +48,9 @@ class TargetedEnvironment(Environment):
         """Return the length in tokens that the prompt of this problem names, or None."""
         return target_length(self._targets, self._seed, index)
 
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Score the turns as `Environment.score` describes."""
-        return self._own.score(problem, turns)
-
-    def is_exact(self, problem: Problem) -> bool:
-        """Return the inner environment's `is_exact`."""
-        return self._own.is_exact(problem)
-
-    def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Return a solution as `Environment.solution` describes."""
-        return self._own.solution(problem)
-
-    def expected(self, problem: Problem) -> str:
-        """Describe a right answer as `Environment.expected` does."""
-        return self._own.expected(problem)
-
-    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the reply as `Environment.reply` describes."""
-        return self._own.reply(problem, turns)
+    def inner(self, problem: Problem) -> tuple[Environment, Problem]:
+        """Return the inner environment, and the problem itself."""
+        return self._own, problem
 
 
 def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:

@@ -19,8 +19,8 @@ from trainer.config import SLOTS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype
 from trainer.environments.environment import Environment, read_turns
-from trainer.generate.engine import Engine, Reply, Request, complete
-from trainer.generate.generator import Slots
+from trainer.generate.engine import Engine
+from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import stream_key
 from trainer.weights.folder import WeightsFolder
 
@@ -88,13 +88,13 @@ class Rater:
 
         on_answer: called with each answer.  Raises SandboxUnavailable.
         """
-        samples, scores = self._sampling.samples, dict[int, list[float]]()
-        for place, answer in self._answers(environment, problems):
+        scores = dict[int, list[float]]()
+        for answer in self.answers(environment, problems):
             on_answer(answer)
-            found = scores.setdefault(place, [])
+            found = scores.setdefault(answer.problem, [])
             found.append(answer.score)
-            if len(found) == samples:
-                yield answer.problem, math.fsum(scores.pop(place)) / samples
+            if len(found) == self._sampling.samples:
+                yield answer.problem, math.fsum(scores.pop(answer.problem)) / len(found)
 
     def answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[Answer]:
         """Yield all answers to the problems (at least one), in the order in which they are completed.
@@ -102,10 +102,6 @@ class Rater:
         The answers depend only on the weights, the prompt and the sampling; other problems affect only the rounding of sums.
         Raises SandboxUnavailable.
         """
-        return (answer for _, answer in self._answers(environment, problems))
-
-    def _answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, Answer]]:
-        """Yield (index of the problem in `problems`, answer) for each answer."""
         samples = self._sampling.samples
         prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
 
@@ -114,25 +110,21 @@ class Rater:
             said = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
             return None if said is None else self._tokenizer.reply(said)
 
-        engine = self._engine(max(map(len, prompts)), reply if environment.max_turns > 1 else None)
-        for completion in complete(engine, self._requests(prompts)):
-            place, copy = divmod(completion.id, samples)
-            problem = environment.problem(problems[place])
-            turns = tuple(read_turns(environment, problem, completion.output, completion.made, self._tokenizer))
-            yield place, Answer(problem.index, copy, turns, environment.score(problem, turns))
-
-    def _engine(self, longest: int, reply: Reply | None) -> Engine:
         sampling, dtype = self._sampling, default_dtype(self._device)
         engine = Engine(
             self._config,
             self._device,
-            Slots(sampling.slots, longest + sampling.max_tokens),
+            Slots(sampling.slots, max(map(len, prompts)) + sampling.max_tokens),
             temperature=sampling.temperature,
             dtype=dtype,
-            reply=reply,
+            reply=reply if environment.max_turns > 1 else None,
         )
         engine.load(self._weights.to(self._device, dtype))
-        return engine
+        for completion in complete(engine, self._requests(prompts)):
+            place, copy = divmod(completion.id, samples)
+            problem = environment.problem(problems[place])
+            turns = tuple(read_turns(environment, problem, completion.output, completion.made, self._tokenizer))
+            yield Answer(problem.index, copy, turns, environment.score(problem, turns))
 
     def _requests(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[Request]:
         samples, most, ends = self._sampling.samples, self._sampling.max_tokens, self._tokenizer.ends

@@ -261,13 +261,16 @@ class BatchBounds:
 
         values: number of values that each chunk's proof commits to.  stop: the flaw in the output's end; empty if none.
         """
-        far = [number for number, each in enumerate(measured.mismatches) if not self._accepts(each, values[number])]
-        if far:
-            first = measured.mismatches[far[0]]
-            return RejectionReason.WRONG_COMPUTATION, (
-                f"chunk {far[0]} is not what the weights give: {first.exponent_mismatches} exponents differ, "
-                f"mantissas by {first.mantissa_mean:.3g} on average (median {first.mantissa_median:.3g})"
-            )
+        for number, (mismatch, count) in enumerate(zip(measured.mismatches, values, strict=True)):
+            proofs = self.tolerances.proofs
+            if count < self._chunk_values:  # in a short chunk, fewer values may differ
+                most = math.ceil(proofs.exponent_mismatches * count / self._chunk_values)
+                proofs = replace(proofs, exponent_mismatches=most)
+            if not proofs.accept(mismatch):
+                return RejectionReason.WRONG_COMPUTATION, (
+                    f"chunk {number} is not what the weights give: {mismatch.exponent_mismatches} exponents differ, "
+                    f"mantissas by {mismatch.mantissa_mean:.3g} on average (median {mismatch.mantissa_median:.3g})"
+                )
         if stop:
             return RejectionReason.BAD_TERMINATION, stop
         if not measured.end_probability >= self.tolerances.end_probability:
@@ -278,14 +281,6 @@ class BatchBounds:
             return RejectionReason.BAD_SAMPLING, detail
         self._level = level
         return None
-
-    def _accepts(self, mismatch: Mismatch, values: int) -> bool:
-        """Return True if a chunk's mismatch is within the tolerance. In a short chunk, fewer values may differ."""
-        proofs = self.tolerances.proofs
-        if values < self._chunk_values:
-            most = math.ceil(proofs.exponent_mismatches * values / self._chunk_values)
-            proofs = replace(proofs, exponent_mismatches=most)
-        return proofs.accept(mismatch)
 
     def _sampling(self, measured: Measured, count: int, worst: float) -> str:
         """Return the flaw in the choice of the tokens, as a sentence; empty if there is none."""
@@ -311,6 +306,7 @@ class BatchBounds:
 
 CPU_TOKENS = 2048
 """Tokens that a CPU computes at once; the values of a layer for more tokens would not fit in its caches."""
+MAX_DETAIL = 200
 CHOICES = 1 << 22
 """Number of logits processed together; each needs about 40 bytes for noise and sums."""
 
@@ -342,6 +338,17 @@ class Judged:
     tokens: int = 0
     exact: bool = False
     sure: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        """Return what the peer is told, with the beginning of the detail."""
+        return {
+            "reason": self.reason.value if self.reason else "",
+            "detail": self.detail[:MAX_DETAIL],
+            "reward": self.reward,
+            "tokens": self.tokens,
+            "exact": self.exact,
+            "sure": self.sure,
+        }
 
 
 class Verifier:
@@ -450,7 +457,8 @@ class Verifier:
         parts = [torch.split(each.to(device), rows) for each in rows_of_all]
         short, likely, dense = [], [], []
         for hidden_nh, chosen_n, key_n, position_n in zip(*parts, strict=True):
-            logits_nv = _logits(model, hidden_nh)
+            weight = model.output_weight
+            logits_nv = (hidden_nh.to(weight.dtype) @ weight.T).float()
             short.append(shortfall(logits_nv, chosen_n, key_n, position_n, temperature).cpu())
             likely.append(probability(logits_nv, chosen_n, temperature).cpu())
             dense.append(near_ties(logits_nv, temperature).cpu())
@@ -495,25 +503,20 @@ class Verifier:
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
     def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
-        """Return the flaw in the place where the output stops, as a sentence; empty if there is none."""
-        left = self._config.max_tokens - len(rollout.output)
-        ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
-        if left and not (ended and self._is_over(problem, turns, left)):
-            return f"the output stops after {len(rollout.output)} tokens without an end"
-        return ""
+        """Return the flaw in the place where the output stops, as a sentence; empty if there is none.
 
-    def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
-        """Return True if the model has no further turn: no reply follows, or the reply leaves no room for a token."""
-        reply = self._environment.reply(problem, turns)
-        return reply is None or len(self._tokenizer.reply(reply)) >= left
+        It may stop at the limit, or at the end of a turn after which no reply follows, or one without room for a token.
+        """
+        left = self._config.max_tokens - len(rollout.output)
+        if not left:
+            return ""
+        if rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends:
+            reply = self._environment.reply(problem, turns)
+            if reply is None or len(self._tokenizer.reply(reply)) >= left:
+                return ""
+        return f"the output stops after {len(rollout.output)} tokens without an end"
 
 
 def _length(rollout: Rollout) -> int:
     """Return the number of tokens that go through the model."""
     return len(rollout.prompt) + len(rollout.output) - 1
-
-
-def _logits(model: Decoder, hidden_nh: Tensor) -> Tensor:
-    """Return logits (N, vocabulary), fp32."""
-    weight = model.output_weight
-    return (hidden_nh.to(weight.dtype) @ weight.T).float()

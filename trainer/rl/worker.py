@@ -25,10 +25,10 @@ from protocol.formats.rl import RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
-from trainer.environments.environment import Environment, Problem, read_turns
+from trainer.environments.environment import Environment, read_turns
 from trainer.generate.choice import GeneratorName, choose_generator
-from trainer.generate.engine import Completion, Engine, Request, complete
-from trainer.generate.generator import Generator, Slots
+from trainer.generate.engine import Engine
+from trainer.generate.generator import Completion, Generator, Request, Slots, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
@@ -207,24 +207,17 @@ class RolloutWorker:
         found = best_and_typical(groups)
         if found is None:
             return []
-        read = [(member, *self._forms.read(member.rollout)) for member in found]
-        return [
-            RatedAnswer(
-                member.reward,
-                problem.prompt[:MOST_CHARACTERS],
-                "\n".join(turns)[:MOST_CHARACTERS],
-                self._expected(problem)[:MOST_CHARACTERS],
-            )
-            for member, problem, turns in read
-        ]
-
-    def _expected(self, problem: Problem) -> str:
-        """Describe a right answer; empty if the environment fails at it, for which no learning may fail."""
-        try:
-            return self._environment.expected(problem)
-        except Exception as error:  # noqa: BLE001 - environments that fail
-            print(f"no right answer to problem {problem.index} is known: {error}", file=sys.stderr)
-            return ""
+        answers = []
+        for member in found:
+            problem, turns = self._forms.read(member.rollout)
+            try:
+                expected = self._environment.expected(problem)
+            except Exception as error:  # noqa: BLE001 - environments that fail, for which no learning may fail
+                print(f"no right answer to problem {problem.index} is known: {error}", file=sys.stderr)
+                expected = ""
+            texts = (text[:MOST_CHARACTERS] for text in (problem.prompt, "\n".join(turns), expected))
+            answers.append(RatedAnswer(member.reward, *texts))
+        return answers
 
     def is_repeatable(self, member: Scored) -> bool | None:
         """Return True if scoring an answer again gives the same score; None if the score is exact, or if scoring fails."""
@@ -251,7 +244,10 @@ class RolloutWorker:
         If vLLM fails, the built-in generator replaces it, unless the settings name vLLM.
         """
         try:
-            engine = self._ready_engine(length)
+            if self._engine is None or self._engine[0] < length:
+                self.close()  # first, because both may not fit, and vLLM allows one at a time
+                self._engine = length, self._new_engine(length)
+            engine = self._engine[1]
             if self._loaded != version:
                 engine.load(weights.to(self._dtype))
                 self._loaded = version
@@ -263,12 +259,6 @@ class RolloutWorker:
             self._wanted = GeneratorName.BUILTIN
             return self._loaded_engine(length, version, weights)
         return engine
-
-    def _ready_engine(self, length: int) -> Generator:
-        if self._engine is None or self._engine[0] < length:
-            self.close()  # first, because both may not fit, and vLLM allows one at a time
-            self._engine = length, self._new_engine(length)
-        return self._engine[1]
 
     def close(self) -> None:
         """Free the generator's memory; the next batch makes another generator."""
@@ -293,19 +283,16 @@ class RolloutWorker:
 
     def _requests(self, assignment: Assignment) -> Iterator[Request]:
         tokenizer = self._tokenizer
-        prompts = {index: tuple(tokenizer.prompt(self._problem(index).prompt)) for index in assignment.problems}
+        prompts = {index: tuple(tokenizer.prompt(self._environment.problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
             key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
             yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
         """Return the environment's reply, in tokens, after a turn in the current batch, or None."""
-        environment, problem = self._environment, self._problem(self._problems[request.id])
+        environment, problem = self._environment, self._environment.problem(self._problems[request.id])
         reply = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
         return None if reply is None else self._tokenizer.reply(reply)
-
-    def _problem(self, index: int) -> Problem:
-        return self._environment.problem(index)
 
     def _scored(self, rollout: Rollout) -> Scored:
         problem, turns = self._forms.read(rollout)

@@ -39,7 +39,7 @@ from trainer.ranks import LeadingRank, RankOrder, SharedFiles
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
 from trainer.rl.learner import AfterStep, Learner, LearnTask
-from trainer.rl.verification import Assignment, Judged
+from trainer.rl.verification import Assignment
 from trainer.rl.worker import F32, Between, OnProgress, RolloutTasks, RolloutWorker
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
@@ -161,7 +161,6 @@ def _joules(nvml: Any, handles: Sequence[Any]) -> float | None:
 
 VERDICTS_AT_ONCE = 32
 """Verdicts in one frame to the peer; they fit even if all details have the maximum length in any script."""
-MAX_DETAIL = 200
 PROBLEMS_AT_ONCE = 1024
 
 Tried = tuple[int, int, int, int, int, int]
@@ -224,7 +223,7 @@ class RolloutJobs:
         """Judge a batch; pass the verdicts to `tell` in order, in groups."""
         judged = self._rollouts.verify(_assignment(task), Path(path), between)
         for start in range(0, len(judged), VERDICTS_AT_ONCE):
-            tell([_fields(each) for each in judged[start : start + VERDICTS_AT_ONCE]])
+            tell([each.fields() for each in judged[start : start + VERDICTS_AT_ONCE]])
         return {}
 
     def learn(
@@ -262,17 +261,6 @@ class RolloutJobs:
 
 def _assignment(task: dict[str, Any]) -> Assignment:
     return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
-
-
-def _fields(judged: Judged) -> dict[str, Any]:
-    return {
-        "reason": judged.reason.value if judged.reason else "",
-        "detail": judged.detail[:MAX_DETAIL],
-        "reward": judged.reward,
-        "tokens": judged.tokens,
-        "exact": judged.exact,
-        "sure": judged.sure,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -353,16 +341,17 @@ class Service:
             case "use_tasks":
                 return {"unusable": self._rollouts.use_tasks(job.message["sets"])}
             case "generate":
+
+                def on_progress(done: int, total: int) -> None:
+                    self._send(job, "progress", done=done, total=total)
+                    self._rest(job)
+
                 return self._rollouts.generate(
-                    job.message["task"], job.message["path"], self._after_each(job), lambda: self._rest(job)
+                    job.message["task"], job.message["path"], on_progress, lambda: self._rest(job)
                 )
             case "verify":
-                return self._rollouts.verify(
-                    job.message["task"],
-                    job.message["path"],
-                    lambda verdicts: self._send(job, "progress", verdicts=verdicts),
-                    lambda: self._rest(job),
-                )
+                tell = lambda verdicts: self._send(job, "progress", verdicts=verdicts)  # noqa: E731
+                return self._rollouts.verify(job.message["task"], job.message["path"], tell, lambda: self._rest(job))
             case other:
                 raise ValueError(f"unknown command {other!r}")
 
@@ -379,8 +368,10 @@ class Service:
         folder = Path(message["moments"]) if message.get("moments") else None
         if message["trains"]:
             if len(devices) > 1 or config.offload:
-                names = tuple(str(each) for each in devices)
-                self._ranks = self._start_ranks(RankOrder(0, config, names, speed.dtype, folder))
+                if not is_gpu(device):  # the ranks divide the threads of this process
+                    torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
+                order = RankOrder(0, config, tuple(map(str, devices)), speed.dtype, folder)
+                self._ranks = LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None
@@ -397,12 +388,6 @@ class Service:
             "measures_power": self._pace.measures,
         }
 
-    def _start_ranks(self, order: RankOrder) -> LeadingRank:
-        """Start the other ranks, and divide the threads of this process between them and it."""
-        if not is_gpu(torch.device(order.devices[0])):
-            torch.set_num_threads(max(1, torch.get_num_threads() // len(order.devices)))
-        return LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
-
     def _compute(self, job: Job) -> dict[str, Any]:
         worker = self._ready()
         task = Task(**job.message["task"])
@@ -415,9 +400,7 @@ class Service:
             if steps < task.steps:
                 self._evaluate_some(job, task.steps - steps)
             self._keep_pace(job)
-            self._inbox.wait_while_paused(job)
-            self._use_threads()
-            self._pace.begin()
+            self._begin(job)
             return job.finish
 
         def between(missing: BlockMissing | None) -> bool:
@@ -425,9 +408,7 @@ class Service:
                 self._send(job, "progress", waiting=_block(missing))
                 if self._inbox.wait(BLOCK_WAIT_S, job) and not job.abandon:
                     time.sleep(BLOCK_WAIT_S)  # told to finish, perhaps without a step to finish with
-            self._inbox.wait_while_paused(job)
-            self._use_threads()
-            self._pace.begin()
+            self._begin(job)
             return job.finish
 
         def applied(needed: bool) -> bool:
@@ -438,16 +419,13 @@ class Service:
                     self._evaluate_some(job, IDLE_OPPORTUNITIES)
                     self._keep_pace(job)
                     self._send(job, "progress", waits=True)  # the peer ends a process that is silent for long
-                self._inbox.wait_while_paused(job)
+                self._begin(job)
                 self._send(job, "progress", waits=False)
-                self._use_threads()
-                self._pace.begin()
             return job.applied
 
         if task.continues:
             self._send(job, "progress", waits=False)
-        self._inbox.wait_while_paused(job)
-        self._pace.begin()
+        self._begin(job)
         self._pace.spent = self._pace.rested = 0.0
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
@@ -460,16 +438,11 @@ class Service:
         threads = ranks * torch.get_num_threads()
         return {**asdict(done), "threads": threads, "joules": joules, "rested": self._pace.rested}
 
-    def _after_each(self, job: Job) -> Callable[[int, int], None]:
-        """Return the function to call after each rollout."""
-
-        def tell(done: int, total: int) -> None:
-            self._send(job, "progress", done=done, total=total)
-            self._keep_pace(job)
-            self._use_threads()
-            self._pace.begin()
-
-        return tell
+    def _begin(self, job: Job) -> None:
+        """Wait while paused, and begin the next piece of a job.  Raises `Abandoned` if the job was abandoned."""
+        self._inbox.wait_while_paused(job)
+        self._use_threads()
+        self._pace.begin()
 
     def _rest(self, job: Job) -> None:
         """Wait while paused, or as the pace demands, between the steps of a job other than training.
@@ -479,9 +452,7 @@ class Service:
         self._limit_pace()
         if self._pace.is_due or self._inbox.is_held(job):
             self._keep_pace(job)
-            self._inbox.wait_while_paused(job)
-            self._use_threads()
-            self._pace.begin()
+            self._begin(job)
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
         """Continue the evaluation that the peer asked for, if any, while the `running` job waits.

@@ -46,17 +46,22 @@ def write_folder(
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
     _write_json(folder / "generation_config.json", generation_json(eos, generation))
     shards = _shards(parameter_layout(config), form, SHARD_BYTES)
-    count = len(shards)
-    names = [SINGLE] if count == 1 else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-    source = _Source(values)
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    blocks, left = iter(values), np.empty(0, np.float32)
     for name, places in zip(names, shards, strict=True):
         with (folder / name).open("wb") as file:
             file.write(header_of(places, form))
-            for block in source.take(sum(place.count for place in places)):
-                file.write(written(block, form))
+            count = sum(place.count for place in places)
+            while count:
+                block = left if len(left) else next(blocks)
+                part, left = block[:count], block[count:]
+                file.write(written(part, form))
+                count -= len(part)
             file.flush()
             os.fsync(file.fileno())
-    assert source.is_empty(), "more values than parameters"
+    assert not len(left) and next(blocks, None) is None, "more values than parameters"
     if len(shards) > 1:
         index = {place.name: name for name, places in zip(names, shards, strict=True) for place in places}
         size = config.parameters * form.width
@@ -83,27 +88,6 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
         file.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-class _Source:
-    """Stream of values that is read in pieces of any length."""
-
-    def __init__(self, values: Iterable[F32]) -> None:
-        self._blocks = iter(values)
-        self._left: F32 | None = None
-
-    def take(self, count: int) -> Iterator[F32]:
-        """Yield the next `count` values."""
-        while count:
-            block = self._left if self._left is not None else next(self._blocks)
-            part, rest = block[:count], block[count:]
-            self._left = rest if len(rest) else None
-            count -= len(part)
-            yield part
-
-    def is_empty(self) -> bool:
-        """Return True if no values are left."""
-        return self._left is None and next(self._blocks, None) is None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -155,7 +139,7 @@ class WeightsFolder:
     def _blocks(self, name: str) -> Iterator[F32]:
         for block in self._stored[name].values():
             if not np.isfinite(block).all():
-                raise FolderError(f"{self.folder}: {name} has values that are no finite numbers; take another model")
+                raise FolderError(f"{self.folder}: {name} contains NaN or infinite values; use another model")
             yield block
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
@@ -180,8 +164,8 @@ class WeightsFolder:
         )
         if strange:
             raise FolderError(
-                f"{self.folder} has a tensor {strange[0][:80]}, which a run's model has not; take a model of the Llama, "
-                "Qwen2 or Qwen3 family for text generation, without adapters"
+                f"{self.folder} has a tensor {strange[0][:80]}, which a run's model does not have; use a model of the "
+                "Llama, Qwen2 or Qwen3 family for text generation, without adapters"
             )
         return found
 
@@ -196,7 +180,7 @@ class WeightsFolder:
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise FolderError(
-                    f"{self.folder} has no file {missing[0][:80]}{more}, which its index names; copy the folder again"
+                    f"{self.folder} has no file {missing[0][:80]}{more}, although its index names it; copy the folder again"
                 )
             files = {name: tensors_in(self.folder / name) for name in sorted(set(names.values()))}
         except OSError as error:

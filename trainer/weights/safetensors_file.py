@@ -158,7 +158,7 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if not 2 <= length <= size - LENGTH_BYTES:
-            raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
+            raise FolderError(f"{path} is not a safetensors file, or is incomplete; copy it again")
         if length > MAX_HEADER_BYTES:
             raise FolderError(
                 f"{path} has a header of {length} bytes, and a run's model needs at most {MAX_HEADER_BYTES}; save the model "
@@ -173,7 +173,9 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
         raise FolderError(f"{path} has no readable header; copy it again")
     about = header.get("__metadata__", {})
     if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
-        raise FolderError(f"{path} has __metadata__ that are no texts; copy it again, or save the model again")
+        raise FolderError(
+            f"{path} has __metadata__ with values other than text; copy the file again, or save the model again"
+        )
     body = LENGTH_BYTES + length
     found = {name: _tensor(path, name, said, body, size) for name, said in header.items() if name != "__metadata__"}
     _check_places(path, found, body, size)
@@ -209,7 +211,9 @@ def _tensor(path: Path, name: str, said: Any, body: int, size: int) -> StoredTen
         ):
             pass
         case _:
-            raise FolderError(f"{path} describes the tensor {name[:80]!r} as no safetensors file does; copy it again")
+            raise FolderError(
+                f"{path} has an invalid description of the tensor {name[:80]!r}; the file is damaged, copy it again"
+            )
     if form not in WIDTHS:
         what = "is quantised, in" if form.startswith(QUANTISED) else "holds numbers of"
         raise FolderError(

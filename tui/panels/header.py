@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, columns, fit, spread, wrapped
+from peer.formatting import bar, columns, fit, goal_done, spread, wrapped
 from protocol.formatting import clean, short, to_go
 from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, hanging, line, paragraph
 from tui.picture import Picture
@@ -30,7 +30,8 @@ def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text
     where = f"manyhands · {clean(status.run_name) or status.run[:12]} · round {status.round}"
     where += f" · {status.provisional_rounds} provisional" if status.provisional_rounds else ""
     if status.goal_total:
-        where += " · ended" if status.run_ended else f" · {min(100, 100 * status.goal_done // status.goal_total)} %"
+        done, total = goal_done(status)
+        where += " · ended" if status.run_ended else f" · {min(100, 100 * done // total)} %"
     who = f"{clean(status.name, 24)} {short(status.peer)} · {status.role} · {peers} {'peer' if peers == 1 else 'peers'}"
     lines = [line((fit(_plain(spread(where, who, width), unicode), width), STRONG))]
     if stopped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.formatting import bar, epochs_read, fit, goal_amount, pad, votes_line, wrapped
+from peer.formatting import bar, epochs_read, fit, goal_amount, goal_done, pad, votes_line, wrapped
 from protocol.events.status import PeerStatus, RunDefinition, RunMixture
 from protocol.formatting import amount, clean, many, roughly, short
 from tui.panels.drawing import FAINT, GOOD, STRONG, Look, hanging, line
@@ -42,7 +42,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, str]]:
-    read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" else ""
+    read = f", {amount(status.run_tokens)} tokens so far" if status.goal_unit == "rounds" and not status.data_total else ""
     rows = [goal := ("goal", goal_amount(status) + read if status.goal_total else "not known yet")]
     if facts is not None:
         start = "the weights of a folder" if facts.begins_with_weights else "from scratch"
@@ -99,7 +99,7 @@ def _progress(status: PeerStatus, width: int, look: Look) -> Text:
     left = status.goal_left_s
     told = "the run has ended" if status.run_ended else "" if left is None else f"about {roughly(left)} to go at this speed"
     room = max(4, min(40, width - LABEL - len(told) - 2))
-    cells = bar(status.goal_done, status.goal_total, room, unicode=look.unicode)
+    cells = bar(*goal_done(status), room, unicode=look.unicode)
     return line(" " * min(LABEL, width), (cells, GOOD), fit(f"  {told}", max(0, width - LABEL - room)))
 
 

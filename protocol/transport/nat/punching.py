@@ -449,7 +449,7 @@ class Meetings:
                     held.push(shown.pop_all())
                     return outside
             except (OSError, trio.TooSlowError) as error:
-                log.debug("%s is no mirror: %r", mirror, error)
+                log.debug("%s is not a mirror: %r", mirror, error)
         return None
 
 

@@ -166,7 +166,7 @@ def test_newest_keeps_the_weights_if_the_folder_is_damaged(model: Path, capsys: 
     values[-1] = np.nan
     write_folder(model, CONFIG, in_blocks(values), ExportFormat.FP32, context=CONTEXT, eos=list(ENDS))
     ChatTerminal(chat, typed(["/newest"])).run()
-    assert "no finite numbers" in capsys.readouterr().out and chat.model._engine._batch.model.flat.equal(before)
+    assert "NaN or infinite values" in capsys.readouterr().out and chat.model._engine._batch.model.flat.equal(before)
     write_folder(model, CONFIG, in_blocks(random_parameters(CONFIG, 1)), ExportFormat.FP32, context=64, eos=list(ENDS))
     ChatTerminal(chat, typed(["/newest"])).run()
     assert not chat.model._engine._batch.model.flat.equal(before)
@@ -217,7 +217,7 @@ def test_a_name_that_no_file_can_have_does_not_end_the_conversation(
 ) -> None:
     names = ["~nobody-of-this-name/x", "a\0b", "\ud800", "x" * 5000]
     out = talk(model, ["Who?", *(f"/save {name}" for name in names), f"/save {tmp_path / 'talk'}"], capsys)
-    assert out.count("is no name of a file; name another file]") == 2 and "File name too long" in out
+    assert out.count("is not a valid file name; name another file]") == 2 and "File name too long" in out
     assert "~nobody-of-this-name/x: No such file" in out and "a\\x00b" in out and "[1 turn saved in " in out
 
 
@@ -326,12 +326,15 @@ def without_ends(folder: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "more layers than tensors": (
         lambda folder: changed(folder, "config.json", num_hidden_layers=1 << 60),
-        "layers: Input should be",
+        "layers is 1152921504606846976; it must be at most 256",
     ),
     "another width": (lambda folder: changed(folder, "config.json", intermediate_size=80), "the shape"),
     "a model of another kind": (lambda folder: changed(folder, "config.json", model_type="gpt2"), "model_type"),
     "weights cut off": (cut, "model.safetensors"),
-    "a context of nothing": (lambda folder: changed(folder, "config.json", max_position_embeddings=2), "too few to answer"),
+    "a context of nothing": (
+        lambda folder: changed(folder, "config.json", max_position_embeddings=2),
+        "too few for an answer",
+    ),
     "no end token": (without_ends, "which token ends a text"),
     "a tokenizer that is a program": (
         lambda folder: changed(folder, "tokenizer.json", normalizer={"type": "Precompiled"}),

@@ -132,7 +132,7 @@ DAMAGE = {
     "a manifest with another count": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
     "a flipped digest": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
     "no digest": "corpus.digest cannot be read (No such file or directory)",
-    "no manifest": "is no corpus: cannot read corpus.msgpack",
+    "no manifest": "is not a corpus: cannot read corpus.msgpack",
 }
 
 
@@ -167,7 +167,7 @@ def test_events_of_a_build_are_lines_of_json(inputs: Path, tmp_path: Path, capsy
     built = lines[-1]
     assert built["event"] == "built" and built["splits"][0]["documents"] == 2
     assert built["tally"]["left_out"] == {"field": 1}
-    assert built["tally"]["bad"] == [[0, 3, "a.jsonl", "it has no field text, but none; name one with --text"]]
+    assert built["tally"]["bad"] == [[0, 3, "a.jsonl", "it has no field at all"]]
 
 
 def test_import_keeps_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,3 +232,21 @@ def test_interrupted_build_says_so_and_goes_on(tmp_path: Path) -> None:
     corpus = FinishedCorpus(out)
     corpus.verify()
     assert sum(split.documents for _, _, split in corpus.splits) == len(rows)
+
+
+def test_name_that_no_source_can_have_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    assert main(["data", "build", str(tmp_path / "out"), f"a b={tmp_path / 'a.txt'}"]) == ExitCode.INPUT
+    assert "'a b' cannot be the name of a source, which has up to 64 letters, digits" in capsys.readouterr().err
+
+
+def test_samples_of_chats_in_bytes_show_no_end_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "one?", "completion": "yes"}\n' * 2 + '{"prompt": "two?", "completion": "no"}\n'
+    )
+    words = ["--kind", "chat", "--sequence-length", "64", "--tokenizer", "bytes", "--workers", "1"]
+    assert main(["data", "build", str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *words]) == ExitCode.OK
+    capsys.readouterr()
+    assert main(["data", "sample", str(tmp_path / "out")]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "?" in said and "x00" not in said

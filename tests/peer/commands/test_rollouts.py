@@ -102,7 +102,7 @@ def test_what_is_no_event_in_the_log_is_left_out(tmp_path: Path, capsys: pytest.
     "events, words, sentence",
     [
         ([started()], [], "only a run with a section [rl] has any"),
-        ([started()], ["ff"], "there is no such run in"),
+        ([started()], ["ff"], "ff is not a run in"),
         ([started()], ["--last", "0"], "--last takes 1 to 1000 batches"),
         (None, [], "there is no run in"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,15 @@ def test_rounds_that_learn_from_rollouts_are_not_predicted(run_file: Path, capsy
     run_file.write_text('name = "rollouts"\n[model]\ndim = 64\nlayers = 2\n[rl]\nenvironment = "sort"\n')
     assert main(["simulate", str(run_file), "--data-dir", str(run_file.parent / "data")]) == ExitCode.INPUT
     assert "without [rl]" in capsys.readouterr().err
+
+
+def test_data_that_are_read_only_so_often_end_the_run_before_its_total(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_file.parent / "book.txt").write_text("a few words in a line\n" * 2000)
+    data = '[data]\nfrom = "book.txt"\nsequence_length = 64\nepochs = 2\n'
+    run_file.write_text(f'name = "planned"\ntotal_rounds = 3000\n[model]\ndim = 64\nlayers = 2\n{data}')
+    text = said(capsys, run_file, "--peers", "2")
+    assert re.search("ends after 8[0-9.]* k tokens, when its data have been read as often as data.epochs says: in", text)
+    (told,) = {each["end_s"] for each in json.loads(said(capsys, run_file, "--peers", "2", "--json"))["settings"][:1]}
+    assert told < 60

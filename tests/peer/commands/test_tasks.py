@@ -11,7 +11,7 @@ import trio
 from peer.cli import main
 from peer.commands.tasks import describe
 from peer.control.client import ControlError
-from peer.control.requests import TaskControls
+from peer.daemon.requests import Controls
 from peer.errors import ExitCode
 from protocol.events.status import PeerStatus
 from protocol.tasks.commands import TaskSetCommands
@@ -92,4 +92,4 @@ class Desk(Nothing):
 def test_what_is_malformed_is_refused(command: str, fields: dict[str, Any]) -> None:
     for peer in (Desk(), Nothing()):
         with pytest.raises(ControlError):
-            trio.run(TaskControls(cast(Any, peer)).commands()[command], fields)
+            trio.run(Controls(cast(Any, peer)).commands()[command], fields)

@@ -291,7 +291,7 @@ def test_the_size_of_a_screen_is_a_number_of_cells() -> None:
         *(1, 120, 1000),
         *[80] * 7,
     ]
-    with pytest.raises(ValueError, match="no message"):
+    with pytest.raises(ValueError, match="does not come from the page"):
         frame_of({"stdin": "x"})
 
 

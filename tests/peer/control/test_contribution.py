@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -12,26 +12,19 @@ import pytest
 import trio
 import trio.testing
 
-from peer.control import contribution
-from peer.control.contribution import FILE, LOOK_S, MOST_NEW, ContributionCount, ContributionMonitor
-from peer.control.ledger import ledger
-from protocol.chain.records import genesis_tip
+from peer.control import history as run_history
+from peer.control.event_log import EventLog
+from peer.control.history import FILE_NAME, LOOK_S, MOST_NEW, HistoryKeeper, RunHistory
+from peer.control.ledger import ledger_of
+from protocol.chain.credit import Credit, ledger
 from protocol.chain.replica import Replica
+from protocol.events.events import EvalLoss
 from protocol.events.status import ContributionStatus
-from protocol.wire.hashes import Hash
-from protocol.wire.identity import PeerId
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.example_status import status
 
 ANN, BOB, CAT = FIVE[:3]
 RUN = a_run(ANN)
-
-
-def kept(length: float, credits: Mapping[PeerId, list[int]]) -> str:
-    """A file of so many rounds with these credits."""
-    ledger = {"credits": dict(credits), "young": []}
-    day = {"day": "2026-11-27", "tokens_today": 0, "last_day": None, "days": 0}
-    tip = genesis_tip(RUN.run).hex()
-    return json.dumps({"form": 1, "tip": tip, "length": length, "streak": 0, "ledger": ledger, **day})
 
 
 class Bob:
@@ -43,8 +36,8 @@ class Bob:
         self.begin()
 
     def begin(self) -> None:
-        self.count = ContributionCount(RUN.run, BOB.peer_id, self.folder, lambda: self.day)
-        while not self.count.read():
+        self.count = RunHistory(RUN, self.folder, BOB.peer_id, lambda: self.day)
+        while not self.count.count():
             pass
 
     def grow(self, *members: list[object], day: int = 27) -> ContributionStatus:
@@ -52,18 +45,18 @@ class Bob:
         self.day = date(2026, 11, day)
         for each in members:
             grow(self.replica, 1, each)  # type: ignore[arg-type]
-            self.count.read()
-        return self.count.status()
+            self.count.count()
+        return self.count.contribution()
 
 
 def tokens(replica: Replica, peer: object = BOB) -> int:
-    found = ledger(replica.store)["members"]
-    return next((each["tokens"] for each in found if each["peer"] == peer.peer_id), 0)  # type: ignore[attr-defined]
+    commits = [replica.history.commit_at(round) for round in range(replica.history.length)]
+    return ledger(commits).get(peer.peer_id, Credit()).tokens  # type: ignore[attr-defined]
 
 
 def test_rounds_in_a_row_tokens_and_rank_are_those_of_the_ledger(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
-    assert bob.count.status() == ContributionStatus()
+    assert bob.count.contribution() == ContributionStatus()
     told = bob.grow([ANN, BOB], [ANN, BOB], [ANN], [ANN, BOB])
     assert told == ContributionStatus(
         rounds=3,
@@ -93,10 +86,13 @@ def test_a_peer_without_credit_has_no_rank(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_the_place_in_the_ledger_where_trained_tokens_come_first(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(
-        kept(0, {ANN.peer_id: [1, 100, 0, 0], BOB.peer_id: [0, 0, 2, 500], CAT.peer_id: [0, 0, 1, 400]})
-    )
-    told = ContributionCount(RUN.run, BOB.peer_id, tmp_path).status()
+    history = RunHistory(RUN, tmp_path, BOB.peer_id)
+    history.ledger.credits = {
+        ANN.peer_id: Credit(1, 100),
+        BOB.peer_id: Credit(0, 0, 2, 500),
+        CAT.peer_id: Credit(0, 0, 1, 400),
+    }
+    told = history.contribution()
     assert (told.tokens, told.rank, told.contributors) == (500, 2, 3)
 
 
@@ -115,24 +111,24 @@ def test_days_in_a_row_end_with_a_day_without_a_round(tmp_path: Path) -> None:
 def test_the_next_process_goes_on_and_what_it_finds_is_of_no_day(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
     before = bob.grow([ANN, BOB], [ANN, BOB])
-    bob.count.keep()
+    bob.count.save()
     grow(bob.replica, 1, [ANN, BOB])
     bob.begin()
-    assert bob.count.status() == replace(before, rounds=3, tokens=tokens(bob.replica), streak=3)
+    assert bob.count.contribution() == replace(before, rounds=3, tokens=tokens(bob.replica), streak=3)
     grow(bob.replica, MOST_NEW + 1, [ANN, BOB])
-    bob.count.read()
-    told = bob.count.status()
+    bob.count.count()
+    told = bob.count.contribution()
     assert (told.rounds, told.tokens_today) == (MOST_NEW + 4, before.tokens_today), "fetched after a while away"
     bob.replica.state.close()
 
 
 def test_a_long_chain_is_counted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contribution, "AT_ONCE", 2)
+    monkeypatch.setattr(run_history, "AT_ONCE", 2)
     replica = a_replica(RUN, tmp_path)
     grow(replica, 5, [BOB])
-    count = ContributionCount(RUN.run, BOB.peer_id, tmp_path)
-    assert [count.read() for _ in range(4)] == [False, False, True, True]
-    assert (count.status().rounds, count.status().tokens_today) == (5, 0)
+    count = RunHistory(RUN, tmp_path, BOB.peer_id)
+    assert [count.count() for _ in range(4)] == [False, False, True, True]
+    assert (count.contribution().rounds, count.contribution().tokens_today) == (5, 0)
     replica.state.close()
 
 
@@ -143,66 +139,74 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob.replica.store.records.truncate(1)
     bob.replica = a_replica(RUN, tmp_path)
     grow(bob.replica, 1, [ANN, BOB], salt=7)
-    bob.count.read()
-    told = bob.count.status()
+    bob.count.count()
+    told = bob.count.contribution()
     assert (told.rounds, told.streak, told.tokens) == (2, 2, tokens(bob.replica)) and told.days == before.days
     assert told.tokens_today == told.tokens < before.tokens_today, "what was given up counts for no day"
     bob.replica.state.close()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", '{"form":2}', '{"form":1}', '{"form":1,"ledger":{"credits":3}}', kept(-1, {}), kept(1e999, {})],
-)
-def test_a_damaged_file_is_counted_anew(tmp_path: Path, text: str) -> None:
-    bob = Bob(tmp_path)
-    bob.grow([BOB], [BOB])
-    (tmp_path / FILE).write_text(text)
-    bob.begin()
-    assert bob.count.status().rounds == 2
-    bob.replica.state.close()
+def keeper_of(bob: Bob) -> HistoryKeeper:
+    """A keeper of the history on disk, which follows what is beside it."""
+    return HistoryKeeper(
+        lambda: RunHistory(RUN, bob.folder, BOB.peer_id), EventLog(), lambda: bob.replica.history.tip, status
+    )
 
 
-def test_a_count_is_current_while_it_runs_and_kept(tmp_path: Path) -> None:
+async def until(keeper: HistoryKeeper, is_reached: Callable[[ContributionStatus], bool]) -> None:
+    while keeper.contribution is None or not is_reached(keeper.contribution):
+        await trio.sleep(LOOK_S)
+
+
+def test_a_history_is_current_while_a_peer_runs_and_kept(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
-    monitor = ContributionMonitor(bob.count, lambda: bob.replica.history.tip)
+    keeper = keeper_of(bob)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(monitor.run)
+            nursery.start_soon(keeper.run)
             for rounds in (1, 2, 3):
                 grow(bob.replica, 1, [BOB])
-                while monitor.status is None or monitor.status.rounds < rounds:
-                    await trio.sleep(LOOK_S)
+                await until(keeper, lambda told, rounds=rounds: told.rounds >= rounds)  # type: ignore[misc]
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(rate=100))
-    assert json.loads((tmp_path / FILE).read_text())["length"] == 3
+    assert len(json.loads((tmp_path / FILE_NAME).read_text())["rounds"]) == 3
     bob.replica.state.close()
 
 
-def test_a_running_peer_tells_the_ledger_of_the_newest_record(tmp_path: Path) -> None:
+def test_a_running_peer_tells_the_ledger_of_the_newest_record_and_the_curves_of_its_events(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
-    monitor = ContributionMonitor(bob.count, lambda: bob.replica.history.tip)
-    grow(bob.replica, 3, [ANN, BOB])
-    assert trio.run(monitor.ledger, 9) == ledger(bob.replica.store, 9)
-    assert trio.run(monitor.ledger, 1)["untold"] == 1
-    bob.replica.state.close()
-
-
-def test_a_node_that_does_not_run_has_what_is_on_disk(tmp_path: Path) -> None:
-    bob = Bob(tmp_path)
-    bob.grow([BOB])
-    tips: list[Hash | None] = []
-    monitor = ContributionMonitor(ContributionCount(RUN.run, BOB.peer_id, tmp_path), lambda: tips.append(None))
+    log = EventLog()
+    keeper = HistoryKeeper(lambda: RunHistory(RUN, tmp_path), log, lambda: None, status)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(monitor.run)
-            while not tips:
-                await trio.sleep(0.1)
+            nursery.start_soon(keeper.run)
+            await until(keeper, lambda told: True)
+            grow(bob.replica, 3, [ANN, BOB])
+            log.emit(EvalLoss(3, 2.0, "ann", {}))
+            told = await keeper.read(lambda history: ledger_of(history.ledger.credits, history.length, 1))
+            assert told is not None and (told["rounds"], told["untold"]) == (3, 1)
+            await trio.sleep(2 * LOOK_S)
+            assert await keeper.read(lambda history: [*history.held_out]) == [3]
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(rate=100))
-    assert monitor.status is not None and monitor.status.rounds == 1
     bob.replica.state.close()
+
+
+def test_while_the_manifest_is_unknown_there_is_no_history(tmp_path: Path) -> None:
+    asked = list[None]()
+    keeper = HistoryKeeper(lambda: asked.append(None), EventLog(), lambda: None, status)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            while len(asked) < 3:
+                await trio.sleep(LOOK_S)
+            assert await keeper.read(len) is None  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(rate=100))
+    assert [*tmp_path.iterdir()] == []

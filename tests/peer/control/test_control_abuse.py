@@ -22,10 +22,9 @@ from peer.control.client import (
     take_frame,
 )
 from peer.control.event_log import EventLog
-from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
+from peer.control.ledger import MAX_MEMBERS_TOLD, ledger_of
 from peer.control.server import IDLE_DEADLINE_S, MAX_CONNECTIONS, SEND_DEADLINE_S, ControlServer
-from protocol.chain import credit
-from protocol.chain.store import Store
+from protocol.chain.credit import Credit
 from protocol.events.events import Notice
 from protocol.events.status import PeerStatus
 from protocol.wire.identity import PeerId
@@ -218,11 +217,10 @@ def test_a_question_over_the_limit_is_not_read_to_its_end(tmp_path: Path) -> Non
     attacked(tmp_path, attack)
 
 
-def test_the_ledger_of_very_many_members_is_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_of_very_many_members_is_told_in_part() -> None:
     """An answer over the limit used to end the server, and the peer with it."""
-    credits = {PeerId(f"{number:052}"): credit.Credit(1, number) for number in range(150_000)}
-    monkeypatch.setattr(credit, "ledger", lambda commits: credits)
-    told = ledger(Store(tmp_path), MAX_MEMBERS_TOLD)
+    credits = {PeerId(f"{number:052}"): Credit(1, number) for number in range(150_000)}
+    told = ledger_of(credits, 1, MAX_MEMBERS_TOLD)
     assert (len(told["members"]), told["untold"]) == (MAX_MEMBERS_TOLD, 150_000 - MAX_MEMBERS_TOLD)
     assert told["members"][0]["tokens"] == 149_999 and len(pack_frame(told, max_bytes=MAX_ANSWER_BYTES)) < MAX_ANSWER_BYTES
-    assert ledger(Store(tmp_path))["untold"] == 0
+    assert ledger_of(credits, 1)["untold"] == 0

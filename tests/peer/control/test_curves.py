@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ from peer.control.curves import (
     SampleHistory,
     Series,
     StepBack,
-    logged_curves,
 )
-from peer.control.event_log import to_line
 from protocol.events import events as ev
 
 ME = "12D3KooWme"
@@ -112,21 +109,6 @@ def test_what_is_no_curves_is_a_value_error(given: Any) -> None:
         RunCurves.from_fields(given)
 
 
-def test_a_log_is_read_from_its_oldest_file_on_and_damage_is_left_out(tmp_path: Path) -> None:
-    older, newer = tmp_path / "events.1.jsonl", tmp_path / "events.jsonl"
-    older.write_text(to_line(committed(0, 4.0, 90)) + "\n" + to_line(committed(1, math.nan, 180)) + "\n")
-    lines = [
-        to_line(measured(2, 3.5)),
-        '{"event": "RoundCommitted", "round": "x"}',
-        "\x00\xff",
-        to_line(committed(2, 3.0, 270)),
-    ]
-    newer.write_text("\n".join(lines) + '\n{"event":"RoundCommitted"')
-    curves = logged_curves([tmp_path / "events.2.jsonl", older, newer])
-    assert [(point.tokens, point.value) for point in curves.training.points] == [(90, 4.0), (270, 3.0)]
-    assert [point.value for point in curves.held_out.points] == [3.5]
-
-
 def written(rounds: int, text: str = "x") -> Stamped:
     return Stamped(float(rounds), 0.0, ev.SamplesWritten(rounds, ME, {"a": text}))
 
@@ -200,9 +182,9 @@ def test_rounds_that_are_given_up_leave_the_curves_and_a_mark_stays() -> None:
     assert again.to_fields() == curves.to_fields() and again.steps_back == curves.steps_back
 
 
-def test_a_log_tells_steps_back_of_which_the_last_are_kept(tmp_path: Path) -> None:
-    log = tmp_path / "events.jsonl"
-    log.write_text("".join(to_line(Stamped(float(at), 0.0, ev.RolledBack(at, 1, ""))) + "\n" for at in range(300)))
-    assert [each.rounds for each in logged_curves([log]).steps_back] == list(range(300 - MOST_STEPS_BACK, 300))
+def test_of_the_steps_back_the_last_are_kept_each_once() -> None:
+    back = [Stamped(float(at), 0.0, ev.RolledBack(at, 1, "")) for at in range(300)]
+    curves = curves_of(*back, *back[-9:])
+    assert [each.rounds for each in curves.steps_back] == list(range(300 - MOST_STEPS_BACK, 300))
     with pytest.raises(ValueError):
         RunCurves.from_fields({"training": [], "held_out": [], "by_source": {}, "steps_back": [[1e300, 1, 1, 1]]})

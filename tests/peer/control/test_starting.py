@@ -40,7 +40,9 @@ def test_a_peer_that_starts_is_waited_for_and_no_longer_than_said(tmp_path: Path
 
 
 def test_one_remedy_is_told_where_no_peer_runs_and_the_view_waits_for_one_that_starts(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="start one with `peer join`$"):
+    with pytest.raises(
+        PeerError, match="start one with `peer join`, or name the directory of a running peer with --data-dir$"
+    ):
         _check_that_a_peer_runs(tmp_path)
     (tmp_path / "identity.lock").write_text(str(os.getpid()))
     _check_that_a_peer_runs(tmp_path)

@@ -12,10 +12,9 @@ from peer.corpora.builtin import builtin_corpus, provide_builtin, read_text
 from peer.corpora.folder import FinishedCorpus
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
-from protocol.run.builtin import BUILTIN, SOURCE, TOKENS, builtin_source
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
-from protocol.run.sections import FILE_CHUNK_BYTES
+from protocol.run.sections import BUILTIN, FILE_CHUNK_BYTES, SOURCE, TOKENS, builtin_source
 from protocol.sync.supplies import file_section, paths_of
 from protocol.wire.identity import Identity
 from tests.trainer import small

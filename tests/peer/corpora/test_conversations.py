@@ -114,6 +114,21 @@ PREFERENCES: dict[str, dict[str, Any]] = {
     "messages after a text": {"prompt": "question", "chosen": [GOOD], "rejected": [BAD]},
     "whole conversations": {"chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
     "whole conversations and their prompt": {"prompt": "question", "chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
+    "texts of turns": {
+        "chosen": "\n\nHuman: question\n\nAssistant: good",
+        "rejected": "\n\nHuman: question\n\nAssistant: bad",
+    },
+    "a prompt of turns": {"prompt": "\n\nHuman: question\n\nAssistant:", "chosen": "good", "rejected": "bad"},
+    "texts of turns that repeat the prompt": {
+        "prompt": "\n\nHuman: question\n\nAssistant:",
+        "chosen": "\n\nHuman: question\n\nAssistant: good",
+        "rejected": "\n\nHuman: question\n\nAssistant: bad",
+    },
+    "texts of turns after a plain prompt": {
+        "prompt": "question",
+        "chosen": "Human: Question\n\nAssistant: good",
+        "rejected": "Human:  question\n\nAssistant: bad",
+    },
     "answers with scores": {"prompt": "question", "chosen": "good", "rejected": "bad", "score_chosen": 8, "source": "s"},
 }
 
@@ -138,6 +153,10 @@ NO_PREFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "no common prompt": ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt; add the field prompt"),
     "equal answers": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
     "a number": ({"prompt": 5, "chosen": "a", "rejected": "b"}, "the content of message 1 of a chat is no text"),
+    "turns that begin with other questions": (
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"},
+        "do not begin with the same prompt",
+    ),
     "an unknown field": ({"prompt": "q", "chosen": "a", "rejected": "b", "mood": 1}, "has the unknown field 'mood'"),
 }
 
@@ -166,6 +185,7 @@ REPEATED: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "other names of fields": ("question", [{"from": "human", "value": "question"}], ONCE),
     "a weight of 0": ("question", [user("question", weight=0)], ONCE),
     "metadata": (PROMPT, [user("question", id=7)], ONCE),
+    "other capitals": ("question", [user("QUESTION")], ONCE),
     "another form of characters": ("qu\u00e9stion", [user("que\u0301stion")], ("qu\u00e9stion",)),
     "a system message before the answer's": ("question", [KIND, *PROMPT], KINDLY),
     "a system message before the prompt's": ([KIND, *PROMPT], PROMPT, KINDLY),
@@ -200,11 +220,7 @@ TWICE: dict[str, tuple[Any, Any, Any]] = {
     "a system message behind it": ("question", [*TALK[1:2], *PROMPT, GOOD], [*TALK[1:2], *PROMPT, BAD]),
     "a text of the whole conversation": ("Human: a question Assistant:", [*PROMPT, GOOD], [*PROMPT, BAD]),
     "texts that begin with it": ("a question?", "a question? good", "a question?\nbad"),
-    "the form of Anthropic's texts": (
-        "\n\nHuman: question\n\nAssistant:",
-        "\n\nHuman: question\n\nAssistant: good",
-        "\n\nHuman: question\n\nAssistant: bad",
-    ),
+    "texts with other capitals and blanks": ("a question?", "A  QUESTION?\ngood", "\na Question? bad"),
     "messages that begin with it": (
         [user("a question?")],
         [{"role": "assistant", "content": "a question? good"}],
@@ -217,7 +233,7 @@ TWICE: dict[str, tuple[Any, Any, Any]] = {
 def test_answers_that_would_ask_twice_are_refused_with_their_row(case: str, tmp_path: Path) -> None:
     prompt, chosen, rejected = TWICE[case]
     rows = [PREFERENCES["texts"], {"prompt": prompt, "chosen": chosen, "rejected": rejected}]
-    with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(twice|keep one of the two)"):
+    with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(appear twice|keep one of the two)"):
         built(tmp_path, CorpusKind.PREFERENCE, rows)
 
 
@@ -234,6 +250,17 @@ def test_longer_common_conversation_is_the_prompt() -> None:
     chosen, rejected = answers_of({"chosen": [*talk, GOOD], "rejected": [*talk, BAD]})
     assert [message.excluded for message in chosen] == [True, True, True, False]
     assert [message.excluded for message in rejected] == [True, True, True, False]
+
+
+def test_turns_of_a_text_are_a_whole_conversation_and_a_colon_in_a_line_is_no_turn() -> None:
+    begun = "\n\nHuman: one\n\nAssistant: Human: two\nAssistant: three\n\nHuman: more\n\nAssistant: "
+    chosen, rejected = answers_of({"chosen": f"{begun}good", "rejected": f"{begun}bad\n\nlines "})
+    said = ["one", "Human: two\nAssistant: three", "more"]
+    assert [each.content for each in chosen] == [*said, "good"]
+    assert [each.content for each in rejected] == [*said, "bad\n\nlines"]
+    assert [each.excluded for each in chosen] == [True, True, True, False]
+    plain = answers_of({"prompt": "q", "chosen": "Human: is a word", "rejected": "b"})
+    assert plain[0][-1].content == "Human: is a word"
 
 
 def flagged(length: int, name: int) -> Flagged:

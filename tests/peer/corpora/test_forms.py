@@ -181,7 +181,8 @@ def test_unread_file_beside_a_readme_stops_the_build_and_is_named(name: str, tmp
         assert "would be passed over, more than 1 %" in error.value.text and f"{said} {flaw}" in error.value.text
         assert not (tmp_path / "out").exists()
     result = build([BuildInput("s", tmp_path / "in")], options(leave_out=("en",)), tmp_path / "out")
-    assert result.survey.read == {Form.TEXT: 1} and not result.survey.skipped
+    assert result.survey.read == {Form.TEXT: 1} and {*result.survey.skipped} == {Skipped.LEFT_OUT}
+    assert result.survey.skipped[Skipped.LEFT_OUT].names == ["en"]
     build([BuildInput("s", tmp_path / "in")], options(bad=99.99), tmp_path / "allowed")
 
 
@@ -208,6 +209,7 @@ def test_links_to_folders_that_are_read_anyway_and_pipes_are_named_and_stop_noth
     assert {reason: each.names for reason, each in skipped.items()} == {Skipped.INSIDE: ["a"], Skipped.SPECIAL: ["pipe"]}
 
 
+CARD = b"---\nlicense: mit\n---\n# Poems"
 CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
     "shards by split": (
         {"data/train-00000.jsonl": b"a", "data/test-00000.jsonl": b"b", "data/validation-00000.jsonl": b"c"},
@@ -217,9 +219,30 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
     "folders by split": ({"train/x.jsonl": b"a", "dev/x.jsonl": b"b"}, {"a"}, {Skipped.OTHER_SPLIT: 1}),
     "texts by split": (
         {"wiki.train.tokens": b"a", "wiki.valid.tokens": b"b", "wiki.test.tokens": b"c", "README": b"d"},
+        {"a", "b", "c", "d"},
+        {},
+    ),
+    "texts by split in a clone": (
+        {"wiki.train.tokens": b"a", "wiki.valid.tokens": b"b", "wiki.test.tokens": b"c", "README.md": CARD},
         {"a"},
         {Skipped.OTHER_SPLIT: 2, Skipped.ABOUT: 1},
     ),
+    "prose": (
+        {"train.txt": b"a", "dev.txt": b"b", "crash-test.txt": b"c", "my train journey.txt": b"d", "test/b.txt": b"e"},
+        {"a", "b", "c", "d", "e"},
+        {},
+    ),
+    "prose with a card": (
+        {"README.md": CARD, "my train journey.txt": b"a", "crash-test.txt": b"b", "test/c.txt": b"c"},
+        {"a", "b", "c"},
+        {Skipped.ABOUT: 1},
+    ),
+    "prose beside records": (
+        {"a.jsonl": b"a", "train.txt": b"b", "dev.txt": b"c", "changes-in-the-weather.txt": b"d", "notice of a.txt": b"e"},
+        {"a", "b", "c", "d", "e"},
+        {},
+    ),
+    "records with spaces": ({"my train journey.jsonl": b"a", "the driving test.jsonl": b"b"}, {"a", "b"}, {}),
     "compressed": ({"c4-train.0.json.gz": b"a", "c4-validation.0.json.gz": b"b"}, {"a"}, {Skipped.OTHER_SPLIT: 1}),
     "the last word": ({"train/test.jsonl": b"a", "test/train.jsonl": b"b"}, {"b"}, {Skipped.OTHER_SPLIT: 1}),
     "one file": ({"training.jsonl": b"a", "LICENSE.txt": b"b", "dataset_infos.json": b"c"}, {"a"}, {Skipped.ABOUT: 2}),
@@ -233,7 +256,7 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
         {Skipped.OTHER_SPLIT: 3},
     ),
     "texts with a card": (
-        {"README.md": b"---\nlicense: mit\n---\n# Poems", "LICENSE": b"d", "poems.txt": b"a"},
+        {"README.md": CARD, "LICENSE": b"d", "poems.txt": b"a"},
         {"a"},
         {Skipped.ABOUT: 2},
     ),
@@ -318,12 +341,12 @@ def test_folder_of_chats_that_also_has_texts_is_refused_unless_they_are_about_it
 
 
 BAD_TABLES: dict[str, tuple[bytes, int, str]] = {
-    "too few values": (b"id,text\n1\n2,b\n", 1, "it has 1 values, and the header 2"),
+    "too few values": (b"id,text\n1\n2,b\n", 1, "it has 1 value, and the header 2"),
     "too many values": (b"id,text\n1,a,b\n2,b\n", 1, "it has 3 values, and the header 2"),
     "a text after a quote": (b'id,text\n1,"a"x\n2,b\n', 1, "it is no row of a table"),
     "a quote that stays open": (b'id,text\n2,b\n1,"a\n3,c\n', 1, "unexpected end of data"),
     "another encoding": (b"id,text\n1,\xe4\n2,b\n", 1, "it is not UTF-8 text"),
-    "a column twice": (b"text,text\na,b\n", 0, "the column 'text' stands twice in its header"),
+    "a column twice": (b"text,text\na,b\n", 0, "the column 'text' appears twice in its header"),
     "UTF-16": ("id,text\n1,a\n".encode("utf-16"), 0, "it is UTF-16 text"),
     "no such column": (b"id,body\n1,a\n", 0, "it has no field text, but id, body; name one with --text"),
     "a long line": (b"id,text\n1," + b"a" * 2000 + b"\n2,b\n", 1, "it has more than 0 MiB"),
@@ -455,6 +478,45 @@ def test_text_of_a_page_takes_time_in_proportion_to_its_size(piece: str) -> None
 
     text_of_page(Page(piece * 2000))
     assert calls <= 2 * 2000
+
+
+def test_several_files_that_are_passed_over_are_counted_before_the_remedy(tmp_path: Path) -> None:
+    for name in ("a.zip", "b.zip", "c.txt"):
+        written(tmp_path / "in" / name, archive(zipped) if name != "c.txt" else b"words")
+    with pytest.raises(PeerError) as error:
+        build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
+    assert error.value.text.endswith(
+        "a.zip is an archive or an office document (1 more file would be, too); unpack it, or export its text; or leave "
+        "files out with --leave-out PATTERN, or allow more with --bad"
+    )
+
+
+def test_patterns_that_leave_nothing_say_so(tmp_path: Path) -> None:
+    written(tmp_path / "in" / "a.txt", b"words")
+    with pytest.raises(PeerError, match="the patterns that leave files out match all files of in; leave out fewer"):
+        build([BuildInput("s", tmp_path / "in")], options(leave_out=("*",)), tmp_path / "out")
+
+
+ODD_LINES = {
+    "lines.jsonl": jsonl(ROWS).replace(b"\n", b"\r"),
+    "lines.json": jsonl(ROWS).replace(b"\n", b"\r"),
+    "table.csv": delimited(",").replace(b"\r\n", b"\r"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+def test_records_whose_lines_end_with_carriage_returns_alone_are_named_as_such(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, ODD_LINES[name])
+    with pytest.raises(PeerError, match="its lines end with carriage returns alone; save it with line feeds"):
+        build([BuildInput("s", path)], options(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-32-be"])
+def test_wide_characters_are_called_what_they_are(encoding: str, name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, ("\ufeff" * encoding.endswith("be") + "text,b\nc,d\n").encode(encoding))
+    with pytest.raises(PeerError, match=f"it is {encoding[:6].upper()} text; save it as UTF-8"):
+        build([BuildInput("s", path)], options(), tmp_path / "out")
 
 
 def test_options_of_the_command_line_are_the_forms() -> None:

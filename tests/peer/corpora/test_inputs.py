@@ -43,12 +43,14 @@ ALL = alone(held_out_percent=0, bad_percent=99)
 
 
 BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
-    "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is no JSON (Expecting value at column 10)"),
-    "a row that is no object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is no JSON object"),
+    "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is not JSON (Expecting value at column 10)"),
+    "a row that is not an object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is not a JSON object"),
     "deep nesting": ("a.jsonl", b"[" * 10**6 + b"\n", TEXT, LeftOut.JSON, "it is nested too deeply"),
     "a long number": ("a.jsonl", b'{"text": 1' + b"0" * 5000 + b"}\n", TEXT, LeftOut.JSON, "a number of too many digits"),
     "a missing field": ("a.jsonl", b'{"body": "x"}\n', TEXT, LeftOut.FIELD, "it has no field text, but body; name one"),
-    "a null": ("a.jsonl", b'{"text": null}\n', TEXT, LeftOut.FIELD, "it has no field text"),
+    "a null": ("a.jsonl", b'{"text": null}\n', TEXT, LeftOut.FIELD, "its field text is null"),
+    "no field": ("a.jsonl", b'{}\n', TEXT, LeftOut.FIELD, "it has no field at all"),
+    "a list beside a text": ("a.json", b'{"text": "x", "data": [{"text": "one"}]}', TEXT, LeftOut.FIELD, "data is a list"),
     "no text": ("a.jsonl", b'{"text": 5}\n', TEXT, LeftOut.FIELD, "its field text is no text"),
     "a missing id": ("a.jsonl", b'{"text": "x"}\n', IDS, LeftOut.FIELD, "it has no field id, which identifies it"),
     "another encoding": ("a.jsonl", b'{"text": "\xe4"}\n', TEXT, LeftOut.UTF8, "not UTF-8 text at byte 11"),
@@ -57,7 +59,7 @@ BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
     "a file in UTF-16": ("a.txt", "x".encode("utf-16"), TEXT, LeftOut.UTF8, "UTF-16 text; save it as UTF-8"),
     "no gzip": ("a.jsonl.gz", b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 30, TEXT, LeftOut.BROKEN, "the .gz file is damaged"),
     "an xz that ends early": ("a.jsonl.xz", lzma.compress(b"{}")[:-9], TEXT, LeftOut.BROKEN, "the .xz file is cut short"),
-    "a field twice": ("a.jsonl", b'{"text": "x", "text": "y"}\n', TEXT, LeftOut.JSON, "the field 'text' stands there twice"),
+    "a field twice": ("a.jsonl", b'{"text": "x", "text": "y"}\n', TEXT, LeftOut.JSON, "the field 'text' appears twice"),
     "a gzip that ends early": ("a.jsonl.gz", gzip.compress(b"{}")[:-9], TEXT, LeftOut.BROKEN, "the .gz file is cut short"),
     "no zstd": ("a.jsonl.zst", b"\x28\xb5\x2f\xfd" + b"\xff" * 30, TEXT, LeftOut.BROKEN, "the .zst file is damaged"),
     "no parquet": ("a.parquet", b"text", TEXT, LeftOut.BROKEN, "it is no Parquet file that can be read"),
@@ -123,6 +125,31 @@ def test_parquet_without_pyarrow_names_the_remedy(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(PeerError, match=r"needs pyarrow to be read; run .* install 'pyarrow>="):
         build([BuildInput("s", tmp_path / "a.parquet")], alone(), tmp_path / "out")
+
+
+REMEDIES: dict[str, tuple[str, bytes, str]] = {
+    "no JSON": ("a.jsonl", b"{x\n", "correct it, or read each file as one text with --read-as text, or allow more"),
+    "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is no text; correct such rows, or allow more with --bad"),
+    "a table": ("a.csv", b"text,b\nc\n", "and the header 2; mend its quotes, or allow more with --bad"),
+    "an open quote": ("a.csv", b'text\n"c\n' + b"d\n" * 59, "end of data, after 60 lines); mend its quotes, or allow"),
+    "a field": ("a.jsonl", b'{"body": "x"}\n', "but body; name one with --text, or allow more with --bad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_sentence_on_bad_rows_ends_with_what_helps_them(case: str, tmp_path: Path) -> None:
+    name, data, said = REMEDIES[case]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(PeerError) as error:
+        build([BuildInput("s", tmp_path / name)], alone(), tmp_path / "out")
+    assert said in error.value.text and error.value.text.endswith("or allow more with --bad")
+    assert error.value.text.count("; ") <= 2, error.value.text
+
+
+def test_limits_that_no_text_meets_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    fields = FieldSelection(least=50, most=5)
+    with pytest.raises(PeerError, match="no text has at least 50 and at most 5 characters; correct the limits"):
+        build([BuildInput("s", [Document(text="x")])], alone(fields=fields), tmp_path / "out")
 
 
 def test_equal_ids_are_bad_rows(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from peer.corpora.options import TokenFormat
 from peer.corpora.run_data import MOST_EXAMPLES, OwnDocuments, RunData, run_data, solved_examples
 from peer.errors import PeerError
 from protocol.corpora.manifest import CorpusKind
-from protocol.run.builtin import EXAMPLES
+from protocol.run.sections import EXAMPLES
 from tests.peer.corpora.makers import write_rows
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.registry import open_environment

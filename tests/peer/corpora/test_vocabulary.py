@@ -60,9 +60,9 @@ REFUSED = {
     "--tokenizer 999999": "from 300 to 131072",
     "--end 5": "a tokenizer that is trained has its own end token; leave --end out",
     "--tokenizer 500 --end 0": "leave --end out",
-    "--least 9999": "the beginnings of the inputs have no document",
-    "--text body": "the beginnings of the inputs have no document",
-    "--tokenizer nowhere": "cannot read nowhere",
+    "--least 9999": "the first row left out is rows.jsonl, row 1: it has ",
+    "--text body": "it has no field body, but text; name one with --text",
+    "--tokenizer nowhere": "there is no nowhere; give --tokenizer a folder with a tokenizer.json, that file, or bytes, or a",
 }
 
 
@@ -140,6 +140,29 @@ def test_tokenizer_of_any_texts_is_one_that_runs_allow(case: str) -> None:
     clean = tried(content, frozenset({0}))
     assert trained(iter(TEXTS[case]), 2000, SPECIAL) == content
     assert max(map(len, json.loads(clean)["model"]["vocab"])) <= MAX_TOKEN_BYTES
+
+
+LATIN = "Zum Fr\u00fchst\u00fcck".encode("latin-1") * 99
+UNREADABLE: dict[str, tuple[bytes, str]] = {
+    "a.jsonl": (b'{"content": "some words"}\n' * 9, "no field text, but content; name one with --text"),
+    "b.csv": (b"id,body\n1,some words\n", "name one with --text"),
+    "ragged.csv": (b"text,b\n" + b"some words\n" * 3, "it has 1 value, and the header 2"),
+    "open.csv": (b'text,b\n"some words,1\n', "mend its quotes"),
+    "latin.txt": (LATIN, "it is not UTF-8 text at byte 7; save it as UTF-8"),
+    "half.parquet": (b"PAR1" + bytes(99), "it is no Parquet file that can be read"),
+    "blank.txt": (b" \n ", "blank.txt, row 1: it is empty; check the inputs"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_inputs_without_a_text_say_why_and_what_helps_not_that_no_tokenizer_can_be_trained(
+    name: str, tmp_path: Path
+) -> None:
+    content, said = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PeerError) as error:
+        train_tokenizer([BuildInput("s", tmp_path / name)], BuildOptions())
+    assert said in error.value.text and "no tokenizer" not in error.value.text, error.value.text
 
 
 def test_unreadable_inputs_stop_before_training(tmp_path: Path) -> None:

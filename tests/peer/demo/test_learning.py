@@ -71,9 +71,9 @@ def test_a_state_that_answers_twice_has_gained_nothing_and_another_one_answers_t
 def test_before_the_first_round_the_newest_state_is_that_of_the_seed(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(ROLLOUT_RUN)
     play = learning_play(2, None, tmp_path / "tiny.toml")
-    state = newest_state(play.signed, tmp_path / "run")
-    assert state.rounds == 0
-    assert np.array_equal(state.theta, theta(play.signed.manifest, play.signed.manifest.seed))
+    rounds, found = newest_state(play.signed, tmp_path / "run")
+    assert rounds == 0
+    assert np.array_equal(found, theta(play.signed.manifest, play.signed.manifest.seed))
 
 
 def test_a_demo_without_a_start_is_a_sentence(tmp_path: Path) -> None:

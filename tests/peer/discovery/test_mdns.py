@@ -14,16 +14,21 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.discovery import mdns, mdns_process
-from peer.discovery.mdns import MAX_LINES, Mdns
-from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_in, sighting_of
-from peer.discovery.mdns_process import (
+from peer.discovery import mdns
+from peer.discovery.mdns import (
+    MAX_LINE_BYTES,
+    MAX_LINES,
     MAX_LOOK_UPS,
     MAX_RESIDENT_BYTES,
+    Announcement,
     LookUps,
+    Mdns,
+    Sighting,
     peer_service,
     run_kind,
     serve,
+    sighting_in,
+    sighting_of,
 )
 from peer.environment import ChildKind, child_environment
 from protocol.wire.hashes import chunk_hash
@@ -295,21 +300,19 @@ def test_a_process_that_holds_much_ends() -> None:
 
 def test_a_process_without_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
-    monkeypatch.setattr("peer.discovery.mdns_process.os._exit", ended.append)
+    monkeypatch.setattr("peer.discovery.mdns.os._exit", ended.append)
     for error in (None, ValueError(), MemoryError()):
-        mdns_process._end_without_memory(error)
+        mdns._end_without_memory(error)
     assert ended == [1]
 
 
-def test_the_process_ends_with_its_input_and_has_neither_trio_nor_libp2p() -> None:
+def test_the_process_ends_with_its_input_and_loads_little() -> None:
     """So a peer that is killed leaves none behind."""
     environment = child_environment(ChildKind.HELPER)
     ours = Announcement(RUN.hex(), ME, ()).to_line()
     process = subprocess.run(mdns.COMMAND, input=ours, capture_output=True, timeout=60, env=environment)
     assert not process.stdout
-    code = (
-        "import sys, peer.discovery.mdns_process as m; print(*({'trio', 'libp2p', 'pydantic', 'torch'} & set(sys.modules)))"
-    )
+    code = "import sys, peer.discovery.mdns as m; print(*({'libp2p', 'pydantic', 'torch'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=True
     )

@@ -48,7 +48,7 @@ def kept_for(seconds: float, *routers: ARouter) -> tuple[list[Sequence[str]], li
     announced, told = list[Sequence[str]](), list[Event]()
 
     async def main() -> None:
-        mapping = PortMapping(4001, routers, announced.append, told.append)
+        mapping = PortMapping(4001, routers, announced.append, told.append)  # type: ignore[arg-type]
         with trio.move_on_after(seconds):
             await mapping.keep()
 

@@ -40,7 +40,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.network, self.said, self.met = Dialled(), list[tuple[float, Notice]](), False
-        self.search = Search(self.network, [at(ONE), at(TWO, 2)], self._take, lambda: self.met)
+        self.search = Search(self.network, [at(ONE), at(TWO, 2)], self._take, lambda: self.met)  # type: ignore[arg-type]
 
     def _take(self, event: Event) -> None:
         assert isinstance(event, Notice) and event.code == NoticeCode.NOBODY_ANSWERS

@@ -17,8 +17,8 @@ from peer.doctor.corpora import CorporaHere, ask_mirrors, ask_peers, block_cache
 from peer.paths import BLOCKS
 from peer.resources.room import DiskRoom
 from peer.settings.preferences import Preferences
+from protocol.blobs.mirrors import RangeClient
 from protocol.blobs.store import BlobStore
-from protocol.corpora.ranges import AddressPolicy, RangeClient
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest
 from protocol.sync.supplies import file_section
@@ -119,7 +119,7 @@ def test_a_mirror_is_asked_for_a_block_which_is_checked(
         async with trio.open_nursery() as nursery:
             internet = Web(nursery)
             internet.add("mirror.test", "93.184.216.34", Site(files_of(CORPUS), manner))
-            client = RangeClient(AddressPolicy([ip_network(each) for each in networks]), dialer=internet)
+            client = RangeClient([ip_network(each) for each in networks], dialer=internet)
             checks.extend(await ask_mirrors(a_run(), here, ME, Preferences(), client))
             nursery.cancel_scope.cancel()
 

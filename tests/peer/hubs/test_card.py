@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from peer.control.history import HeldOut
 from peer.hubs.card import CardFacts, escaped, model_card
-from peer.page.history import HeldOut
 from peer.weights.folders import ExportedState
 from protocol.formatting import plain
 from protocol.run.manifest import RunManifest, demo_manifest

@@ -286,8 +286,8 @@ def in_repository(hub: FakeHub, **files: bytes) -> Repository:
 
 
 STRANGE = {
-    "another model": ({"config_json": b"{}"}, "is no push of a run"),
-    "other weights": ({"model_safetensors": b""}, "is no push of a run"),
+    "another model": ({"config_json": b"{}"}, "that no run pushed"),
+    "other weights": ({"model_safetensors": b""}, "that no run pushed"),
     "another run": ({"manyhands_json": b'{"run": "cd", "rounds": 1, "is_final": false}'}, "the model of another run"),
     "rounds beyond counting": (
         {"manyhands_json": b'{"run": "RUN", "rounds": 1e300, "is_final": false}'},
@@ -344,8 +344,8 @@ def test_a_run_is_pushed_to_a_repository_by_one_process(run: Run, hub: FakeHub, 
     ("name", "value", "part"),
     [
         ("HF_TOKEN", "", "HF_TOKEN is not set"),
-        ("HF_TOKEN", "hf_a\nb", "HF_TOKEN is no token"),
-        ("HF_TOKEN", "hf_ä", "HF_TOKEN is no token"),
+        ("HF_TOKEN", "hf_a\nb", "HF_TOKEN does not contain a token"),
+        ("HF_TOKEN", "hf_ä", "HF_TOKEN does not contain a token"),
         ("HF_ENDPOINT", "http://hub.example", "in the clear"),
         ("HF_ENDPOINT", "ftp://hub.example", "in the clear"),
     ],

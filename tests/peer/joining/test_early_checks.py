@@ -20,9 +20,9 @@ MISTAKES = {
     'name = "a run"\n[model]\ndim = 127\n[data]\n' + DATA: "model",
     'name = "a run"\n[modle]\n[data]\n' + DATA: "modle",
     'name = "a run"\n[data]\n' + DATA + "epoch = 2\n": "data.epoch",
-    'name = "a run"\n[data]\nheld_out_percent = 0\n' + DATA: "change held_out_percent in [data]",
-    'name = "a run"\n[data]\nread_as = "csv"\n' + DATA: "[data] read_as is one of lines, array",
-    'name = "a run"\n[data]\nleave_out = "*.png"\n' + DATA: "[data] leave_out is a list of patterns",
+    'name = "a run"\n[data]\nheld_out_percent = 0\n' + DATA: "held_out_percent is 0; it must be a whole number from 1 to 50",
+    'name = "a run"\n[data]\nread_as = "csv"\n' + DATA: "[data] read_as is 'csv'; it must be one of lines, array",
+    'name = "a run"\n[data]\nleave_out = "*.png"\n' + DATA: "[data] leave_out is '*.png'; it must be a list of patterns",
     'name = "a run"\n[data]\nformat = "chats"\n' + DATA: 'must be "text", "chat" or "preference"',
     'name = "a run"\nmodel = 5\n[tokenizer]\nfrom = "tokenizer"\n[data]\n' + DATA: "model",
     'name = "a run"\n[data]\n'
@@ -58,6 +58,20 @@ def test_mistake_in_a_run_file_is_told_before_a_corpus_is_built(
         assert main(words) not in (ExitCode.OK, ExitCode.FAILED)
         told.append(capsys.readouterr().err)
     assert told[0] == told[1] and MISTAKES[text] in told[0]
+
+
+def test_all_mistakes_of_a_data_section_are_told_with_those_of_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = 'text = 3\nkeep_repeated = "yes"\nwhere = 1\nmost_rows = -1\nheld_out_percent = true\nread_as = 4\n'
+    others = 'sequence_length = "x"\nformat = "chats"\nfoo = 1\n[model]\ndim = 127\n'
+    (folder / "run.toml").write_text(f'name = ""\n[data]\nfrom = "nowhere"\n{options}{others}')
+    assert main(["run", "show", str(folder / "run.toml"), "--data-dir", str(folder / "data")]) == ExitCode.INPUT
+    first, *told = capsys.readouterr().err.splitlines()
+    assert first.endswith("run.toml has 12 mistakes:") and len(told) == 12
+    parts = ["nowhere, which does not exist", "text", "keep_repeated", "where", "most_rows", "held_out_percent", "read_as"]
+    for part in (*parts, "sequence_length", "format", "data.foo", "dim", "name is ''"):
+        assert any(part in line for line in told), part
 
 
 def test_run_that_could_measure_no_loss_is_refused_by_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

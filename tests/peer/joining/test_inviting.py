@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -28,6 +29,7 @@ from peer.paths import run_dir
 from protocol.events.status import NodeStatus
 from protocol.run.admission import bearer_token, bound_token
 from protocol.run.invitation import Invitation
+from protocol.transport.network import Libp2pNetwork
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
@@ -75,7 +77,7 @@ class Net:
 
 def contacts(folder: Path, net: Net, **swarm: Sequence[str]) -> Contacts:
     names = {"one": ONE, "two": TWO}
-    return Contacts(folder, net, lambda: {names[name]: addresses for name, addresses in swarm.items()})
+    return Contacts(folder, cast(Libp2pNetwork, net), lambda: {names[name]: addresses for name, addresses in swarm.items()})
 
 
 def test_an_invitation_names_what_was_reached_of_this_peer_and_of_others_that_are_there(tmp_path: Path) -> None:

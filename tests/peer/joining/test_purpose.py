@@ -11,6 +11,7 @@ from peer.joining.purpose import (
     Speed,
     about_lines,
     about_sentence,
+    ends_early,
     often_read,
     purpose_lines,
     purpose_sentence,
@@ -142,6 +143,56 @@ def test_a_run_says_how_often_it_reads_its_data_and_warns_of_learning_by_heart()
     )
 
 
+BOOK = (
+    f"[data]\ncorpora = [{FILE}]\nsequence_length = 100\nsequences_per_step = 8\nepochs = 2\n"
+    'sources = [{name = "book", rows = 800}]\n'
+)
+"""In each round a member reads 80 rows of 100 tokens."""
+ROUND = "[rounds]\ninner_steps = 10\n"
+
+
+def test_a_run_that_may_read_its_data_twice_ends_with_them_and_not_with_its_total() -> None:
+    run = a_run("total_rounds = 3000\n" + BOOK + ROUND)
+    said = dict(purpose_lines(run))
+    assert said["until"].startswith(
+        "160.0 k tokens of all members together (20 rounds of one member), when its data have been read 2 times "
+        "(data.epochs), before its total of 3000 rounds, about "
+    )
+    assert "at 1.0 k tokens/s (measured)" in until(run, Speed(1000.0, "measured")) and "about 3 minutes at" in until(
+        run, Speed(1000.0, "measured")
+    )
+    assert said["epochs"] == "reads each source about 2 times" and "never down" in said["rate"]
+    assert "it ends after 160.0 k tokens, when its data have been read 2 times" in purpose_sentence(run)
+    assert ends_early(run).endswith(
+        "its learning rate never comes down; give more data or epochs, or write total_rounds = 20"
+    )
+    assert run.inner.warmup_steps == 10, "the warm-up is a twentieth of what is trained"
+
+
+def test_a_run_whose_total_comes_before_the_end_of_its_data_says_what_more_members_change() -> None:
+    run = a_run("total_rounds = 15\n" + BOOK + ROUND)
+    said = dict(purpose_lines(run))
+    assert said["until"].startswith(
+        "15 rounds (120.0 k tokens of each member), or fewer with more members, which together read 160.0 k tokens at most"
+    )
+    assert said["epochs"] == "reads each source about 1.5 times with one member, and at most 2 times with more"
+    assert not ends_early(run) and not ends_early(a_run("total_tokens = 100_000\n" + BOOK + ROUND))
+    tokens = a_run("total_tokens = 100_000\n" + BOOK + ROUND)
+    assert dict(purpose_lines(tokens))["until"].startswith(
+        "100.0 k tokens of all members together (13 rounds of one member)"
+    )
+
+
+def test_without_a_total_the_epochs_of_short_data_are_the_total() -> None:
+    run = a_run(BOOK + ROUND)
+    assert run.total_tokens == 160_000 and not ends_early(run)
+    assert "when its data have been read 2 times (data.epochs), about" in dict(purpose_lines(run))["until"]
+    once = a_run(BOOK.replace("epochs = 2", "epochs = 1") + ROUND)
+    assert once.total_tokens == 80_000 and "at most once" in dict(purpose_lines(once))["reads"]
+    long = a_run(BOOK.replace("rows = 800", "rows = 8_000_000") + ROUND)
+    assert long.total_tokens is not None and long.total_tokens < 1_600_000_000
+
+
 @pytest.mark.parametrize(("total", "epochs"), [(20, "less than 0.1 times"), (1280, "about 0.5 times"), (2560, "about once")])
 def test_a_run_says_that_it_reads_a_part_of_its_data(total: int, epochs: str) -> None:
     run = a_run(f"total_tokens = {total}\n" + CHATS)
@@ -222,3 +273,7 @@ def test_a_status_says_how_far_the_run_is() -> None:
     tokens = {"goal_unit": "tokens", "goal_total": 2_000_000, "goal_done": 500_000}
     assert goal_line(a_status(**tokens)) == "500.0 k of 2.0 M tokens (25 %)"
     assert goal_line(a_status()) == "not known yet"
+    read = {**goal, "goal_total": 3000, "data_total": 160_000, "run_tokens": 40_000}
+    assert goal_line(a_status(**read)) == (
+        "40.0 k of 160.0 k tokens (25 %), when its data have been read as often as data.epochs says"
+    )

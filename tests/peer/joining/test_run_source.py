@@ -17,10 +17,9 @@ from peer.paths import run_dir
 from peer.trainer_process.process import TrainerPlaces, TrainerSettings
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
-from protocol.run.builtin import BUILTIN
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
-from protocol.run.sections import FILE_CHUNK_BYTES
+from protocol.run.sections import BUILTIN, FILE_CHUNK_BYTES
 from protocol.sync.supplies import paths_of
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

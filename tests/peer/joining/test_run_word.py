@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,54 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_named_by_its_first_eight_digits_and_more_are_asked_for_by_their_number(data: Path) -> None:
     assert the_run("cdcdcdcd", data) == the_run("cd" * 32, data) == RUNS[2]
-    with pytest.raises(PeerError, match=f"too short for a run ID: give its first {LEAST_DIGITS} digits or more"):
+    with pytest.raises(PeerError, match=f"too short for a run ID; give at least the first {LEAST_DIGITS} digits"):
         the_run("cdcdcdc", data)
     with pytest.raises(PeerError, match="2 runs begin with abababab; give 9 digits of the run ID"):
         the_run("abababab", data)
     assert the_run("abababab0", data) == RUNS[1]
-    with pytest.raises(PeerError, match="not a run that this peer knows"):
+    with pytest.raises(PeerError, match="not a run in the data directory"):
         the_run("00000000", data)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("folder", "folder is a folder; give the path of a run file, such as folder/run.toml"),
+        ("absent", "absent: No such file or directory; give the path of a run file"),
+        ("x" * 5000, "File name too long; give the path of a run file"),
+        (GOOD, "this is an invitation, not a run file; take part with `peer join INVITATION`"),
+        ("https://example.org/run.toml", "download it yourself"),
+    ],
+)
+def test_a_run_is_created_from_a_file(data: Path, word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "folder").mkdir()
+    assert main(["run", "create", word]) == ExitCode.INPUT
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"a" * 400_000, b"hello\n", b"", b"\x00" * 9, bytes(range(256)) * 4])
+def test_a_file_of_another_kind_is_not_called_a_message(
+    data: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "b.txt").write_bytes(content)
+    assert main(["run", "show", "b.txt"]) == ExitCode.INPUT
+    assert capsys.readouterr().err.startswith("peer: b.txt is not a signed manifest; give a run file ending in .toml, ")
+
+
+@pytest.mark.parametrize("words", [["chat", "nofolder"], ["eval", "nofolder", "--corpus", "x"]])
+def test_a_model_that_is_neither_a_folder_nor_a_run_is_called_so(
+    data: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?")))
+    assert main([*words, "--data-dir", str(data)]) == ExitCode.INPUT
+    assert f"nofolder is neither a folder nor a run in {data}; `peer runs` lists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["status", "leave", "id", "runs", "doctor", "export x", "run show 00000000"])
+def test_a_data_directory_that_is_a_file_is_told(data: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "file").touch()
+    assert main([*words.split(), "--data-dir", str(data / "file")]) == ExitCode.RESOURCES
+    assert f"{data / 'file'} is a file; name a folder with --data-dir" in capsys.readouterr().err
 
 
 def test_the_number_of_digits_tells_all_of_them_apart() -> None:

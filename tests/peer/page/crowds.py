@@ -7,14 +7,16 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from peer.control.curves import AnswersOfRound, RewardedAnswer
-from peer.page.history import HeldOut, Round, RunHistory
+from peer.control.client import Stamped
+from peer.control.curves import AnswersOfRound, RewardedAnswer, RunCurves
+from peer.control.history import HeldOut, Round, RunHistory
 from protocol.chain.credit import Credit
 from protocol.chain.progress import RunProgress
+from protocol.events.events import EvalLoss
 from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.formatting import plain
 from protocol.run.invitation import make_invitation
-from protocol.run.manifest import SignedManifest, demo_manifest, sign
+from protocol.run.manifest import demo_manifest, sign
 from protocol.run.sections import AboutSection, Goal, Unit
 from protocol.wire.identity import Identity, PeerId
 
@@ -85,10 +87,15 @@ def history(folder: Path, rounds: int = ROUNDS, peers: int = PEERS, every: int =
     found.progress = RunProgress(goal, rounds, 1_900_000 * rounds)
     found.names = {peer_id(number): swarm_peer(number).name for number in range(peers)}
     found.teams = {peer_id(number): swarm_peer(number).team for number in range(peers)}
-    found.held_out = {at: held_out_at(at) for at in range(every, rounds + 1, every)}
     for at in range(every, rounds + 1, every):
-        found.samples.add(1e9 + at, at, peer_id(at % peers), sample_at(at))
+        measure(found, at, held_out_at(at))
+        found.curves.samples.add(1e9 + at, at, peer_id(at % peers), sample_at(at))
     return found
+
+
+def measure(history: RunHistory, rounds: int, held_out: HeldOut) -> None:
+    """Tell the history a held-out loss."""
+    history.apply(Stamped(1e9 + rounds, 0.0, EvalLoss(rounds, held_out.loss, peer_id(0), dict(held_out.losses))))
 
 
 def swarm_peer(number: int) -> SwarmPeer:
@@ -137,16 +144,18 @@ def status(peers: int = PEERS, **changes: object) -> PeerStatus:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def hostile(folder: Path, text: str) -> tuple[SignedManifest, RunHistory, PeerStatus]:
+def hostile(folder: Path, text: str) -> tuple[RunHistory, PeerStatus]:
     """Return a run in which everybody who may choose a text has chosen this one."""
     known = history(folder, 40, 4, 10)
     known.rounds = [replace(each, losses={text: 1.0, "guides": 2.0}) for each in known.rounds]
     known.names, known.teams = {peer_id(3): plain(text)}, {peer_id(3): text}  # as a log might have it
-    known.held_out = {40: HeldOut(2.0, {text: 2.0, "guides": 1.0})}
-    known.samples.add(1.0, 20, text, {text: text, "def ": text})
-    known.samples.add(2.0, 40, text, {text: text, "def ": text})
-    known.answers = AnswersOfRound(39, RewardedAnswer(1.0, text, text), RewardedAnswer(0.5, text, text))
+    known.curves = RunCurves()
+    measure(known, 40, HeldOut(2.0, {text: 2.0, "guides": 1.0}))
+    known.curves.samples.add(1.0, 20, text, {text: text, "def ": text})
+    known.curves.samples.add(2.0, 40, text, {text: text, "def ": text})
+    known.curves.answers = AnswersOfRound(39, RewardedAnswer(1.0, text, text), RewardedAnswer(0.5, text, text))
     about = AboutSection.model_construct(description=text, licence=text, url=text)
     manifest = SIGNED.manifest.model_copy(update={"name": text, "about": about})
     swarm = [replace(swarm_peer(number), name=text, role=text, team=text) for number in (1, 2)]
-    return replace(SIGNED, manifest=manifest), known, status(4, name=text, team=text, swarm=swarm)
+    known.signed = replace(SIGNED, manifest=manifest)
+    return known, status(4, name=text, team=text, swarm=swarm)

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from peer.control.curves import MOST_SAMPLED, AnswersOfRound, RewardedAnswer, StepBack
+from peer.control.history import RunHistory
 from peer.page import facts as page_facts
 from peer.page.document import document
 from peer.page.facts import PageFacts, gather, own_invitation
-from peer.page.writer import PageWriter, Written
+from peer.page.writer import Written, write_page
 from protocol.chain.credit import Credit
 from protocol.run.invitation import make_invitation, read_invitation
-from protocol.run.sections import RlSection
+from protocol.run.sections import BUILTIN, DataSection, RlSection, SourceSection
 from protocol.wire.identity import PeerId
 from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.peer.page.crowds import (
@@ -40,7 +41,7 @@ NOW = 1_796_000_000.0
 
 
 def told(folder: Path, rounds: int = 40, peers: int = 4, **changes: Any) -> PageFacts:
-    return gather(SIGNED, history(folder, rounds, peers, 10), status(peers, **changes), NOW)
+    return gather(history(folder, rounds, peers, 10), status(peers, **changes), NOW)
 
 
 class Reader(HTMLParser):
@@ -65,6 +66,15 @@ class Reader(HTMLParser):
 
 
 # -- the facts ------------------------------------------------------------------------------------------------------------
+
+
+def test_data_that_end_the_run_first_are_its_total(tmp_path: Path) -> None:
+    data = DataSection(corpora=[BUILTIN], sources=[SourceSection(name="book", rows=1000)], epochs=2)
+    signed = replace(SIGNED, manifest=SIGNED.manifest.model_copy(update={"data": data}))
+    past = history(tmp_path, 40, 4, 10)
+    past.signed = signed
+    run = gather(past, status(4), NOW).run
+    assert (run.unit, run.done, run.total) == ("tokens", run.tokens, 2000 * data.sequence_length)
 
 
 def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
@@ -97,7 +107,7 @@ def test_a_run_with_rollouts_shows_rewards_and_who_made_what_was_learned_from(tm
     known.rounds = [replace(each, reward=min(0.9, each.rounds / 40)) for each in known.rounds]
     credits = known.ledger.credits
     credits[peer_id(7)] = Credit(0, 0, 12, 34_500)
-    page = Reader(document(gather(SIGNED, known, status(2), NOW), "run.json"))
+    page = Reader(document(gather(known, status(2), NOW), "run.json"))
     assert "Reward of the rollouts" in page.text and "Tokens of rollouts" in page.text and "34.5 k" in page.text
     assert page.text.index("Reward of the rollouts") < page.text.index("nats a token"), "what the run learns comes first"
     assert "Tokens of rollouts" not in document(told(tmp_path / "text"), "run.json")
@@ -107,7 +117,7 @@ def test_rollouts_count_for_the_share_of_whoever_made_them(tmp_path: Path) -> No
     known = history(tmp_path, 40, 4)
     trained = sum(each.tokens for each in known.ledger.credits.values())
     known.ledger.credits[peer_id(7)] = Credit(0, 0, 12, trained)
-    first, *others = gather(SIGNED, known, status(2), NOW).contributors
+    first, *others = gather(known, status(2), NOW).contributors
     assert (first.peer, first.share) == (peer_id(7), 0.5)
     assert sum(each.share for each in others) == pytest.approx(0.5)
 
@@ -116,7 +126,8 @@ def test_the_loss_of_a_text_that_nobody_trains_on_is_left_out(tmp_path: Path) ->
     known = history(tmp_path, 40, 4, 10)
     for warm, shown in ((0, False), (3, True)):
         manifest = SIGNED.manifest.model_copy(update={"rl": RlSection(environment="add", warm_rounds=warm)})
-        facts = gather(replace(SIGNED, manifest=manifest), known, status(2), NOW)
+        known.signed = replace(SIGNED, manifest=manifest)
+        facts = gather(known, status(2), NOW)
         assert bool(facts.curves.held_out) == shown
 
 
@@ -124,7 +135,7 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     known = history(tmp_path, 40, 4)
     known.teams = {peer_id(1): "owls", peer_id(2): "owls", peer_id(3): "bats"}
     swarm = [replace(swarm_peer(3), team="owls"), replace(swarm_peer(9), team="cats")]
-    facts = gather(SIGNED, known, status(2, swarm=swarm), NOW)
+    facts = gather(known, status(2, swarm=swarm), NOW)
     owls = [each for each in facts.contributors if each.team == "owls"]
     (told,) = facts.teams
     assert {each.peer for each in owls} == {peer_id(1), peer_id(2), peer_id(3)}, "the last has changed its team"
@@ -132,21 +143,21 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     page = Reader(document(facts, "run.json"))
     assert "Teams" in page.text and "owls" in page.text and "cats" not in page.text, "cats have no credit"
     known.teams = {}
-    assert "Teams" not in document(gather(SIGNED, known, None, NOW), "run.json")
+    assert "Teams" not in document(gather(known, None, NOW), "run.json")
 
 
 def test_a_step_back_is_marked_in_the_curves_and_said_below_them(tmp_path: Path) -> None:
     found = history(tmp_path, 40, 4)
-    assert "went back" not in document(gather(SIGNED, found, status(4), NOW), "run.json")
-    found.steps_back = [StepBack(1e9 + day * 86_400, 10 * day, 19_000_000 * day, day) for day in range(1, 5)]
-    facts = gather(SIGNED, found, status(4), NOW)
+    assert "went back" not in document(gather(found, status(4), NOW), "run.json")
+    found.curves.steps_back = [StepBack(1e9 + day * 86_400, 10 * day, 19_000_000 * day, day) for day in range(1, 5)]
+    facts = gather(found, status(4), NOW)
     page = document(facts, "run.json")
     assert "went back 4 rounds, to round 40, on 2001-09-13; went back 3 rounds" in page and "and 1 time before" in page
     assert page.count('class="mark"') == 4 * 2 * len(re.findall("<figure>", page)), "by rounds and by tokens"
     last = facts.to_fields()["curves"]["steps_back"][-1]
     assert last == {"at": "2001-09-13T01:46:40+00:00", "rounds": 40, "tokens": 76_000_000, "abandoned": 4}
-    found.steps_back = [StepBack(1e18, -1, 0, 1)]
-    assert "9999-12-31" in document(gather(SIGNED, found, status(4), NOW), "run.json"), "of a damaged log"
+    found.curves.steps_back = [StepBack(1e18, -1, 0, 1)]
+    assert "9999-12-31" in document(gather(found, status(4), NOW), "run.json"), "of a damaged log"
 
 
 def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path) -> None:
@@ -161,14 +172,16 @@ def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path
     fields = json.loads(json.dumps(facts.to_fields()))["samples"][-1]
     assert fields["completions"]["def test_"].endswith("() -> None:↵    assert True")
     known = history(tmp_path, 40, 4)
-    known.samples.states.clear()
-    assert "What the model writes" not in document(gather(SIGNED, known, None, NOW), "run.json")
+    known.curves.samples.states.clear()
+    assert "What the model writes" not in document(gather(known, None, NOW), "run.json")
 
 
 def test_a_trainer_shows_the_best_and_a_typical_answer(tmp_path: Path) -> None:
     known = history(tmp_path, 40, 4)
-    known.answers = AnswersOfRound(39, RewardedAnswer(1.0, "2 + 2 = <b>", "4"), RewardedAnswer(0.25, "sort ba", "b&a"))
-    facts = gather(SIGNED, known, status(2), NOW)
+    known.curves.answers = AnswersOfRound(
+        39, RewardedAnswer(1.0, "2 + 2 = <b>", "4"), RewardedAnswer(0.25, "sort ba", "b&a")
+    )
+    facts = gather(known, status(2), NOW)
     page = document(facts, "run.json")
     assert [(each.kind, each.reward, each.text) for each in facts.answers] == [("best", 1.0, "4"), ("typical", 0.25, "b&a")]
     assert "Best, reward 1.00" in page and "2 + 2 = &lt;b&gt;" in page and "<bdi>b&amp;a</bdi>" in page
@@ -184,14 +197,14 @@ def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
 
 
 def test_without_a_running_peer_the_page_tells_what_is_on_disk(tmp_path: Path) -> None:
-    facts = gather(SIGNED, history(tmp_path, 40, 4), None, NOW)
+    facts = gather(history(tmp_path, 40, 4), None, NOW)
     page = Reader(document(facts, "run.json"))
     assert (facts.peers_here, facts.peers, facts.invitation) == (None, [], "")
     assert "Here now" not in page.text and "Ask the organiser for an invitation" in page.text and "Contributors" in page.text
 
 
 def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_path: Path) -> None:
-    facts = gather(SIGNED, history(tmp_path, 0, 0), status(2), NOW)
+    facts = gather(history(tmp_path, 0, 0), status(2), NOW)
     assert "The first round is not complete yet" in document(facts, "run.json")
 
 
@@ -265,7 +278,7 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
     known = history(tmp_path, 40, 4)
     known.rounds[5] = replace(known.rounds[5], loss=float("nan"))
     swarm = [replace(swarm_peer(1), tokens_per_s=float("inf"))]
-    facts = gather(SIGNED, known, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
+    facts = gather(known, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
     json.dumps(facts.to_fields(), allow_nan=False)
     assert not re.search(r"\b(nan|inf)\b", Reader(document(facts, "run.json")).text)
 
@@ -274,7 +287,7 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
 
 
 def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_path: Path) -> None:
-    facts = gather(SIGNED, history(tmp_path), status(), NOW)
+    facts = gather(history(tmp_path), status(), NOW)
     page, fields = document(facts, "run.json"), json.dumps(facts.to_fields(), indent=1)
     assert facts.run.rounds == ROUNDS and len(facts.peers) == len(facts.contributors) == PEERS
     assert len(facts.samples) <= MOST_SAMPLED
@@ -304,7 +317,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(data: Path, folder: Path) -> Written:
-    return PageWriter(a_run(FIVE[0]), data, folder).write(None)
+    run = a_run(FIVE[0])
+    known = RunHistory(run, data / "runs" / run.run.hex())
+    known.read()
+    return write_page(known, None, folder)
 
 
 def test_the_files_can_be_read_by_a_web_server_and_replace_the_earlier_ones(data: Path, tmp_path: Path) -> None:

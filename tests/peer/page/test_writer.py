@@ -9,12 +9,13 @@ import pytest
 import trio
 
 from peer.cli import main
+from peer.control.event_log import EventLog
+from peer.control.history import HistoryKeeper, RunHistory
 from peer.errors import ExitCode
 from peer.joining.run_source import store_manifest
 from peer.page import writer
 from peer.page.writer import keep_page
 from protocol.events.status import PeerStatus
-from protocol.wire.hashes import Hash
 from tests.peer.page.crowds import SIGNED, status
 
 GONE, WRITTEN = 3, 5
@@ -26,7 +27,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_used_later(
 ) -> None:
     monkeypatch.setattr(writer, "EVERY_S", 0.0)
     monkeypatch.setattr(writer, "START_S", 0.0)
-    store_manifest(SIGNED, tmp_path)
+    keeper = HistoryKeeper(lambda: RunHistory(SIGNED, tmp_path), EventLog(), lambda: None, status)
     folder, notices, looks = tmp_path / "www", list[tuple[str, str]](), 0
     folder.write_text("a file where the folder is to be")
     enough = trio.Event()
@@ -42,7 +43,10 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_used_later(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_page, folder, tmp_path, SIGNED.run, look, lambda *notice: notices.append(notice))
+            nursery.start_soon(keeper.run)
+            while keeper.contribution is None:
+                await trio.sleep(0.01)
+            nursery.start_soon(keep_page, folder, keeper, look, lambda *notice: notices.append(notice))
             await enough.wait()
             nursery.cancel_scope.cancel()
 
@@ -82,15 +86,17 @@ def test_the_command_goes_on_after_a_page_that_could_not_be_written(
 def test_before_the_manifest_is_here_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "EVERY_S", 0.0)
     monkeypatch.setattr(writer, "START_S", 0.0)
-    asked = list[Hash]()
+    asked = list[None]()
+    keeper = HistoryKeeper(lambda: None, EventLog(), lambda: None, status)
 
-    def unknown(run: Hash, data: Path) -> None:
-        asked.append(run)
+    def look() -> PeerStatus:
+        asked.append(None)
+        return status()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            monkeypatch.setattr(writer, "stored_manifest", unknown)
-            nursery.start_soon(keep_page, tmp_path / "www", tmp_path, SIGNED.run, status, lambda *notice: None)
+            nursery.start_soon(keeper.run)
+            nursery.start_soon(keep_page, tmp_path / "www", keeper, look, lambda *notice: None)
             while len(asked) < 3:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()

@@ -144,7 +144,7 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
 
     async def main() -> None:
         with trio.move_on_after(7 * LOOK_S):
-            await RestKeeper(RestJudge(EVERYTHING), ask, node).run()
+            await RestKeeper(RestJudge(EVERYTHING), ask, node).run()  # type: ignore[arg-type]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert node.told == [
@@ -163,7 +163,7 @@ def test_a_setting_that_changes_is_judged_by_at_once() -> None:
         return replace(CALM, plugged=False, temperature=81.0)
 
     async def main() -> None:
-        keeper, told = RestKeeper(RestJudge(RestLimits()), ask, node), list[int]()
+        keeper, told = RestKeeper(RestJudge(RestLimits()), ask, node), list[int]()  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
             await trio.sleep(LOOK_S / 2)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.rests.presence import Presence, run_program
-from peer.rests.reasons import PEOPLE_S, Sensors
+from peer.rests.sensors import PEOPLE_S, Presence, Sensors, run_program
 
 NOW = 1_000_000.0
 LISTED = "  2 1000 anna seat0 tty2\n c1  120 gdm  seat0 tty1\n"

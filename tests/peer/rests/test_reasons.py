@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.control.requests import Controls
+from peer.daemon.requests import Controls
 from peer.rests.keeper import Rest
 from peer.rests.reasons import (
     FILE,
@@ -25,20 +25,29 @@ from peer.rests.reasons import (
     KEEP_S,
     LOOK_S,
     MAX_PAUSE_S,
-    Gpus,
     MonthlyQuota,
     MonthTraffic,
-    Sensors,
     TimedPause,
-    is_trainer,
     keep_pause,
     kept_pause,
     next_month,
-    plugged,
 )
+from peer.rests.sensors import Gpus, Sensors, is_trainer, plugged
 from protocol.events.status import WhyIdle
 from tests.peer.rests.test_keeper import NOON
 from tests.protocol.example_status import status
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write at once: virtual time does not wait for a thread."""
+
+    async def at_once(work: Callable[..., Any], *words: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return work(*words)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # What NVML tells, with cards that are lost, or tell nothing.

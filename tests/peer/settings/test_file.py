@@ -9,6 +9,7 @@ import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
+from peer.formatting import columns
 from peer.settings.file import (
     CHANGED,
     FILE_NAME,
@@ -150,7 +151,7 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
         ("max_up = [1]", "max_up is neither text nor a number"),
         ("max_up = ", "is not TOML"),
         ("threads = " + "9" * 5000, "is not TOML"),
-        ("max_up = 3\nmax-up = 4", "max_up is there twice"),
+        ("max_up = 3\nmax-up = 4", "max_up appears twice"),
         ("#" * (1 << 20) + "\nthreads = 3", "is larger than"),
         ("port = 70000", "port: 70000 is not a port"),
     ],
@@ -174,6 +175,29 @@ def test_the_file_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(PeerError, match="is not TOML"):
         read_config(tmp_path / "binary")
+
+
+def test_a_change_for_another_data_directory_says_that_all_share_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PEER_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PEER_DATA_DIR", str(tmp_path / "usual"))
+    shared = "All data directories of this user share peer.toml; set PEER_CONFIG"
+    assert main(["config", "max_up", "20Mbit", "--data-dir", str(tmp_path / "other")]) == ExitCode.OK
+    assert shared in capsys.readouterr().out
+    for words in (["max_up", "30Mbit"], ["max_up", "--data-dir", str(tmp_path / "other")]):
+        assert main(["config", *words]) == ExitCode.OK
+        assert shared not in capsys.readouterr().out
+
+
+def test_the_table_of_settings_is_aligned_with_wide_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PEER_CONFIG", str(tmp_path / "peer.toml"))
+    assert main(["config", "name", "日本語の名前"]) == ExitCode.OK
+    head, row = capsys.readouterr().out.splitlines()[1:]
+    assert columns(row[: row.index("from the")]) == head.index("DEFAULT")
 
 
 def test_the_command_writes_one_key_and_keeps_the_rest(

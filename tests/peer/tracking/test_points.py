@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from peer.control.curves import StepBack
-from peer.page.history import HeldOut, Round
-from peer.tracking.points import LATE_ROUNDS, points_due
+from peer.control.history import HeldOut, Round, RunHistory
+from peer.tracking.points import LATE_ROUNDS, Point
+from peer.tracking.points import points_due as due_of
 
 
 @dataclass
@@ -17,6 +19,10 @@ class Measured:
     rounds: list[Round]
     held_out: dict[int, HeldOut] = field(default_factory=dict)
     steps_back: list[StepBack] = field(default_factory=list)
+
+
+def points_due(run: Measured, after: int, *, is_end: bool) -> list[Point]:
+    return due_of(cast(RunHistory, run), after, is_end=is_end)
 
 
 def made(number: int, losses: Mapping[str, float] = {}, loss: float = 2.0, reward: float | None = None) -> Round:

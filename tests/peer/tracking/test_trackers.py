@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from peer.control.curves import StepBack
+from peer.control.history import HeldOut, Round
 from peer.errors import PeerError
-from peer.page.history import HeldOut, Round
 from peer.tracking.points import Point, points_due
 from peer.tracking.trackers import open_tracker
 from tests.hostile_texts import EACH_HOSTILE, HARMFUL, HOSTILE
@@ -123,7 +123,9 @@ class Chosen:
 
 def hostile_point() -> Point:
     losses = dict.fromkeys(HOSTILE.values(), 2.0)
-    (point,) = points_due(Chosen([Round(1, 1000, 3, 2.0, losses, None)], {1: HeldOut(2.0, losses)}), 0, is_end=True)
+    (point,) = points_due(
+        cast(Any, Chosen([Round(1, 1000, 3, 2.0, losses, None)], {1: HeldOut(2.0, losses)})), 0, is_end=True
+    )
     assert len(point.values) > 2 * len(HOSTILE) - 10, "only names without a letter are the same"
     return point
 

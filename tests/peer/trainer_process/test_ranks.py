@@ -16,7 +16,6 @@ from peer.trainer_process.process import TrainerRanks
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from tests.peer.trainer_process.test_process import SHORT, Bench, nothing, nothing_heard, with_trainer
 from trainer.optim import TEXT
-from trainer.parameters import RESIDUAL
 
 pytestmark = pytest.mark.slow
 
@@ -175,7 +174,7 @@ def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(tm
             await bench.trainer.until_ready()
         await measured(bench)
         await bench.trainer.evaluate(bench.theta.view, nothing)  # after the moments are written
-        assert {path.name for path in folder.iterdir()} == {TEXT, RESIDUAL}, "nothing half-written is left"
+        assert {path.name for path in folder.iterdir()} == {TEXT}, "nothing half-written is left"
 
     with_trainer(tmp_path, scenario, ranks=TWO, moments=folder)
 

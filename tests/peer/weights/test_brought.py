@@ -63,7 +63,7 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     (link,) = (run_dir(tmp_path / "data", signed.run) / "corpora").iterdir()
     assert files.path(manifest.data.corpora[0].name).read_bytes() == (link / "corpus.msgpack").read_bytes()
     ((what, about),) = told
-    assert what == "chats" and about.startswith("32 chats in ") and ", 8 held out; read: 1 file" in about
+    assert what == "chats" and about.startswith("37 chats in ") and ", 3 held out; read: 1 file" in about
 
 
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
@@ -103,14 +103,19 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
         create_run(path, tmp_path / "data")
 
 
+def test_one_of_few_chats_is_held_out(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    create_run(a_place(tmp_path, chats=FEW), tmp_path / "data", lambda *remark: told.append(remark))
+    assert told[0][1].startswith("2 chats in ") and ", 1 held out" in told[0][1]
+
+
 @pytest.mark.parametrize(
     ("run", "chats", "part"),
     [
         (RUN, CHAT + "{}\n", "talk.jsonl, row 2: a chat is a record with a list"),
-        (RUN, CHAT, "the source talk has no document to learn from; all its documents are held out"),
-        (RUN.replace("= 10", "= 1"), FEW, "nothing that is held out fills a row of data.sequence_length (32)"),
+        (RUN, CHAT, "nothing that is held out fills a row of data.sequence_length (32)"),
         (RUN, "", "the source talk has no document to learn from"),
-        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl does not exist"),
+        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl, which does not exist"),
         (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file or folder, in quotes"),
         (RUN.replace('from = "talk.jsonl"', "").replace("held_out_percent = 10", ""), CHAT, "no chats are named; add from"),
         (RUN.replace('format = "chat"', ""), CHAT, "talk.jsonl, row 1: it has no field text, but prompt, completion"),
@@ -143,7 +148,7 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
 
 def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    assert "chats       32 chats in" in capsys.readouterr().out
+    assert "chats       37 chats in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("environment", ["add", "jsonl"])

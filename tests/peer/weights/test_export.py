@@ -105,7 +105,7 @@ def test_what_stands_in_the_way_is_a_sentence(tmp_path: Path, capsys: pytest.Cap
         (str(tmp_path / "full"),): "exists already",
         (str(tmp_path / "full" / "mine"),): "exists already",
         (str(tmp_path / "absent" / "model"),): "there is no folder",
-        ("00000000", str(tmp_path / "model")): "no such run",
+        ("00000000", str(tmp_path / "model")): "is not a run in",
     }
     for words, part in cases.items():
         assert export(tmp_path / "data", *words) == ExitCode.INPUT

@@ -110,10 +110,10 @@ def test_what_goes_wrong_is_a_sentence(
     model = str(model_of(tmp_path / "model"))
     cases = {
         ("--harness", "broken"): (ExitCode.FAILED, "the harness failed: ValueError: Tasks not found: [31mbroken"),
-        ("--harness", "a task"): (ExitCode.INPUT, "is no task of the harness"),
-        ("--harness", "--help"): (ExitCode.INPUT, "is no task of the harness"),
-        ("--harness", "a,,b"): (ExitCode.INPUT, "is no task of the harness"),
-        ("--harness", "not-here.yaml"): (ExitCode.INPUT, "is no task of the harness"),
+        ("--harness", "a task"): (ExitCode.INPUT, "is not a task of the harness"),
+        ("--harness", "--help"): (ExitCode.INPUT, "is not a task of the harness"),
+        ("--harness", "a,,b"): (ExitCode.INPUT, "is not a task of the harness"),
+        ("--harness", "not-here.yaml"): (ExitCode.INPUT, "is not a task of the harness"),
         ("--corpus", "x", "--limit", "3"): (ExitCode.USAGE, "--limit is for --harness"),
     }
     for (option, value, *more), (code, part) in cases.items():

@@ -233,7 +233,7 @@ def test_what_cannot_be_measured_is_refused_with_a_sentence(tmp_path: Path) -> N
         assert caught.value.exit_code == ExitCode.INPUT
         return str(caught.value)
 
-    assert "is no corpus: cannot read corpus.msgpack" in refused(model, tmp_path)
+    assert "is not a corpus: cannot read corpus.msgpack" in refused(model, tmp_path)
     assert "give a folder that transformers has saved" in refused(tmp_path / "nothing", folder)
     assert "more than the model (300)" in refused(model, _small(tmp_path / "other"))
     nowhere = HeldOutOptions(length=LENGTH, device="abacus")

@@ -189,7 +189,7 @@ def test_no_command_takes_memory_for_tensors_that_are_not_there(
     corpus(tmp_path)
     assert every_command(COMMANDS[command], tmp_path, monkeypatch) == ExitCode.INPUT
     said = capsys.readouterr().err
-    assert ("copy" in said or "take a model" in said) and said.count("\n") == 1 and len(said) < 2000
+    assert ("copy" in said or "use a model" in said) and said.count("\n") == 1 and len(said) < 2000
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,9 @@ def test_weights_that_change_while_they_are_read_begin_nothing(tmp_path: Path) -
     ("text", "part"),
     [
         ("dim = 64\nlayers = 3", "[model] from says the whole model; remove dim, layers"),
-        ('[data]\ncorpus = "examples"', 'data.corpus is no field of a run any more; write from = "examples" in [data]'),
-        ("[data]\npacked = false", "data.packed is no field of a run any more; remove it"),
-        ("[data]\nheld_out_percent = 9", "data.held_out_percent is no field of a run any more; remove it"),
+        ('[data]\ncorpus = "examples"', 'data.corpus is not a field of a run any more; write from = "examples" in [data]'),
+        ("[data]\npacked = false", "data.packed is not a field of a run any more; remove it"),
+        ("[data]\nheld_out_percent = 9", "data.held_out_percent is not a field of a run any more; remove it"),
     ],
 )
 def test_what_a_run_file_says_beside_it_is_still_checked(
@@ -157,7 +157,7 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
     described = json.loads(config.read_text()) | {"max_position_embeddings": 300_000_000_000}
     config.write_text(json.dumps(described))
     assert main(["run", "show", str(a_run_file(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
-    assert "config.json: context: Input should be less than or equal to 16777216; use another" in capsys.readouterr().err
+    assert "config.json: context is 300000000000; it must be at most 16777216; use another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

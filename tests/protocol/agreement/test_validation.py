@@ -41,7 +41,7 @@ ILL_SORTED = "members that are not sorted, too few or too many"
         ({"fragment": 1}, "its plan is for fragment 1, not 0"),
         ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, f"its plan has {ILL_SORTED}"),
         ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, f"its plan has {ILL_SORTED}"),
-        ({"members": members(PEERS[0])}, "a chunk of its plan has an owner that is no member"),
+        ({"members": members(PEERS[0])}, "a chunk of its plan has an owner that is not a member"),
         ({"members": members(PEERS[0]), "owners": bytes(3)}, f"its plan has {ILL_SORTED}"),
         ({"members": members(*PEERS)}, f"its plan has {ILL_SORTED}"),
         ({"members": members(*PEERS[:3], tokens=MOST)}, None),
@@ -51,7 +51,7 @@ ILL_SORTED = "members that are not sorted, too few or too many"
         ),
         ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
         ({"owners": b"\0\1\2\0"}, "its plan has 4 chunks, not 3"),
-        ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is no member"),
+        ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is not a member"),
     ],
 )
 def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
@@ -106,8 +106,8 @@ def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
         ({"owners": b"\0\1"}, "its provenance is not of this many chunks"),
         ({"signers": b"\0\1\2\0"}, "its provenance is not of this many chunks"),
         ({"signatures": [bytes(64)] * 2}, "its provenance is not of this many chunks"),
-        ({"owners": b"\0\1\3"}, "its provenance names an owner or a signer that is no member"),
-        ({"signers": b"\3\1\2"}, "its provenance names an owner or a signer that is no member"),
+        ({"owners": b"\0\1\3"}, "its provenance names an owner or a signer that is not a member"),
+        ({"signers": b"\3\1\2"}, "its provenance names an owner or a signer that is not a member"),
     ],
 )
 def test_provenances_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from protocol.audit.accusations import (
+from protocol.audit.ejection import (
     MAX_PENDING,
     STRANGER_BYTES,
     STRANGER_PLACES,

@@ -10,8 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.accusations import SET_BACK_S, AccusationOutcome, deadline_s
-from protocol.audit.ejection import AGAIN_S, MAX_EJECTED, SPACING_S, Ejections
+from protocol.audit.ejection import AGAIN_S, MAX_EJECTED, SET_BACK_S, SPACING_S, AccusationOutcome, Ejections, deadline_s
 from protocol.audit.evidence import (
     ProvenLie,
     TwoStatements,

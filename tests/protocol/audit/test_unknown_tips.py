@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.audit.accusations import AccusationOutcome
+from protocol.audit.ejection import MAX_POSTPONED, AccusationOutcome
 from protocol.audit.evidence import (
     ContraryMotion,
     OneStatement,
@@ -17,6 +17,7 @@ from protocol.audit.evidence import (
 from protocol.chain.base import Base
 from protocol.events.events import Dropped, Notice
 from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.identity import Identity
 from protocol.wire.messages import Step, pack
 from tests.protocol import council
 from tests.protocol.audit.test_ejection import ACCUSER, LIAR, OTHER, Table, accusation, on_table, ready
@@ -48,6 +49,26 @@ def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(tmp_path: Path,
         learn_tip(table, monkeypatch)
         await table.ejections.look_again()
         assert table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
+
+    on_table(tmp_path, check)
+
+
+def test_postponed_evidence_is_bounded_and_peers_of_the_chain_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(table: Table) -> None:
+        keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(2 * MAX_POSTPONED)]
+        unfounded = [
+            encode_evidence(OneStatement(statement=pack(key, table.run, council.a_motion(0, rolls=[b"none"])).raw))
+            for key in keys
+        ]
+        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
+        for raw, key in [(UNFOUNDED_RAW, BOB), *zip(unfounded, keys, strict=True)]:
+            table.held = raw
+            assert await table.look_into(accusation(raw, key.peer_id)) is None
+        kept = table.ejections.hear(ACCUSER, accusation(UNFOUNDED_RAW))
+        assert kept is AccusationOutcome.UNWANTED, "strangers displace no evidence against a member"
+        assert table.ejections.hear(ACCUSER, accusation(unfounded[0], keys[0].peer_id)) is AccusationOutcome.NEW, "forgotten"
 
     on_table(tmp_path, check)
 

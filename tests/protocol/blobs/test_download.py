@@ -125,7 +125,7 @@ def test_who_is_gone_owes_nothing_and_nothing_of_it_is_remembered() -> None:
         download.tick(100.0)
         download.gone(peer, 100.0)
     assert download.owed_bytes == 0 and not download.has_hope()
-    assert not download._debts and not download._late
+    assert not download.sources
 
 
 def test_no_more_is_owed_than_memory_for_it() -> None:
@@ -167,7 +167,7 @@ class Crowd:
         self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
         self.here = random.getrandbits(count) if random.random() < 0.3 else 0
         self.download = Download(self.blob, self.here, random.randbytes(4))
-        self.owed: dict[tuple[PeerId, int], float] = {}
+        self.owed: dict[tuple[str, int], float] = {}
         """Asked for and not settled, since when."""
         self.now = 0.0
 
@@ -200,8 +200,8 @@ class Crowd:
         lies = self.kind[peer] in ("silent", "refusing", "wrong")
         return peer, self.blob.all if lies else self.has[peer]
 
-    def happens(self, peer: PeerId, chunk: int) -> None:
-        kind = self.kind[peer]
+    def happens(self, peer: str, chunk: int) -> None:
+        kind = self.kind[PeerId(peer)]
         if kind == "silent":
             return
         del self.owed[peer, chunk]

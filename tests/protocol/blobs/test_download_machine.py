@@ -41,7 +41,7 @@ class DownloadMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.owed: dict[tuple[PeerId, int], float] = {}
+        self.owed: dict[tuple[str, int], float] = {}
         self.came = Counter[int]()
 
     @initialize(here=chunk_sets, seed=st.binary(min_size=4, max_size=4))
@@ -59,7 +59,7 @@ class DownloadMachine(RuleBasedStateMachine):
                 self.owed[peer, chunk] = self.now
                 assert self.download.expects(peer, chunk)
 
-    def taken(self, pick: int) -> tuple[PeerId, int]:
+    def taken(self, pick: int) -> tuple[str, int]:
         """Something that was asked for, and is settled now."""
         peer, chunk = sorted(self.owed)[pick % len(self.owed)]
         del self.owed[peer, chunk]
@@ -99,7 +99,7 @@ class DownloadMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owed)
     @rule(pick=picks, refuse=st.sampled_from([Download.turned_down, Download.busy, Download.unanswered]))
-    def a_source_refuses(self, pick: int, refuse: Callable[[Download, PeerId, Collection[int], float], Wants]) -> None:
+    def a_source_refuses(self, pick: int, refuse: Callable[[Download, str, Collection[int], float], Wants]) -> None:
         peer, chunk = self.taken(pick)
         self.take(refuse(self.download, peer, (chunk,), self.now))
 
@@ -113,11 +113,11 @@ class DownloadMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         assert 0 <= self.download.owed_bytes <= min(MOST_OWED_BYTES, len(self.owed) * BYTES)
-        assert self.download.sources <= MOST_SOURCES
+        assert len(self.download.sources) <= MOST_SOURCES
 
     @invariant()
     def no_chunk_is_asked_of_many(self) -> None:
-        asked = {chunk: self.download._picker.asked_for(chunk) for chunk in range(CHUNKS)}
+        asked = {chunk: self.download.asked_for(chunk) for chunk in range(CHUNKS)}
         assert all(len(set(peers)) == len(peers) <= COPIES for peers in asked.values())
         awaited = [(peer, chunk) for chunk, peers in asked.items() for peer in peers]
         assert all(self.now - self.owed[each] <= MOST_DEADLINE_S for each in awaited), "it is overdue in time"

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from random import Random
-
-from protocol.blobs.download import (
-    MOST_OWED_BYTES,
-    MOST_UNPROVEN_BYTES,
-    Download,
-    Picker,
-    Sources,
-)
+from protocol.blobs.download import MOST_OWED_BYTES, MOST_SOURCES, MOST_UNPROVEN_BYTES, Download
 from protocol.blobs.reliability import MAX_REMEMBERED, PROVEN, Reliability
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS, even
 
-ANN, BOB, CYN, DAN = PEERS[:4]
+ANN, BOB, CYN = PEERS[:3]
 MIB = 1 << 20
 
 
@@ -61,17 +53,6 @@ def test_keys_without_merit_displace_no_peer_that_has_some_and_memory_is_bounded
     assert known.rank(BOB) == 1, "newcomers are remembered, though all places are taken by peers with merit"
 
 
-def test_what_only_less_reliable_sources_owe_is_asked_for_at_once() -> None:
-    picker, rank = Picker(1, 0, Random(1)), {ANN: 0, BOB: 0, CYN: 3, DAN: 3}.__getitem__
-    for peer in (ANN, BOB, CYN, DAN):
-        picker.set_held(peer, 1)
-    assert picker.pick(ANN) == 0
-    assert picker.pick_again(BOB, lambda peer, chunk: 1.0, 1.0, rank) is None, "Ann is as reliable, and not slower"
-    assert picker.pick_again(BOB, lambda peer, chunk: 2.0, 1.0, rank) == 0
-    assert picker.pick_again(CYN, lambda peer, chunk: 0.0, 1.0, rank) == 0, "two copies of strangers count for nothing"
-    assert picker.pick_again(DAN, lambda peer, chunk: 0.0, 1.0, rank) is None
-
-
 def test_withholders_of_one_download_are_asked_last_in_the_next_and_no_chunk_waits_for_them() -> None:
     known = Reliability()
 
@@ -112,17 +93,10 @@ def test_a_chunk_that_comes_late_counts_as_brought_and_one_with_wrong_bytes_as_w
 
 
 def test_sources_without_merit_owe_half_together_whatever_their_number() -> None:
-    known = Reliability(lambda peer: peer == ANN)
-    sources = Sources(Random(1), known)
-    strangers = [PeerId(f"key {number}") for number in range(100)]
-    for peer in (ANN, *strangers):
-        sources.add(peer)
-    for peer in strangers:
-        if sources.may_owe_more(peer):
-            sources.asked(peer, MIB, 0.0)
-    owed = sum(not sources.may_owe_more(peer) for peer in strangers)
-    assert owed == len(strangers) and sources.may_owe_more(ANN)
-    assert MOST_UNPROVEN_BYTES <= MOST_OWED_BYTES // 2
-    for peer in strangers[: MOST_UNPROVEN_BYTES // MIB]:
-        sources.settled(peer, MIB)
-    assert sources.may_owe_more(strangers[-1])
+    download = Download(even(200, MIB), 0, b"seed", reliability=Reliability(lambda peer: peer == ANN))
+    for number in range(MOST_SOURCES - 1):
+        download.has(PeerId(f"key {number}"), download.blob.all, 0.0)
+    assert download.owed_bytes == MOST_UNPROVEN_BYTES <= MOST_OWED_BYTES // 2
+    assert download.has(ANN, download.blob.all, 0.0)[ANN]
+    (paid, *_) = download.asked_for(next(chunk for chunk in range(200) if download.asked_for(chunk)))
+    assert download.turned_down(paid, [*download.sources[paid].debts], 0.0), "others may owe what it owes no longer"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from protocol.chain.base import Base
 from protocol.chain.electorate import Electorate
-from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens
+from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
 from protocol.run.manifest import Admission
-from protocol.run.sections import Goal, Unit
+from protocol.run.sections import BUILTIN, DataSection, Goal, SourceSection, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Extension, mask_of, pack
@@ -222,6 +222,24 @@ def test_a_base_takes_only_the_organisers_newest_word(forgery: str) -> None:
         later.check_amendment(RUN, manifest, right)
 
 
+def test_data_end_a_run_if_they_are_read_before_its_total_at_the_speed_so_far() -> None:
+    source = SourceSection(name="book", rows=100)
+    section = DataSection(
+        corpora=[BUILTIN], sources=[source], epochs=2, sequence_length=10, sequences_per_step=10
+    )  # 2000 tokens in all, 100 in a step
+    rounds = SETTINGS.manifest.rounds.model_copy(update={"inner_steps": 1})
+
+    def total(progress: RunProgress, data: DataSection = section) -> int:
+        fields = {"data": data, "rounds": rounds, "fragments": 1, "total_rounds": 10, "total_tokens": None}
+        return data_total(SETTINGS.manifest.model_copy(update=fields), progress)
+
+    assert total(ROUNDS) == 0 and total(ROUNDS, section.model_copy(update={"epochs": 0})) == 0
+    assert total(replace(ROUNDS, rounds=2, tokens=500)) == 2000, "several members read more in a round"
+    assert total(replace(ROUNDS, rounds=2, tokens=200)) == 0
+    assert total(replace(ROUNDS, goal=Goal(Unit.ROUNDS, 21, 0.2))) == 2000, "an extension moves the total"
+    assert total(TOKENS) == 0 and total(replace(TOKENS, goal=Goal(Unit.TOKENS, 2000, 0.2))) == 2000
+
+
 def test_the_speed_is_that_of_the_last_two_records_made_here() -> None:
     pace = RunPace()
     pace.note(a_commit(100), 0.0)
@@ -229,6 +247,7 @@ def test_the_speed_is_that_of_the_last_two_records_made_here() -> None:
     pace.note(a_commit(200), 4.0)
     assert pace.tokens_per_s == 50 and pace.left_s(after(TOKENS, a_commit(200))) == 16.0
     assert pace.left_s(after(ROUNDS, *[a_commit(1)] * 4)) == 24.0
+    assert pace.left_s(after(ROUNDS, a_commit(200)), 500) == 6.0, "data that end the run count in tokens"
     pace.pause()
     pace.note(a_commit(200), 900.0)
     assert pace.tokens_per_s == 50

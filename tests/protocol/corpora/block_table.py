@@ -15,13 +15,12 @@ import trio
 import trio.testing
 
 from protocol.blobs.blob import read_chunk_header
+from protocol.blobs.mirrors import Mirrors, RangeClient
 from protocol.blobs.swarm import Swarm
 from protocol.corpora.cache import BlockCache, BlockStore
 from protocol.corpora.fetcher import BlockFetcher, FetchPolicy
 from protocol.corpora.manifest import Block
-from protocol.corpora.mirrors import Mirrors
-from protocol.corpora.ranges import AddressPolicy, RangeClient
-from protocol.corpora.shards import CorpusShelf
+from protocol.corpora.shards import SHARDS, CorpusShelf
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.transport.interface import Acceptance, Landing, Session
@@ -69,8 +68,8 @@ class Reader:
         self.network = MemoryNetwork(table.wire, self.id, self)
         session = Session(self.identity, RUN, self.network, self.events.append)
         self.swarm = Swarm(session, table, self.store, inline)
-        client = RangeClient(AddressPolicy([ip_network("127.0.0.1/32")]), dialer=table.web)
-        mirrors = Mirrors(table.urls, client, self.id, self.events.append)
+        client = RangeClient([ip_network("127.0.0.1/32")], dialer=table.web)
+        mirrors = Mirrors([f"{url}/{SHARDS}" for url in table.urls], client, self.id, self.events.append)
         self.mirrors = mirrors
         self.fetcher = BlockFetcher(session, self.swarm, self.store, mirrors, inline, policy)
         self._scope = trio.CancelScope()

@@ -8,11 +8,12 @@ from itertools import pairwise
 import pytest
 import trio
 
-from protocol.corpora.mirrors import ABSENT_S, MOST_REST_S, TOLD_FAILURES, Mirrors
-from protocol.corpora.ranges import RangeClient
+from protocol.blobs.blob import Blob
+from protocol.blobs.mirrors import ABSENT_S, MOST_REST_S, TOLD_FAILURES, Mirrors, RangeClient
 from protocol.corpora.shards import Shard
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice
+from protocol.wire.hashes import Hash
 from tests.protocol.blobs.peers import PEERS
 from tests.protocol.corpora import web
 from tests.protocol.corpora.corpora import Corpus, a_corpus
@@ -20,7 +21,7 @@ from tests.protocol.corpora.web import Manner, Site, Web, files_of, on_the_web
 
 CORPUS = a_corpus()
 (FIRST, *_) = CORPUS.shards.values()
-URLS = [f"http://mirror{number}.test/corpus" for number in range(3)]
+URLS = [f"http://mirror{number}.test/corpus/shards" for number in range(3)]
 
 
 class Reader:
@@ -37,17 +38,29 @@ class Reader:
         self.asked: list[str] = []
 
     async def blocks(self, numbers: range = range(1, 5), shard: Shard = FIRST) -> bool:
+        """Read blocks; another mirror goes on where one fails."""
+
         async def keep(number: int, data: bytes) -> None:
             assert number not in self.got and data == self.corpus.bytes_of(shard.block(number))
             self.got[number] = data
 
-        return await self.mirrors.read_blocks(shard, self.corpus.leaves[shard.root], numbers, keep, self.asked.append)
+        blob = Blob.cut(shard.root, self.corpus.leaves[shard.root], shard.spans)
+        while left := [number for number in numbers if number not in self.got]:
+            ready = self.mirrors.ready(shard.root)
+            if not ready:
+                return False
+            self.asked.append(ready[0])
+            await self.mirrors.read_chunks(ready[0], blob, range(left[0], left[-1] + 1), keep)
+        return True
+
+    async def leaves(self, shard: Shard = FIRST) -> list[Hash] | None:
+        return await self.mirrors.read_leaves(shard.root, len(shard))
 
     async def first(self) -> int:
         """The number of the mirror that is asked first for these blocks."""
         await self.blocks()
         self.got.clear()
-        return int(self.asked.pop(0)[6])
+        return URLS.index(self.asked.pop(0))
 
     def warnings(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Notice) and event.level == "warning"]
@@ -57,7 +70,7 @@ def test_consecutive_blocks_come_in_one_request_and_leaves_in_another() -> None:
     async def check(web: Web) -> None:
         reader = Reader(web)
         assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        assert await reader.mirrors.read_leaves(FIRST) == CORPUS.leaves[FIRST.root]
+        assert await reader.leaves() == CORPUS.leaves[FIRST.root]
         assert sum(len(site.requests) for site in reader.sites) == 2 and not reader.events
 
     on_the_web(check)
@@ -84,7 +97,7 @@ def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
         bad = reader.sites[await reader.first()]
         bad.manner = manner
         assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        assert not reader.mirrors.set_aside() and not reader.warnings()
+        assert not reader.warnings()
         requests, reader.got = len(bad.requests), {}
         assert await reader.blocks() and len(bad.requests) == requests, "it rests"
 
@@ -94,7 +107,7 @@ def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
 @pytest.mark.parametrize(
     ("manner", "words"),
     [
-        (web.liar, "sends wrong bytes for block 4 of source0"),
+        (web.liar, f"sends wrong bytes of {FIRST.root.hex()}.shard"),
         (web.whole, "sends whole files instead of ranges"),
         (web.redirecting("http://10.0.0.7/"), "not public"),
     ],
@@ -106,10 +119,10 @@ def test_who_lies_or_breaks_a_rule_is_set_aside_with_a_sentence(manner: Manner, 
         number = await reader.first()
         reader.sites[number].manner = manner
         assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        assert reader.mirrors.set_aside() == [URLS[number]]
         (warning,) = reader.warnings()
         assert warning.startswith(f"the mirror mirror{number}.test ") and words in warning
         await trio.sleep(10 * MOST_REST_S)
+        assert {*reader.mirrors.ready(FIRST.root)} == {*URLS} - {URLS[number]}
         requests, reader.got = len(reader.sites[number].requests), {}
         assert await reader.blocks() and len(reader.sites[number].requests) == requests
 
@@ -121,8 +134,9 @@ def test_leaves_of_another_root_set_a_mirror_aside() -> None:
         reader = Reader(web_)
         for site in reader.sites:
             site.manner = web.liar
-        assert await reader.mirrors.read_leaves(FIRST) is None
-        assert len(reader.mirrors.set_aside()) == 3 and not reader.mirrors.are_ready(FIRST.root, 1e12)
+        assert await reader.leaves() is None
+        await trio.sleep(10 * MOST_REST_S)
+        assert not reader.mirrors.ready(FIRST.root)
 
     on_the_web(check)
 
@@ -134,7 +148,7 @@ def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_
         site.manner = web.babbling
         asked_at = list[float]()
         while trio.current_time() < 1500:
-            if reader.mirrors.are_ready(FIRST.root, trio.current_time()):
+            if reader.mirrors.ready(FIRST.root):
                 asked_at.append(trio.current_time())
                 assert not await reader.blocks()
             await trio.sleep(0.5)
@@ -148,7 +162,7 @@ def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_
         reader.got.clear()
         assert not await reader.blocks()
         await trio.sleep(3)
-        assert reader.mirrors.are_ready(FIRST.root, trio.current_time()), "a success ends the backoff"
+        assert reader.mirrors.ready(FIRST.root), "a success ends the backoff"
 
     on_the_web(check)
 
@@ -160,14 +174,14 @@ def test_a_mirror_of_another_corpus_is_asked_for_what_it_has() -> None:
     async def check(web: Web) -> None:
         reader = Reader(web, count=1)
         (site,) = reader.sites
-        assert await reader.mirrors.read_leaves(shard) is None
-        assert not reader.mirrors.are_ready(shard.root, trio.current_time())
-        assert reader.mirrors.are_ready(FIRST.root, trio.current_time()) and await reader.blocks()
+        assert await reader.leaves(shard) is None
+        assert not reader.mirrors.ready(shard.root)
+        assert reader.mirrors.ready(FIRST.root) and await reader.blocks()
         requests = len(site.requests)
-        assert await reader.mirrors.read_leaves(shard) is None and len(site.requests) == requests
+        assert await reader.leaves(shard) is None and len(site.requests) == requests
         await trio.sleep(ABSENT_S)
         site.files = files_of(other, "/corpus")
-        assert await reader.mirrors.read_leaves(shard) == other.leaves[shard.root] and not reader.warnings()
+        assert await reader.leaves(shard) == other.leaves[shard.root] and not reader.warnings()
 
     on_the_web(check)
 
@@ -179,8 +193,9 @@ def test_a_disk_that_is_full_is_no_fault_of_the_mirror() -> None:
         async def keep(number: int, data: bytes) -> None:
             raise StoreFull("the disk is full")
 
+        blob = Blob.cut(FIRST.root, CORPUS.leaves[FIRST.root], FIRST.spans)
         with pytest.raises(StoreFull):
-            await reader.mirrors.read_blocks(FIRST, CORPUS.leaves[FIRST.root], range(2), keep, reader.asked.append)
-        assert not reader.events and len(reader.asked) == 1
+            await reader.mirrors.read_chunks(URLS[0], blob, range(2), keep)
+        assert not reader.events and len(reader.mirrors.ready(FIRST.root)) == 3
 
     on_the_web(check)

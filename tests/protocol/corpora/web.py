@@ -10,7 +10,7 @@ from itertools import repeat
 import trio
 import trio.testing
 
-from protocol.corpora.ranges import WebDialer
+from protocol.blobs.mirrors import WebDialer
 from tests.protocol.corpora.corpora import Corpus
 
 PUBLIC, OTHER_PUBLIC, PRIVATE = "93.184.216.34", "2606:2800:220:1::1", "10.0.0.7"

@@ -126,12 +126,13 @@ def test_a_barred_peer_is_never_heard_again() -> None:
 
 def test_of_very_many_liars_the_first_are_forgotten_but_no_members_for_strangers() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers(PEER))
-    liars = [PeerId(f"liar {number}") for number in range(MAX_STRANGERS + 40)]
+    most = MAX_MEMBERS + MAX_STRANGERS
+    liars = [PeerId(f"liar {number}") for number in range(most + 40)]
     membership.bar(PEER)
     for liar in liars:
         membership.bar(liar)
     assert membership.has_left(PEER)
-    assert [membership.has_left(liar) for liar in liars] == [False] * 40 + [True] * MAX_STRANGERS
+    assert [membership.has_left(liar) for liar in liars] == [False] * 41 + [True] * (most - 1)
 
 
 def test_the_time_in_which_we_slept_is_nobodys_silence() -> None:

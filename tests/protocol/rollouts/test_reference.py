@@ -13,7 +13,7 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import OuterState
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.rollouts.reference import Reference, reference_of
+from protocol.rollouts.reference import KEEPERS, Reference
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.presence import Role
@@ -93,9 +93,7 @@ class Stage:
         store = SimpleNamespace(reference=self.files)
         replica: Any = SimpleNamespace(manifest=manifest, history=self.chain, state=self.state, store=store)
         swarm: Any = None
-        nobody: Any = []
-        made = reference_of(session, replica, inline, swarm, nobody, self.keeping, Role.TRAINER)
-        assert made is not None
+        made = Reference(session, replica, self.keeping, swarm, inline, frozenset)
         made._library = self.others  # type: ignore[assignment]
         return made
 
@@ -118,14 +116,8 @@ def play(scenario: Any, *arguments: Any) -> None:
 
 
 def test_all_but_rollout_peers_of_a_run_with_a_kl_term_have_any() -> None:
-    def has(role: Role, kl_weight: float) -> bool:
-        replica: Any = SimpleNamespace(manifest=rl_run(kl_weight=kl_weight).manifest, store=SimpleNamespace(reference=None))
-        none: Any = None
-        session: Any = SimpleNamespace(me=ANN.peer_id)
-        return reference_of(session, replica, none, none, none, none, role) is not None
-
-    assert [role for role in Role if has(role, 0.1)] == [Role.TRAINER, Role.SEED, Role.VALIDATOR]
-    assert not any(has(role, 0.0) for role in Role)
+    assert set(Role) - set(KEEPERS) == {Role.ROLLOUT}
+    assert rl_run(kl_weight=0.1).manifest.reference_bytes > 0 == rl_run(kl_weight=0.0).manifest.reference_bytes
 
 
 def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(tmp_path: Path) -> None:

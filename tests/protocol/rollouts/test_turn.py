@@ -24,8 +24,8 @@ def in_time(main: Callable[[], Awaitable[None]]) -> None:
 async def work(turn: TrainerLock, done: list[str], seconds: float) -> None:
     """A batch of version 3."""
     with_it = "given up"
-    async with turn.lent() as lent:
-        lent.about(3, OLD)
+    async with turn.lent():
+        turn.about(3, OLD)
         await trio.sleep(seconds)
         with_it = "done"
     done.append(with_it)

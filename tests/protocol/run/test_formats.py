@@ -13,7 +13,7 @@ from trainer.config import TrainingConfig
 
 def test_a_change_is_checked_like_a_new_section() -> None:
     assert ModelConfig().changed(layers=7) == ModelConfig(layers=7)
-    with pytest.raises(ValueError, match=r"^ModelConfig: Value error, heads \(4\) must be a multiple of kv_heads \(3\)"):
+    with pytest.raises(ValueError, match=r"^ModelConfig: heads \(4\) must be a multiple of kv_heads \(3\)"):
         ModelConfig().changed(kv_heads=3)
 
 

@@ -17,10 +17,9 @@ from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
-from protocol.run.builtin import BUILTIN, builtin_source
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.run.sections import DataSection
+from protocol.run.sections import BUILTIN, DataSection, builtin_source
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
@@ -276,16 +275,17 @@ def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ('name = "a"\nfounders = "me"', "it must be 'anyone' (A list of"), ('name = "a"\nfounders = ["a"]', "founders"),
+        ('name = "a"\nfounders = "me"', 'it must be "anyone" or a list of peer IDs (A list of'),
+        ('name = "a"\nfounders = ["a"]', "founders"),
         (f'name = "a"\nfounders = ["{TWO.peer_id}"]\nadmission = "allowlist"\nallowlist = ["{ONE.peer_id}"]', "add it to"),
         ('name = "a"\nfounders = []', "founders is []"),
         ("x", "not valid TOML"), ("", "name is missing; add it"), ("name = 3", "name is 3"),
-        ('name = "a"\nseeed = 1', "did you mean seed?"), ('name = "a"\nzzz = 1', "zzz is no field of a run; remove it"),
+        ('name = "a"\nseeed = 1', "did you mean seed?"), ('name = "a"\nzzz = 1', "zzz is not a field of a run; remove it"),
         ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),
         ('name = "a"\n[rounds]\nmin_members = 5\nmax_members = 3', "min_members (5) is more than max_members (3)"),
-        ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be greater than 0"),
-        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be greater than 0 (Outer learning rate; default 0.7)"),
-        ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', "'auto'"),
+        ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be more than 0"),
+        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
+        ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', '"auto"'),
         ('name = "a"\norganiser = "somebody"', "organiser is somebody else"), ('name = 1979-05-27', "name is"),
         ('name = "a"\nallowlist = ["a"]', "allowlist"), ("a = " + "[" * 5000, "not valid TOML"),
     ],

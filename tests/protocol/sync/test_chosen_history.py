@@ -88,7 +88,7 @@ def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(tmp_path: Path)
         table.hear(ANN.peer_id, table.theirs)
         asked = table.count_questions(ANN.peer_id)
         while table.following.move is None:
-            table.budget.pay(0, int(CHECKS_PER_MINUTE * 0.97))
+            table.budget.pay(trio.current_time(), 0, int(CHECKS_PER_MINUTE * 0.97))
             await table.look()
             await trio.sleep(60)
             table.hear(ANN.peer_id, table.theirs)

@@ -118,11 +118,11 @@ def test_strangers_may_spend_a_tenth_and_the_purse_fills_in_a_minute(size_bytes:
     budget = Budget(100.0)
     spent = 0
     while budget.allows(100.0, known=False):
-        budget.pay(size_bytes, checks)
+        budget.pay(100.0, size_bytes, checks)
         spent += 1
     assert spent == 4 and budget.allows(100.0, known=True)
     while budget.allows(100.0, known=True):
-        budget.pay(size_bytes, checks)
+        budget.pay(100.0, size_bytes, checks)
         spent += 1
     assert spent == 40
     assert budget.allows(101.0, known=True) and not budget.allows(150.0, known=False)
@@ -132,8 +132,8 @@ def test_strangers_may_spend_a_tenth_and_the_purse_fills_in_a_minute(size_bytes:
 def test_what_led_somewhere_costs_nothing() -> None:
     budget = Budget(0.0)
     for _ in range(100):
-        budget.pay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
-        budget.repay(BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
+        budget.pay(0.0, BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
+        budget.pay(0.0, -BYTES_PER_MINUTE // 4, -CHECKS_PER_MINUTE // 4)
     assert budget.allows(0.0, known=False)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from trainer.data import chat
 from trainer.data.chat import messages_of
+from trainer.data.strict_json import parsed
 from trainer.data.templates import TEMPLATES, Chat, Message, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
 
@@ -330,8 +331,8 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        (b"{", "it is no JSON"),
-        (b'{"messages": [], "messages": []}', "the field 'messages' stands there twice"),
+        (b"{", "it is not JSON"),
+        (b'{"messages": [], "messages": []}', "the field 'messages' appears twice"),
         ("[\\ud800]".encode("utf-16"), "it is not UTF-8 text"),
         (b"\xff", "it is not UTF-8 text"),
         (b"[" * 100_000, "it is nested too deeply"),
@@ -341,7 +342,7 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
 )
 def test_a_mistake_is_told(line: bytes, part: str) -> None:
     with pytest.raises(ValueError) as caught:
-        messages_of(chat.parsed(line))
+        messages_of(parsed(line))
     assert part in str(caught.value)
 
 
@@ -352,3 +353,14 @@ def test_templates_without_marks_suit_every_tokenizer() -> None:
         else:
             with pytest.raises(ValueError, match="a byte-level model has no token"):
                 TemplatedTokenizer(BYTES, name)
+
+
+@pytest.mark.parametrize("prompt", ["2 + 2?", "2  +\n2?", "2 +", [USER], [{"from": "human", "value": "2 + 2?"}]])
+def test_a_prompt_that_repeats_the_first_question_changes_nothing(prompt: object) -> None:
+    assert messages_of({"prompt": prompt, "messages": [USER, FOUR]}) == ASKED_AND_ANSWERED
+
+
+@pytest.mark.parametrize("prompt", ["Answer in numbers.", [{"role": "user", "content": "And 3 + 3?"}], 5])
+def test_a_prompt_that_would_be_lost_is_refused(prompt: object) -> None:
+    with pytest.raises(ValueError, match="and the prompt is not their first question; put it into the messages, or remove"):
+        messages_of({"prompt": prompt, "messages": [USER, FOUR]})

@@ -79,15 +79,16 @@ def test_batches_are_byte_identical_from_shards_blocks_and_mixtures_of_both(tmp_
             assert one.documents_bt.tobytes() == other.documents_bt.tobytes()
 
 
-def test_few_files_stay_open_whatever_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_OPEN", 2)
+def test_few_blocks_stay_in_memory_whatever_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "MOST_KEPT", 2)
     shape = Shape()
     folder = two_sources(tmp_path / "corpus", shape)
     few = reading(opened(folder, cut_into_blocks(folder, shape, tmp_path / "cache")))
-    monkeypatch.undo()
-    many = reading(opened(folder))
     order = np.random.default_rng(0).integers(0, 200, 50).tolist()
-    assert few.rows(order).tokens_bt.tobytes() == many.rows(order).tokens_bt.tobytes()
+    read = few.rows(order)
+    assert len(few._sources[0].folder._blocks._kept) == 2
+    monkeypatch.undo()
+    assert read.tokens_bt.tobytes() == reading(opened(folder)).rows(order).tokens_bt.tobytes()
 
 
 def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> None:

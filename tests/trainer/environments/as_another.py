@@ -14,7 +14,8 @@ import tempfile
 
 import attacks  # type: ignore[import-not-found]  # a copy of ours, beside this file's copy
 
-from trainer.environments.sandbox import Limits, Mechanism, Sandbox, protections
+from trainer.environments.confinement import Mechanism
+from trainer.environments.sandbox import Limits, Sandbox, protections
 
 ATTACKS = (
     "LOOP",

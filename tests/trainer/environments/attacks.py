@@ -137,13 +137,14 @@ ctypes.CDLL(None).syscall(463, -100, {path!r}.encode(), 0, b"system.posix_acl_ac
 print(open({path!r}).read())
 """
 LOCK_LIBRARY = """
-import fcntl, json, sys
+import fcntl, json
 file = open(json.__file__)
-fcntl.lockf(file, fcntl.LOCK_SH)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("granted", end=", ")
 try:
-    fcntl.flock(file, fcntl.LOCK_SH)
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("blocked", end="")
 except OSError:
-    pass
-sys.stdout.write(str(file.fileno()))
-sys.stdout.flush()
+    print("refused", end="")
 """

@@ -64,7 +64,7 @@ def test_tokens_that_nobody_chose_are_refused_in_a_turn() -> None:
 def test_nothing_follows_the_end_of_a_conversation() -> None:
     add = open_environment("add")
     tokens = [*BYTES.encode("95"), BYTES.end, *BYTES.encode("96")]
-    with pytest.raises(ValueError, match="goes on after turn 1, where the conversation is over"):
+    with pytest.raises(ValueError, match="continues after turn 1, the end of the conversation"):
         read_turns(add, add.problem(0), tokens, [True] * len(tokens), BYTES)
 
 

@@ -73,29 +73,29 @@ def test_only_four_fields_are_needed() -> None:
     [
         (line(task_type=...), "has no task_type"),
         (line(problem_id=""), "problem_id is empty"),
-        (line(problem_id=1.5), "problem_id is no text"),
-        (line(problem_id=True), "problem_id is no text"),
+        (line(problem_id=1.5), "problem_id is not text"),
+        (line(problem_id=True), "problem_id is not text"),
         (line(solutions=1), "the line has the unknown field 'solutions'"),
         (line(prompt=""), "prompt is empty"),
-        (line(prompt=3), "prompt is no text"),
+        (line(prompt=3), "prompt is not text"),
         (line(prompt="x" * 70_000), "prompt is longer than 65536 bytes"),
         (line(prompt="a\0b"), "prompt contains the character 0"),
         (line(prompt="\ud800"), "half a character"),
         (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is none of exact_answer, numeric_answer"),
-        (line(verification_info=[]), "verification_info is no JSON object"),
-        (line(verification_info="{'ground_truth': 'python'}"), "not JSON"),
+        (line(verification_info=[]), "verification_info is not a JSON object"),
+        (line(verification_info="{'ground_truth': 'python'}"), "it is not JSON"),
         (line(verification_info={"ground_truth": "x", "hint": "y"}), "unknown field 'hint'"),
-        (line("numeric_answer", verification_info={"ground_truth": "seven"}), "ground_truth is no number"),
-        (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is no number"),
-        (line("numeric_answer", verification_info={"ground_truth": "1e999999999"}), "ground_truth is no number"),
+        (line("numeric_answer", verification_info={"ground_truth": "seven"}), "ground_truth is not a number"),
+        (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is not a number"),
+        (line("numeric_answer", verification_info={"ground_truth": "1e999999999"}), "ground_truth is not a number"),
         (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
         (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "something else than 'python'"),
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
-        (b'{"prompt": "a", "prompt": "b"}', "a field is named twice"),
-        (b'{"prompt": NaN}', "NaN is no number in JSON"),
-        (b'{"prompt": ', "not JSON: Expecting value at character 11"),
-        (b"[]", "the line is no JSON object"),
-        (b"\xff", "not UTF-8 at byte 0"),
+        (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
+        (b'{"prompt": NaN}', "NaN is not a number in JSON"),
+        (b'{"prompt": ', "it is not JSON .Expecting value at column 12."),
+        (b"[]", "the line is not a JSON object"),
+        (b"\xff", "it is not UTF-8 text at byte 1"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * 1_100_000 + b"{}", "longer than 1024 KiB"),
     ],
@@ -109,13 +109,13 @@ def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
     ("case", "sentence"),
     [
         ({"type": "file"}, "neither stdin_stdout nor function_call"),
-        ({"type": "stdin_stdout", "input": "", "output": 1}, "output is no text"),
+        ({"type": "stdin_stdout", "input": "", "output": 1}, "output is not text"),
         ({"type": "stdin_stdout", "input": ""}, "has no output"),
-        ({"type": "function_call", "fn_name": "a b", "input": [], "output": 1}, "no name of a function"),
-        ({"type": "function_call", "fn_name": "\U0001df25", "input": [], "output": 1}, "no name of a function"),
-        ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "no list of arguments"),
+        ({"type": "function_call", "fn_name": "a b", "input": [], "output": 1}, "not the name of a function"),
+        ({"type": "function_call", "fn_name": "\U0001df25", "input": [], "output": 1}, "not the name of a function"),
+        ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "not a list of arguments"),
         ({"type": "function_call", "fn_name": "f", "input": ["x" * 300_000], "output": 1}, "longer than 256 KiB"),
-        ("case", "test case 2 is no JSON object"),
+        ("case", "test case 2 is not a JSON object"),
     ],
 )
 def test_what_is_wrong_with_a_case_is_said(case: Any, sentence: str) -> None:
@@ -135,7 +135,7 @@ def test_sentence_names_the_line() -> None:
         read_tasks([line(), b"\n", line(prompt="", problem_id="other")])
     with pytest.raises(ValueError, match=r"^line 3: problem_id 'exact_answer-1' was used in line 2$"):
         read_tasks([b"", line(), line()])
-    with pytest.raises(ValueError, match="there is no task"):
+    with pytest.raises(ValueError, match="the file has no task"):
         read_tasks([b"", b"  \n"])
 
 
@@ -157,7 +157,7 @@ def test_marks_of_editors_are_passed_over(start: bytes, end: bytes) -> None:
 
 
 def test_a_file_in_another_encoding_is_told() -> None:
-    with pytest.raises(ValueError, match="line 1: not UTF-8 at byte 0; save the file as UTF-8"):
+    with pytest.raises(ValueError, match="line 1: it is not UTF-8 text at byte 1; save the file as UTF-8"):
         read_tasks(line().decode().encode("utf-16").splitlines(keepends=True))
 
 

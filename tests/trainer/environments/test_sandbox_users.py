@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.environments.test_sandbox import processes_with
-from trainer.environments.sandbox import REQUIRED, Mechanism, Protections, protections
+from trainer.environments.confinement import Mechanism
+from trainer.environments.sandbox import REQUIRED, Protections, protections
 
 REPOSITORY = Path(__file__).parent.parent.parent.parent
 NOBODY = 65534

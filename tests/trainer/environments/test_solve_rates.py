@@ -35,22 +35,22 @@ def test_a_rate_is_read_with_the_number_of_its_samples(rate: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"solve_rate": 1.01}, "solve_rate is no number from 0 to 1"),
-        ({"solve_rate": -0.1}, "solve_rate is no number"),
-        ({"solve_rate": True}, "solve_rate is no number"),
-        ({"solve_rate": "0.5"}, "solve_rate is no number"),
-        ({"solve_rate": [0.5]}, "solve_rate is no number"),
-        ({"solve_rate": 0.5, "samples": 0}, "samples is no whole number"),
-        ({"solve_rate": 0.5, "samples": 8.0}, "samples is no whole number"),
-        ({"solve_rate": 0.5, "samples": True}, "samples is no whole number"),
-        ({"solve_rate": 0.5, "samples": 10**30}, "samples is no whole number"),
-        ({"samples": 8}, "samples says how many answers solve_rate is of"),
+        ({"solve_rate": 1.01}, "solve_rate is not a number from 0 to 1"),
+        ({"solve_rate": -0.1}, "solve_rate is not a number"),
+        ({"solve_rate": True}, "solve_rate is not a number"),
+        ({"solve_rate": "0.5"}, "solve_rate is not a number"),
+        ({"solve_rate": [0.5]}, "solve_rate is not a number"),
+        ({"solve_rate": 0.5, "samples": 0}, "samples is not a whole number"),
+        ({"solve_rate": 0.5, "samples": 8.0}, "samples is not a whole number"),
+        ({"solve_rate": 0.5, "samples": True}, "samples is not a whole number"),
+        ({"solve_rate": 0.5, "samples": 10**30}, "samples is not a whole number"),
+        ({"samples": 8}, "samples counts the answers behind solve_rate"),
     ],
 )
 def test_a_malformed_rate_is_a_malformed_record(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read_task(line(**changes))
-    with pytest.raises(ValueError, match="solve_rate is no number"):
+    with pytest.raises(ValueError, match="solve_rate is not a number"):
         read_task(line().replace(b'"problem_id"', b'"solve_rate": 1e400, "problem_id"'))
 
 

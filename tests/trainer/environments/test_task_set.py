@@ -28,12 +28,12 @@ def test_set_is_named_by_its_bytes_however_it_was_sent() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "there is no task"),
+        (b"", "the file has no task"),
         (SET + b"\n{}", "line 11: no task: it has neither task_type"),
         (zstandard.compress(SET)[:-9], "damaged"),
         (zstandard.compress(SET)[:6], "damaged"),
         (zstandard.compress(bytes(MAX_SET_BYTES + 1)), "at most 16 MiB"),
-        (zstandard.compress(b"nonsense"), "line 1: not JSON"),
+        (zstandard.compress(b"nonsense"), "line 1: it is not JSON"),
     ],
 )
 def test_what_is_no_set_is_refused_with_a_sentence(data: bytes, sentence: str) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, SHAPE
-from trainer.generate.engine import Reply, Request
+from trainer.generate.generator import Reply, Request
 from trainer.generate.sampling import choose, gumbel, stream_key
 from trainer.models.llama.model import Decoder
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protocol.formats.model import ModelConfig
 from tests.trainer.generate.naive import CPU, FAMILIES, parameters
-from trainer.generate.engine import Cache
+from trainer.models.llama.cache import Cache
 from trainer.models.llama.model import Decoder
 
 LENGTH = 100

@@ -12,8 +12,7 @@ from tests.tiers import crossed
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
 from trainer.generate.choice import GeneratorName, choose_generator
-from trainer.generate.engine import Completion, Ended, Reply, Request, complete
-from trainer.generate.generator import Slots
+from trainer.generate.generator import Ended, Reply, Request, Slots, complete
 from trainer.generate.vllm import NotReloaded, VllmEngine, _memory
 
 LENGTH = 141
@@ -71,21 +70,13 @@ def test_turns_continue_with_what_the_environment_said() -> None:
     assert any(each.made.count(False) == 6 for each in written)
 
 
-def test_weights_are_swapped_when_the_earlier_requests_have_ended() -> None:
-    old, new = rounded(), rounded(seed=1)
+def test_weights_are_swapped_between_requests() -> None:
     generator = engine(2)
-    generator.load(old)
-    first, second = requests(CONFIG, 3, seed=2, most=12), requests(CONFIG, 3, seed=3, most=12)
-    for request in first:
-        generator.submit(request)
-    got: list[Completion] = generator.advance()
-    generator.load(new)
-    for request in second:
-        generator.submit(request)
-    while generator.busy:
-        got += generator.advance()
-    for ended, wanted, flat in ((got[:3], first, old), (got[3:], second, new)):
-        assert {each.id: each.output for each in ended} == {each.id: write(CONFIG, flat, each).output for each in wanted}
+    for seed in (0, 1):
+        flat, wanted = rounded(seed=seed), requests(CONFIG, 3, seed=2, most=12)
+        generator.load(flat)
+        got = {each.id: each.output for each in complete(generator, wanted)}
+        assert got == {each.id: write(CONFIG, flat, each).output for each in wanted}
 
 
 def test_a_model_made_for_less_is_run_for_as_long_as_it_is_wanted() -> None:

@@ -28,17 +28,17 @@ def test_a_section_says_what_differs() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"group_size": 1}, "group_size: Input should be greater than or equal to 2"),
-        ({"kl_weight": -0.1}, "kl_weight: Input should be greater than or equal to 0"),
-        ({"lr": 0.0}, "lr: Input should be greater than 0"),
-        ({"lr": float("nan")}, "lr: Input should be a finite number"),
-        ({"eps": 1.0}, "eps: Input should be less than 1"),
+        ({"group_size": 1}, "group_size is 1; it must be at least 2"),
+        ({"kl_weight": -0.1}, "kl_weight is -0.1; it must be at least 0"),
+        ({"lr": 0.0}, "lr is 0.0; it must be more than 0"),
+        ({"lr": float("nan")}, "lr is nan; it must be a finite number"),
+        ({"eps": 1.0}, "eps is 1.0; it must be less than 1"),
         ({"delta": 1.1}, "delta [(]1.1[)] is less than 1 [+] eps"),
         ({"min_solve_rate": 0.9}, "min_solve_rate [(]0.9[)] is more than max_solve_rate"),
         ({"row_tokens": 32_767}, "row_tokens [(]32767[)] is less than max_tokens"),
-        ({"length_targets": [0]}, "length_targets.0: Input should be greater than or equal to 1"),
+        ({"length_targets": [0]}, "length_targets.0 is 0; it must be at least 1"),
         ({"shortfall_ceiling": 0.4}, "shortfall_ceiling [(]0.4[)] is less than max_shortfall"),
-        ({"shortfall_rate": float("nan")}, "shortfall_rate: Input should be a finite number"),
+        ({"shortfall_rate": float("nan")}, "shortfall_rate is nan; it must be a finite number"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, Any], part: str) -> None:

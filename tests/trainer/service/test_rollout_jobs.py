@@ -113,7 +113,7 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)
     monkeypatch.setattr(ExtendedEnvironment, "size", 0)  # so all problems are of sets
     monkeypatch.setattr(
-        ExtendedEnvironment, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact)
+        ExtendedEnvironment, "inner", lambda self, problem: (SimpleNamespace(score=score, is_exact=lambda _: exact), problem)
     )
     out, tried = memoryview(bytearray(worker.layout.payload_bytes)), list[tuple[int, ...]]()
     task = Task(3, [], 1, 3, ["batch"], str(tmp_path))

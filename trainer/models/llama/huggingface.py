@@ -180,18 +180,20 @@ def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
     family = _family_named(described)
     for name, only in _MUST_BE.items():
         if (value := described.get(name, only)) is not None and value != only:
-            raise UnknownModel(f"{name} is {value!r:.40}, and a run's model has only {only!r}; take another model")
+            raise UnknownModel(f"{name} is {value!r:.40}, and a run's model has only {only!r}; use another model")
     own_code = described.get("auto_map")
     if isinstance(own_code, dict) and any(name in own_code for name in _OWN_CODE):
-        raise UnknownModel("auto_map names code of the model's own, which a run does not execute; take another model")
+        raise UnknownModel("auto_map names code of the model's own, which a run does not execute; use another model")
     if family.name == "llama" and described.get("sliding_window") is not None:
         raise UnknownModel(
-            f"sliding_window is {described['sliding_window']!r:.40}, and a Llama of a run attends to everything; take "
-            "another model, or remove the field if the model was not trained so"
+            f"sliding_window is {described['sliding_window']!r:.40}, and a run's Llama attends to all positions; "
+            "use another model, or remove the field if the model was trained without it"
         )
     layers = described.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
-        raise UnknownModel("layer_types has layers without full attention, which a run's model has not; take another model")
+        raise UnknownModel(
+            "layer_types has layers without full attention, and a run's model has only full attention; use another model"
+        )
     dim, heads = _count(described, "hidden_size"), _count(described, "num_attention_heads")
     kv_heads = described.get("num_key_value_heads", family.kv_heads)
     given = described.get("head_dim")
@@ -234,13 +236,13 @@ def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
     places = _rope_places(described)
     kind = _said_once(places, "rope_type", "type") or "default"
     if _said_once(places, "partial_rotary_factor") not in (None, 1.0):
-        raise UnknownModel("partial_rotary_factor is not 1, and a run's model turns whole heads; take another model")
+        raise UnknownModel("partial_rotary_factor is not 1, and a run's model turns whole heads; use another model")
     facts = {"rope_base": _number({"rope_theta": _said_once(places, "rope_theta", default=10_000.0)}, "rope_theta")}
     if kind == "default":
         return facts
     if kind != "llama3":
         raise UnknownModel(
-            f"rope_type is {kind!r:.40}, and a run's model has only 'default' and 'llama3'; take another model"
+            f"rope_type is {kind!r:.40}, and a run's model has only 'default' and 'llama3'; use another model"
         )
     names = ("factor", "low_freq_factor", "high_freq_factor")
     factor, low, high = (_number({name: _said_once(places, name)}, name) for name in names)

@@ -8,11 +8,10 @@ taking the difference are each one vector operation. `trainer.models.llama.initi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.device import default_dtype, on_device
+from trainer.models.llama.cache import LookBack, rotations
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rows of several documents: the position of each token in its document, and attention within the document.
@@ -101,21 +101,6 @@ def _attend(query_bhtw: Tensor, key_bktw: Tensor, value_bktw: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-class Past(Protocol):
-    """Interface to keys and values of earlier tokens, to which a forward pass attends (`trainer.generate.engine`)."""
-
-    @property
-    def rotations(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the tokens' positions (`rotations`), (B, 1, T, width of a head)."""
-
-    @property
-    def mask(self) -> Tensor:
-        """Mask that is added to the attention scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
-
-    def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the tokens' own keys and values; return all that they attend to, (B, key heads, keys, head width)."""
-
-
 @dataclass(frozen=True)
 class Context:
     """Inputs of a layer's attention besides the hidden states: rotations, and the tokens' past or documents, if any.
@@ -125,7 +110,7 @@ class Context:
 
     cos: Tensor
     sin: Tensor
-    past: Past | None = None
+    past: LookBack | None = None
     documents: Documents | None = None
 
 
@@ -338,7 +323,7 @@ class Decoder(nn.Module):
         self,
         tokens_bt: Tensor,
         documents: Documents | None = None,
-        past: Past | None = None,
+        past: LookBack | None = None,
         head: Head[Any] | None = None,
     ) -> Any:
         """Return normalised hidden states (B, T, dim), fp32, of tokens (B, T); or the result of `head`, if any, on them.
@@ -368,34 +353,6 @@ def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask
     grouped = query_bhtd.reshape(batch, key_bksd.shape[1], -1, width)
     mixed = F.scaled_dot_product_attention(grouped, key_bksd, value_bksd, attn_mask=mask)
     return mixed.reshape(batch, heads, length, width)
-
-
-def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form.
-
-    The first half of the sines is negative, as it is multiplied.
-    """
-    half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
-    frequencies = _stretched(config, 1.0 / config.rope_base**half)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
-    both = torch.cat([angles, angles], dim=-1)
-    sines = both.sin()
-    sines[:, : config.head_width // 2].neg_()
-    return both.cos(), sines
-
-
-def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
-    """Stretch frequencies as Llama 3.1 does beyond its original context.
-
-    Low frequencies are divided by the factor, high ones are kept, and those between are interpolated (transformers:
-    `_compute_llama3_parameters`).
-    """
-    if config.rope_factor == 1.0:
-        return frequencies
-    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
-    turns = config.rope_original_context * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * frequencies / config.rope_factor + kept * frequencies
 
 
 class _Rotation(torch.autograd.Function):

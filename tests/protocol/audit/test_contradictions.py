@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.agreement.ballot import held_mask
-from protocol.agreement.contradictions import certified, contradict, lie_of, need_electors, slot, tip_of
+from protocol.audit.evidence import certified, contradict, lie_of, need_electors, slot, tip_of
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed

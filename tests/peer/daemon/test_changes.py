@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peer.control.client import ControlError
-from peer.control.requests import MAX_VALUE_CHARACTERS, Controls
+from peer.daemon.requests import MAX_VALUE_CHARACTERS, Controls
 from peer.errors import PeerError
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from operator import getitem
@@ -14,14 +15,16 @@ from typing import Any
 
 import pytest
 
+from peer.control import history as run_history
 from peer.control.curves import StepBack
-from peer.control.names import FILE_NAME
-from peer.page import history as page_history
-from peer.page.history import TALLY_NAME, HeldOut, Round, RunHistory, curve
-from protocol.chain.credit import ledger
+from peer.control.history import FILE_NAME, HeldOut, Round, RunHistory, curve
+from protocol.chain.credit import Credit, ledger
+from protocol.wire.identity import PeerId
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.example_status import NEIGHBOUR, status
 
 ANN, BOB = FIVE[:2]
+ME, STRANGER = (f"12D3KooW{'x' * 38}{end}" for end in ("ABCDEF", "MNPQRS"))
 IDS = [str(each.peer_id) for each in FIVE[:3]]
 RUN = a_run(ANN)
 
@@ -56,22 +59,29 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     assert history.ledger.credits == ledger([again.history.commit_at(round) for round in range(2)])
 
 
+def kept(folder: Path) -> RunHistory:
+    """Read the history, and write its file as a running peer does."""
+    history = RunHistory(RUN, folder)
+    history.read()
+    history.save()
+    return history
+
+
 def counted(history: RunHistory) -> tuple[object, ...]:
     history.read()
-    texts = history.names, history.teams, history.samples.states
-    return history.rounds, history.ledger.to_fields(), history.progress, history.held_out, texts
+    texts = history.names, history.teams, history.curves.samples.states
+    return history.rounds, history.ledger.to_fields(), history.progress, history.held_out, history.contribution(), texts
 
 
-def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 3)
+def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     replica = a_replica(RUN, tmp_path)
     grow(replica, 4, [ANN, BOB])
-    RunHistory(RUN, tmp_path).read()
+    kept(tmp_path)
     grow(replica, 1, [ANN, BOB])
     again = RunHistory(RUN, tmp_path)
     assert len(again.rounds) == 4
     found = counted(again)
-    (tmp_path / TALLY_NAME).unlink()
+    (tmp_path / FILE_NAME).unlink()
     assert found == counted(RunHistory(RUN, tmp_path))
     replica.state.close()
 
@@ -92,16 +102,16 @@ def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path, mon
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_tally_is_not_used(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_not_used(tmp_path: Path, damage: bytes) -> None:
     replica = a_replica(RUN, tmp_path)
     grow(replica, 2, [ANN, BOB])
     replica.state.close()
     found = counted(RunHistory(RUN, tmp_path))
-    (tmp_path / TALLY_NAME).write_bytes(damage)
+    (tmp_path / FILE_NAME).write_bytes(damage)
     assert found == counted(RunHistory(RUN, tmp_path)) and len(RunHistory(RUN, tmp_path).rounds) < 2
 
 
-@pytest.mark.parametrize("name", [TALLY_NAME, "events.jsonl", "events.1.jsonl", "names.json"])
+@pytest.mark.parametrize("name", [FILE_NAME, "events.jsonl", "events.1.jsonl"])
 @pytest.mark.parametrize(
     "make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path), lambda path: path.symlink_to("/dev/zero")]
 )
@@ -115,14 +125,13 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, name: str, make: Callable[[
     assert len(history.rounds) == 2 and history.names == {} == history.held_out
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     replica = a_replica(RUN, tmp_path)
     grow(replica, 1, [ANN])
     replica.state.close()
-    (tmp_path / f".{TALLY_NAME}.abc.new").write_text("{")
-    RunHistory(RUN, tmp_path).read()
-    assert [path.name for path in tmp_path.glob("*tally*")] == [TALLY_NAME]
+    (tmp_path / f".{FILE_NAME}.abc.new").write_text("{")
+    kept(tmp_path)
+    assert [path.name for path in tmp_path.glob("*history*")] == [FILE_NAME]
 
 
 def places(found: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
@@ -134,20 +143,19 @@ def places(found: object, path: tuple[object, ...] = ()) -> Iterator[tuple[objec
         yield path
 
 
-def test_a_tally_with_a_number_that_no_run_has_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+def test_a_file_with_a_number_that_no_run_has_is_not_used(tmp_path: Path) -> None:
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 1, [ANN])
     replica.state.close()
     log.write_text(line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}))
-    found, tally = counted(RunHistory(RUN, tmp_path)), tmp_path / TALLY_NAME
-    whole = tally.read_text()
+    found, file = counted(kept(tmp_path)), tmp_path / FILE_NAME
+    whole = file.read_text()
     assert len(RunHistory(RUN, tmp_path).rounds) == 1
     for path, number in product(places(json.loads(whole)), (math.inf, math.nan, 10**400, -(10**30), "x")):
         damaged: Any = json.loads(whole)
         *way, last = path
         reduce(getitem, way, damaged)[last] = number
-        tally.write_text(json.dumps(damaged))
+        file.write_text(json.dumps(damaged))
         assert not RunHistory(RUN, tmp_path).rounds, (path, number)
     assert found == counted(RunHistory(RUN, tmp_path))
 
@@ -167,19 +175,14 @@ def line(event: str, **fields: object) -> str:
     return json.dumps({"at": 1.0, "mono": 1.0, "event": event, **fields}) + "\n"
 
 
-def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(tmp_path: Path) -> None:
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 2, [ANN, BOB])
     called = zip(IDS, ["ann", "bob", "cat"], ["owls", "owls", "owls"], strict=True)
     joined = [line("PeerJoined", peer=peer, name=name, team=team) for peer, name, team in called]
     log.write_text("".join(joined) + line("EvalLoss", rounds=1, loss=3.0, by=IDS[0], losses={"web": 2.0}, members=1))
-    early = RunHistory(RUN, tmp_path)
-    early.read()
+    early = kept(tmp_path)
     assert early.names == {IDS[0]: "ann", IDS[1]: "bob"} and set(early.teams.values()) == {"owls"}, "cat is in no record"
-    (tmp_path / FILE_NAME).write_text(json.dumps({IDS[0]: ["ann", "owls"], IDS[1]: ["bob", "owls"]}))
     log.write_text(
         line("PeerJoined", peer=IDS[1], name="rob")
         + line("EvalLoss", rounds=2, loss=2.0, by=IDS[0])
@@ -194,10 +197,7 @@ def test_held_out_losses_outlive_the_lines_of_the_log_and_names_that_were_kept(
     replica.state.close()
 
 
-def test_what_the_log_told_of_rounds_that_were_given_up_is_dropped_however_often_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+def test_what_the_log_told_of_rounds_that_were_given_up_is_dropped_however_often_it_is_read(tmp_path: Path) -> None:
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 4, [ANN, BOB])
 
@@ -213,8 +213,7 @@ def test_what_the_log_told_of_rounds_that_were_given_up_is_dropped_however_often
 
     before = states(1, 2, 3, 4, loss=3.0)
     log.write_text(told(*before))
-    early = RunHistory(RUN, tmp_path)
-    early.read()
+    early = kept(tmp_path)
     assert [*early.held_out] == [1, 2, 3, 4] and not early.steps_back
     back = ("RolledBack", {"to_round": 1, "abandoned": 3, "winner": IDS[1]})
     log.write_text(told(*before, back, *states(3, loss=2.0)))
@@ -222,20 +221,19 @@ def test_what_the_log_told_of_rounds_that_were_given_up_is_dropped_however_often
         for _ in range(3):
             history.read()
         assert {at: each.loss for at, each in history.held_out.items()} == {1: 3.0, 3: 2.0}
-        assert [each.rounds for each in history.samples.states] == [1, 3]
+        assert [each.rounds for each in history.curves.samples.states] == [1, 3]
         assert history.steps_back == [StepBack(9.0, 1, history.rounds[0].tokens, 3)]
     log.write_text("")
-    early._save()
+    early.save()
     assert RunHistory(RUN, tmp_path).steps_back == early.steps_back, "the log has dropped the line"
     replica.state.close()
 
 
-def test_samples_outlive_the_lines_of_the_log_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_history, "SAVE_EVERY", 1)
+def test_samples_outlive_the_lines_of_the_log_and_are_bounded(tmp_path: Path) -> None:
     replica, log = a_replica(RUN, tmp_path), tmp_path / "events.jsonl"
     grow(replica, 2, [ANN, BOB])
     log.write_text(line("SamplesWritten", rounds=1, by=IDS[0], completions={"a": "b"}))
-    RunHistory(RUN, tmp_path).read()
+    kept(tmp_path)
     log.write_text(
         line("SamplesWritten", rounds=2, by=IDS[1], completions={str(each): "x" * 9999 for each in range(9)})
         + line("SamplesWritten", rounds=3, by=IDS[0], completions={"a": "of no record"})
@@ -244,10 +242,22 @@ def test_samples_outlive_the_lines_of_the_log_and_are_bounded(tmp_path: Path, mo
     )
     history = RunHistory(RUN, tmp_path)
     history.read()
-    assert [(each.rounds, each.by) for each in history.samples.states] == [(1, IDS[0]), (2, IDS[1])]
-    assert history.samples.states[0].completions == {"a": "b"}
-    assert history.samples.states[1].completions == {str(each): "x" * 300 for each in range(4)}
+    assert [(each.rounds, each.by) for each in history.curves.samples.states] == [(1, IDS[0]), (2, IDS[1])]
+    assert history.curves.samples.states[0].completions == {"a": "b"}
+    assert history.curves.samples.states[1].completions == {str(each): "x" * 300 for each in range(4)}
     replica.state.close()
+
+
+def test_of_too_many_members_the_names_of_those_that_were_seen_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_history, "MAX_NAMES", 2)
+    history = RunHistory(RUN, tmp_path)
+    history.ledger.credits = {PeerId(peer): Credit(1) for peer in (*IDS, ME)}
+    history.names, history.teams = {IDS[0]: "attic"}, {IDS[0]: ""}
+    swarm = [replace(NEIGHBOUR, peer=IDS[1], name="k" * 90, team="\u202eowls"), replace(NEIGHBOUR, peer=STRANGER)]
+    history.note_names(status(peer=ME, name="cellar", team="bats", swarm=swarm))
+    assert history.names == {ME: "cellar", IDS[1]: "k" * 40} and history.teams == {ME: "bats", IDS[1]: ""}
 
 
 def test_a_name_in_the_log_is_bounded(tmp_path: Path) -> None:
