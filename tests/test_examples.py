@@ -61,6 +61,7 @@ def data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("peer.corpora.build.cores", lambda: 1)  # other processes take seconds to start
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
