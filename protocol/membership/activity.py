@@ -66,7 +66,7 @@ class Activity:
         """Activity of this peer, or the one that it would have without a pause."""
         self._pause: tuple[Phase, WhyIdle, str] | None = None
         self._stall: tuple[WhyIdle, str] | None = None
-        """What our trainer waits for while a round is agreed on."""
+        """Reason why our trainer waits while a round is agreed on, with a sentence."""
         self._trains_on, self._busy = False, ""
         self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
