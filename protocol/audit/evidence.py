@@ -125,16 +125,12 @@ def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> boo
         return one != other
     if base is None or sender not in base.electors or not tip_of(one) == tip_of(other) == (base.round, base.tip):
         return False
-    return any(
-        _is_of_another_plan(first, second) or hides_lock(first, second) for first, second in ((one, other), (other, one))
-    )
-
-
-def _is_of_another_plan(proposal: Body, motion: Body) -> bool:
-    """Return True if both are of one attempt, but the proposed record was made by another plan than the proposal's."""
-    if not isinstance(proposal, Proposal) or not isinstance(motion, RecordProposal) or proposal.attempt != motion.attempt:
-        return False
-    return plan_hash(proposal.plan) != plan_hash(plan_of(motion.record, motion.provenance))
+    for first, second in ((one, other), (other, one)):
+        if hides_lock(first, second):
+            return True
+        if isinstance(first, Proposal) and isinstance(second, RecordProposal) and first.attempt == second.attempt:
+            return plan_hash(first.plan) != plan_hash(plan_of(second.record, second.provenance))
+    return False
 
 
 def hides_lock(earlier: Body, roll: Body) -> bool:

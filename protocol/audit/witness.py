@@ -97,7 +97,12 @@ class Witness:
         """Record a statement with a verified signature; return evidence of the lies that it shows, for the judge."""
         tip = tip_of(body)
         base = self._history.base_at(*tip) if tip is not None else None
-        self._forget_old_tips()
+        oldest = max(0, self._history.length + 1 - TIPS)
+        if oldest != self._oldest:
+            self._oldest = oldest
+            for each in self._testimonies.values():
+                each.forget_before(oldest)
+            self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
         if base is None or base.round < self._oldest or sender not in base.electors:
             return []
         testimony = self._testimonies.setdefault(sender, _Testimony())
@@ -108,15 +113,6 @@ class Witness:
         if found is not None and testimony.claim(_Claim(*found)):
             lies += self._on_claim(base, _Claim(*found))
         return lies
-
-    def _forget_old_tips(self) -> None:
-        oldest = max(0, self._history.length + 1 - TIPS)
-        if oldest == self._oldest:
-            return
-        self._oldest = oldest
-        for testimony in self._testimonies.values():
-            testimony.forget_before(oldest)
-        self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
 
     # -- statements of electors ---------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Activity:
         """Activity of this peer, or the one that it would have without a pause."""
         self._pause: tuple[Phase, WhyIdle, str] | None = None
         self._stall: tuple[WhyIdle, str] | None = None
-        """Wait of our trainer while a round is agreed on."""
+        """Reason why our trainer waits while a round is agreed on, with a sentence."""
         self._trains_on, self._busy = False, ""
         self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
@@ -84,13 +84,11 @@ class Activity:
         """Phase of this peer, or the phase that it would have without a pause."""
         return self._work[0]
 
-    def note_away(self) -> None:
-        """Note that we were frozen or suspended: others may have gone on without us."""
-        self.was_away, self.back_at = True, trio.current_time()
-
-    def note_cut_off(self) -> None:
-        """Note that we hear a member again after none was heard for long: others may have gone on without us."""
+    def note_away(self, *, slept: bool) -> None:
+        """Note that others may have gone on without us: we slept (frozen, suspended), or heard no member for long."""
         self.was_away = True
+        if slept:
+            self.back_at = trio.current_time()
 
     def note_present(self) -> None:
         """Note that a record was made while we were present, or that a lock of ours forbids us to leave our tip."""

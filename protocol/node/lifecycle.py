@@ -82,14 +82,14 @@ class LivenessTicker:
             if max(now - last, boot - last_boot) >= absence_s:
                 self._come_back()
             elif was_cut_off and not is_cut_off:
-                self._activity.note_cut_off()
+                self._activity.note_away(slept=False)
             last, last_boot = now, boot
             self._follow(now, nursery)
             await trio.sleep(TICK_S)
 
     def _come_back(self) -> None:
         """Give up the running round: the others may have taken us for absent, and made records meanwhile."""
-        self._activity.note_away()
+        self._activity.note_away(slept=True)
         runner = self._current.runner
         if runner is not None and not runner.deciding:
             runner.end(Behind())

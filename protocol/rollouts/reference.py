@@ -137,8 +137,10 @@ class Reference:
             await self._write_ours()
         elif (root := self._root()) is not None:
             await self._obtain(root)
-        if self.path is not None:
-            await self._tidy()
+        if self.path is not None:  # keep the newest of other branches' weights: we may go back to that branch
+            for root in (await self._offload(self._others))[:-1]:
+                await self._library.remove(root)
+                self._right.discard(root)
 
     async def _write_ours(self) -> None:
         """Write the weights from our state, if rollouts begin with this state and it is not being changed."""
@@ -178,12 +180,6 @@ class Reference:
             self._told = True
             self._session.emit(Notice("warning", self._nobody()))
         await trio.sleep(RETRY_S)
-
-    async def _tidy(self) -> None:
-        """Remove the weights of other branches, except the newest of them: we may go back to that branch."""
-        for root in (await self._offload(self._others))[:-1]:
-            await self._library.remove(root)
-            self._right.discard(root)
 
     def _others(self) -> list[Hash]:
         """Return the files of other branches, the oldest first; incomplete files come before complete ones.  Blocking."""

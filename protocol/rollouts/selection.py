@@ -159,15 +159,10 @@ class Selection:
         ]
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl, answers)
         self._session.emit(replace(told, informative=contribution.informative))
-        self._tell_if_fruitless(round, contribution)
-        return learned
-
-    def _tell_if_fruitless(self, round: int, contribution: Contribution) -> None:
-        """Emit `NothingLearned` after some rounds from which we learned nothing."""
         self._fruitless = self._fruitless + 1 if contribution.informative == 0 else 0
         times, rest = divmod(self._fruitless, FRUITLESS)
-        if rest or times.bit_count() != 1 or not contribution.answers:
-            return
-        typical = contribution.answers[-1]
-        lines = (sample_line(each) for each in (typical.prompt, typical.text, typical.expected))
-        self._session.emit(NothingLearned(round, self._fruitless, contribution.reward, *lines))
+        if not rest and times.bit_count() == 1 and contribution.answers:
+            typical = contribution.answers[-1]
+            lines = (sample_line(each) for each in (typical.prompt, typical.text, typical.expected))
+            self._session.emit(NothingLearned(round, self._fruitless, contribution.reward, *lines))
+        return learned

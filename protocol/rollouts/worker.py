@@ -102,7 +102,10 @@ class BatchVerifier:
             return BatchVerified(batch.author, batch.root, None, died=True)
         if verdicts is None or sets is None:
             return BatchVerified(batch.author, batch.root, None)  # the check was cancelled
-        scores = bytes(map(score_of, verdicts)) if sets.live else None
+        scores = None
+        if sets.live:
+            rewards = [each.reward for each in verdicts]
+            scores = bytes(UNSCORED if reward is None else round(reward * (UNSCORED - 1)) for reward in rewards)
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # the maker gets credit for tokens, so their number has to be right
@@ -121,11 +124,6 @@ def is_sure(verdicts: Sequence[RolloutVerdict]) -> bool:
     """Return True if every honest computer comes to the same opinion of the batch: one rollout rejected by all is enough."""
     rejected = [each.sure for each in verdicts if each.verdict is Verdict.REJECT]
     return any(rejected) if rejected else all(each.sure for each in verdicts)
-
-
-def score_of(verdict: RolloutVerdict) -> int:
-    """Return the trainer process's score of a rollout as one byte."""
-    return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))
 
 
 # ------------------------------------------------------------------------------------------------------------------------

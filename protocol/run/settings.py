@@ -14,11 +14,6 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 
 
-def _no_clock() -> float:
-    """Return 0: the clock of peers of runs without tokens."""
-    return 0.0
-
-
 @dataclass(frozen=True)
 class CorpusSettings:
     """Corpora on this computer.
@@ -65,7 +60,7 @@ class NodeSettings:
     introduced: frozenset[PeerId] = frozenset()
     anchor: Anchor | None = None
     is_copy: bool = False
-    wall_clock: Callable[[], float] = _no_clock
+    wall_clock: Callable[[], float] = lambda: 0.0
     boot_clock: Callable[[], float] = trio.current_time
     corpora: CorpusSettings = CorpusSettings()
     serve_while_paused: bool = True

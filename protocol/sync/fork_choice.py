@@ -334,8 +334,12 @@ class PeerTips:
                     leaving[fork, reason] = self._leaving.get((fork, reason), now)
         older = [round for round in self._tips_of_present_peers() if max(kept - 1, last) < round < oldest]
         for round in older:
-            if self._is_stuck_on(round):
-                leaving[history.tip_at(round), True] = self._leaving.get((history.tip_at(round), True), now)
+            electors, fork = history.electors_at(round), history.tip_at(round)
+            if set(electors) <= set(history.certificate_at(round).absent):
+                continue  # members made the record, and the electors may come over to it
+            tips = frozenset(history.tips(round + 1, history.length - round))
+            if is_stuck(electors, count(dict.fromkeys(electors, 1), self._heard(electors), Candidate(fork, tips, None))):
+                leaving[fork, True] = self._leaving.get((fork, True), now)
         self._leaving = leaving
         waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
         lost = {fork for (fork, is_stuck), since in leaving.items() if now - since >= waits[is_stuck]}
@@ -351,15 +355,6 @@ class PeerTips:
                 place = bisect_left(provisional, beat.round)
                 found |= {*provisional[place : place + 1]} & {beat.round}
         return sorted(found)
-
-    def _is_stuck_on(self, round: int) -> bool:
-        """Return True if the electors on our provisional record of this round cannot do without those before it."""
-        history, electors = self._history, self._history.electors_at(round)
-        if set(electors) <= set(history.certificate_at(round).absent):
-            return False  # members made the record, and the electors may come over to it
-        tips = frozenset(history.tips(round + 1, history.length - round))
-        counted = count(dict.fromkeys(electors, 1), self._heard(electors), Candidate(history.tip_at(round), tips, None))
-        return is_stuck(electors, counted)
 
     def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
         """Have our heartbeats say how many of our first rounds we cannot give up.

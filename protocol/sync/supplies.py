@@ -87,19 +87,15 @@ class RunFiles:
             self._moved_at, is_told = trio.current_time(), False
             while not await self._offload(self._files.is_right, file.name, file.size, FILE_CHUNK_BYTES):
                 if not await self._fetch(number, called, file):
-                    is_told = self._note_missing(called, is_told)
+                    silent_s = trio.current_time() - self._moved_at
+                    if silent_s >= PATIENCE_S:
+                        nobody = f"nobody has given the run's file {called} for {silent_s:.0f} s"
+                        self._state = f"{nobody}; ask the organiser to start its peer"
+                        if not is_told:
+                            self._session.emit(Notice("warning", self._state))
+                        is_told = True
                     await trio.sleep(RETRY_S)
         self._here.set()
-
-    def _note_missing(self, called: str, is_told: bool) -> bool:
-        """Report a file as missing if no chunk of it has come for `PATIENCE_S`; return True if it was reported."""
-        silent_s = trio.current_time() - self._moved_at
-        if silent_s < PATIENCE_S:
-            return False
-        self._state = f"nobody has given the run's file {called} for {silent_s:.0f} s; ask the organiser to start its peer"
-        if not is_told:
-            self._session.emit(Notice("warning", self._state))
-        return True
 
     async def _fetch(self, number: int, called: str, file: FileSection) -> bool:
         sources = sorted(self._session.network.connected())

@@ -94,8 +94,8 @@ def _signed_bytes(run: Hash, kind: str, sender: PeerId, body: bytes) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The largest size of a message of a class, according to its fields' limits.
-# #
-# # A message that is longer, or has more values, is refused before it is decoded.  The limit follows from the schema, so no
+#
+# A message that is longer, or has more values, is refused before it is decoded.  The limit follows from the schema, so no
 # message needs a limit of its own.
 
 
@@ -171,8 +171,8 @@ def _either(shapes: list[Shape]) -> Shape:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Less work for Python's garbage collector, which stops all threads while it runs.
-# #
-# # The collector scans the young objects after each 700 new objects.  A large message makes tens of thousands of objects,
+#
+# The collector scans the young objects after each 700 new objects.  A large message makes tens of thousands of objects,
 # which all stay: scanning them takes longer than making them.  Sometimes the collector scans all objects, most of which
 # exist from the start.
 
