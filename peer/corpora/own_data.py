@@ -116,7 +116,7 @@ class OwnData:
         """Return the data section of a run file that would build a corpus from this data."""
         data = self._manifest.data
         local = data.local or LocalSection()
-        return {
+        section = {
             "source": "local",
             "from": self.origin,
             "format": data.format,
@@ -130,6 +130,7 @@ class OwnData:
             "most_rows": local.most_rows or None,
             "keep_repeated": local.keep_repeated,
         }
+        return {name: value for name, value in section.items() if value is not None}
 
     def _remove_others(self, key: str) -> None:
         """Remove corpora of earlier states of the files, and builds of them."""

@@ -136,8 +136,8 @@ class RunData:
         if not any(each.rows(source.held_out, length) for each in manifests for source in each.sources):
             raise ValueError(
                 f"nothing that is held out fills a row of data.sequence_length ({length}), so no loss could be measured; "
-                "give more data, make held_out_percent larger (of a corpus that is built already, build it again with "
-                "`peer data build --held-out`), or make data.sequence_length smaller"
+                "give more data, make held_out_percent larger (a corpus that is built already has to be built again with "
+                "--held-out), or make data.sequence_length smaller"
             )
 
     def link(self, run_folder: Path) -> None:

@@ -86,6 +86,8 @@ def rule_of(error: ErrorDetails) -> str:
 def _flaw(error: ErrorDetails) -> str:
     """Return a clause about one field of a section."""
     place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{place} is not a field"
     if error["type"] in RULES:
         return f"{place} is {shortened(error['input'])}; it must be {rule_of(error)}"
     return f"{place}: {error['msg']}".removeprefix(": ").removeprefix("Value error, ")

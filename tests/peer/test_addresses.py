@@ -36,7 +36,7 @@ REFUSED = {
     "[::1]4001": "is not the address of a peer",
     "0.0.0.0:4001": "is not the address of one computer",
     "224.0.0.1": "is not the address of one computer",
-    "/dnsaddr/example.org": "leads to further addresses",
+    "/dnsaddr/example.org": "names a DNS record with further addresses",
     "/ip4/home.example.org/tcp/4001": "is not the address of one computer",
     "/ip6/203.0.113.7/tcp/4001": "is not the address of one computer",
     "/ip4/203.0.113.7/udp/4001": "is not the address of a peer",

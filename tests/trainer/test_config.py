@@ -11,7 +11,7 @@ from trainer.config import TrainingConfig
 
 def test_wrong_fields_of_a_section_are_named_in_one_line() -> None:
     section = small.SECTIONS["inner"] | {"epsilon": 1e-8, "lr": 0.0}
-    with pytest.raises(ValueError, match=r"^InnerConfig: lr: Input should be greater than 0; epsilon: Extra inputs .*$"):
+    with pytest.raises(ValueError, match=r"^InnerConfig: lr is 0.0; it must be more than 0; epsilon is not a field$"):
         TrainingConfig.from_sections(small.SECTIONS | {"inner": section})
 
 

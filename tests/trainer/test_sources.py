@@ -161,7 +161,7 @@ def test_a_missing_block_is_an_error_where_nobody_waits(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"format": "chat"}, 'the corpus corpus.msgpack has rows of the kind "text", and data.format is "chat"'),
-        ({"documents": "torn"}, "documents: Input should be"),
+        ({"documents": "torn"}, "documents is 'torn'; it must be"),
     ],
 )
 def test_a_corpus_that_does_not_fit_the_run_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def _named(text: str) -> tuple[str, list[dict[str, Any]]]:
     _opener(name, options)
     parts = _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
     if name == MIXTURE and (not parts or any(part["name"] == MIXTURE for part in parts)):
-        raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
+        raise ValueError("a mixture cannot contain a mixture; write its environments, as in mixture(add(digits=3), sort)")
     for part in parts:
         _opener(part["name"], {key: value for key, value in part.items() if key != "name"})
         if part["name"] != FILE:

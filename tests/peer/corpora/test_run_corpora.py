@@ -138,9 +138,9 @@ def test_a_file_of_chats_in_another_encoding_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "fields", "part"),
     [
-        (40, {"held_out_percent": 0}, "a whole percentage from 1 to 50; change held_out_percent in [data]"),
-        (40, {"held_out_percent": True}, "change held_out_percent in [data]"),
-        (40, {"from": "absent"}, "absent does not exist; correct from in"),
+        (40, {"held_out_percent": 0}, "[data] held_out_percent is 0; it must be a whole number from 1 to 50"),
+        (40, {"held_out_percent": True}, "[data] held_out_percent is True; it must be a whole number"),
+        (40, {"from": "absent"}, "absent, which does not exist; correct the path"),
         (0, {}, "the source talk has no document to learn from"),
     ],
 )
