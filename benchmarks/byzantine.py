@@ -193,9 +193,9 @@ class Bench:
 
     def _warm_start(self) -> F32:
         worker = Worker(config_for(self.settings, WARM_RATE), CPU)
-        theta = np.empty(worker.parameters, dtype=np.float32)
+        theta = np.empty(worker.config.model.parameters, dtype=np.float32)
         initial_parameters(MODEL, self.settings.seed, theta)
-        worker.load(theta)
+        worker.work.load(theta)
         for round_number in range(self.warm_rounds):
             for step in range(self.settings.inner_steps):
                 rows = Rows.joined([worker.batch(range(*self._rows(round_number, number, step))) for number in range(4)])

@@ -138,7 +138,7 @@ class Bench:
             self._starts[seed] = np.load(kept, allow_pickle=False)
         if seed not in self._starts:
             member = self.member(seed, "adamw", WARM_RATE)
-            theta = np.empty(member.parameters, dtype=np.float32)
+            theta = np.empty(member.config.model.parameters, dtype=np.float32)
             initial_parameters(MODEL, seed, theta)
             self._starts[seed] = data_parallel(member, theta, range(WARM_STEPS), lambda step: WARM_MEMBERS)
             print(

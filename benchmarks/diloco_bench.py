@@ -189,7 +189,7 @@ class Bench:
         """The parameters from which all runs of a seed start."""
         if seed not in self._starts:
             member = self.member(seed, WARM_RATE)
-            theta = np.empty(member.parameters, dtype=np.float32)
+            theta = np.empty(member.config.model.parameters, dtype=np.float32)
             initial_parameters(MODEL, seed, theta)
             self._starts[seed] = data_parallel(member, theta, range(self.settings.warm_steps), lambda step: WARM_MEMBERS)
         return self._starts[seed]
@@ -241,7 +241,7 @@ class Bench:
 
 def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
     """Train one model on the windows of all `size(step)` members; the parameters at the end."""
-    member.load(theta)
+    member.work.load(theta)
     for step in steps:
         rows = Rows.joined([member.batch(range(*rows_of(member, number, step))) for number in range(size(step))])
         member.inner.step(rows, Place(step, 0.0))

@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.add(case, bench.run(case))
             loss = progress.losses[case][0]
             print(f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {loss:.4f}", file=sys.stderr)
-    parameters = bench.member(0).parameters
+    parameters = bench.member(0).config.model.parameters
     rows = [*table.rows(progress.losses, parameters)]
     print(f"outer {table.outer}, {parameters} parameters, seeds {table.seeds}\n")
     print_table(rows)

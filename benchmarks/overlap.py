@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{seconds:5.0f} s  {number} of {len(cases)}  {case}: {ended:.4f}", file=sys.stderr, flush=True)
     table = [row_of(case, runs.losses, seeds) for case in rows if case.is_possible]
     impossible, holds = [case for case in rows if not case.is_possible], all(row.holds for row in table)
-    print(f"{bench.member(0).parameters} parameters, seeds {seeds}\n")
+    print(f"{bench.member(0).config.model.parameters} parameters, seeds {seeds}\n")
     print_table(table, impossible)
     if options.json:
         lines = [row.as_json() for row in table]

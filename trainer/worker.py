@@ -172,23 +172,10 @@ class Worker:
         """Inner loop that trains on the run's data, created at the first use."""
         return self.work.inner
 
-    def store_moments(self) -> None:
-        """Write the moments to their file, for a later process."""
-        self.work.store_moments()
-
-    def remove_moments(self) -> None:
-        """Remove the file of the moments, so that a later process begins without."""
-        self.work.remove_moments()
-
     @property
     def _compares(self) -> bool:
         """True if the loss on rows compares the model with other weights."""
         return isinstance(self.objective, ComparedObjective)
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters in the flat vector."""
-        return self.config.model.parameters
 
     def compute(
         self,
@@ -222,7 +209,7 @@ class Worker:
         if owes:
             self.work.go_on(theta, (task.fragment - 1) % self.config.fragments)
         else:
-            self.load(theta)
+            self.work.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
         steps, mean, rows, wanted = 0, 0.0, None, list(islice(numbers, count))
         for step in range(task.steps):
@@ -333,10 +320,6 @@ class Worker:
         if rows.pairs_b is None:
             return rows
         return replace(rows, reference_b=self._log.get(rows.pairs_b[::2].tolist()).reshape(-1))
-
-    def load(self, theta: F32) -> None:
-        """Set the local parameters to `theta`."""
-        self.work.load(theta)
 
 
 def _parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype, *, shared: bool) -> LocalParameters:

@@ -71,7 +71,7 @@ def with_tokenizer(folder: Path) -> TrainingConfig:
 
 
 def begun(worker: Worker) -> np.ndarray:
-    theta = np.empty(worker.parameters, dtype=np.float32)
+    theta = np.empty(worker.config.model.parameters, dtype=np.float32)
     initial_parameters(worker.config.model, 7, theta)
     return theta
 
@@ -107,7 +107,7 @@ def test_the_same_rows_read_the_same_everywhere(tmp_path: Path) -> None:
 
 def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None:
     worker = Worker(config(tmp_path), small.CPU)
-    worker.load(begun(worker))
+    worker.work.load(begun(worker))
     rows = worker.batch(range(COUNT))
     assert rows.counts_bt is not None and rows.documents_bt is not None
     tokens, counts = torch.from_numpy(rows.tokens_bt.astype(np.int64)), torch.from_numpy(rows.counts_bt)
@@ -141,7 +141,7 @@ def test_the_held_out_loss_is_the_mean_of_what_counts(tmp_path: Path) -> None:
     theta = begun(worker)
     evaluation = worker.evaluation(theta)
     assert isinstance(evaluation, Evaluation) and evaluation.total == worker.reading.held_out_windows > 1
-    worker.load(theta)
+    worker.work.load(theta)
     rows = worker.reading.rows(range(evaluation.total), held_out=True)
     with torch.no_grad():
         assert worker.evaluate(theta) == pytest.approx(loss_of(worker.model, rows), rel=1e-4)

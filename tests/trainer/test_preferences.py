@@ -117,7 +117,7 @@ def test_a_trainer_that_began_with_the_run_keeps_the_initial_weights_itself(
 def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folder: Path, reference: Path) -> None:
     worker = worker_on(folder)
     computed(worker, reference)
-    worker.load(small.theta())
+    worker.work.load(small.theta())
     rows, found = worker.batch(range(8)), []
     for part in (8, 3, 1):
         loss = worker.inner._accumulate(rows, part).read()

@@ -181,7 +181,7 @@ def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family
 
     def encoded(by: Team) -> tuple[bytes, float]:
         by.theta[:] = end
-        by.worker.load(by.theta)
+        by.worker.work.load(by.theta)
         by.theta[:] = begin
         norm = by.worker.work.encode_difference(by.theta, by.out)
         return bytes(by.out), norm
@@ -203,7 +203,7 @@ def test_parameters_in_the_memory_of_the_computer_train_as_on_the_device(family:
         with team(each, ranks) as trainer:
             losses.append(trainer.compute(ROUND, begin)[2])
             trainer.theta[:] = begin * np.float32(1.01)
-            trainer.worker.load(trainer.theta)
+            trainer.worker.work.load(trainer.theta)
             trainer.theta[:] = begin
             trainer.worker.work.encode_difference(trainer.theta, trainer.out)
             contributions.append(bytes(trainer.out))
@@ -246,7 +246,7 @@ def test_moments_serve_any_number_of_ranks(tmp_path: Path) -> None:
     for ranks, task in ((1, ROUND), (2, second), (1, third)):
         with team(run, ranks, tmp_path) as by:
             found.append(by.compute(task, begin)[2])
-            by.worker.store_moments()
+            by.worker.work.store_moments()
     for losses, others in zip(found, expected, strict=True):
         assert losses == pytest.approx(others, rel=1e-5)
 
@@ -256,7 +256,7 @@ def test_damaged_moments_are_refused_by_all_ranks(tmp_path: Path, capfd: pytest.
     run, begin = config(), theta(config().model)
     with team(run, 1, tmp_path) as one:
         fresh = one.compute(ROUND, begin)[2]
-        one.worker.store_moments()
+        one.worker.work.store_moments()
     raw = bytearray((tmp_path / TEXT).read_bytes())
     raw[-12:-8] = np.float32(-1).tobytes()  # the last square, which only the last rank reads; steps and checksum follow
     raw[-4:] = zlib.crc32(raw[:-4]).to_bytes(4, "little")

@@ -110,7 +110,7 @@ def honest(training: Training) -> Iterator[tuple[str, Figures]]:
     for stage in range(ROUNDS):
         yield "the first stage", training.train(number, stage)
         number += 1
-    training.worker.store_moments()
+    training.worker.work.store_moments()
     for stage in range(20, 30):
         yield "back at the peak rate", training.train(number, stage)
         number += 1
@@ -123,7 +123,7 @@ def honest(training: Training) -> Iterator[tuple[str, Figures]]:
     for stage in range(34, 40):
         yield "fresh moments", training.train(number, stage)
         number += 1
-    training.worker.store_moments()
+    training.worker.work.store_moments()
     training.worker = training.started("code")
     for stage in range(40, 46):
         yield "other data", training.train(number, stage)

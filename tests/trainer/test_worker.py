@@ -70,7 +70,7 @@ def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> No
 def test_the_residual_of_a_round_is_added_in_the_next() -> None:
     worker, found = small.worker(), []
     for _ in range(3):
-        worker.load(small.theta() * np.float32(1.01))
+        worker.work.load(small.theta() * np.float32(1.01))
         out = bytearray(SIZE)
         worker.work.encode_difference(small.theta(), memoryview(out))
         found.append(bytes(out))

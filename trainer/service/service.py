@@ -309,14 +309,14 @@ class Service:
                 self._fail(job, error)
             self._send(job, job.message["do"], **answer)
             if job.message["do"] == "compute" and self._worker is not None:
-                self._worker.store_moments()  # while the peer exchanges the round's result
+                self._worker.work.store_moments()  # while the peer exchanges the round's result
 
     def _fail(self, job: Job, error: Exception) -> NoReturn:
         """End the process with a sentence.  If another rank has ended, that is the reason, and its watcher ends us."""
         if self._ranks is not None:
             self._ranks.settle()
         if isinstance(error, NotFinite) and self._worker is not None:
-            self._worker.remove_moments()
+            self._worker.work.remove_moments()
         self._send(job, "failed", reason=_sentence(error), beyond_limits=isinstance(error, BeyondLimits))
         sys.stdout.flush()
         sys.stderr.flush()

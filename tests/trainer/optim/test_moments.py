@@ -32,7 +32,7 @@ def test_a_restarted_trainer_contributes_the_bytes_of_one_that_never_stopped(tmp
     config = small.config(codec="int8")
     steady, first = Worker(config, small.CPU), Worker(config, small.CPU, tmp_path)
     assert computed(steady, FIRST) == computed(first, FIRST)
-    first.store_moments()
+    first.work.store_moments()
     assert computed(Worker(config, small.CPU, tmp_path), SECOND) == computed(steady, SECOND)
 
 
@@ -89,7 +89,7 @@ DAMAGE = (
 def test_a_damaged_file_is_a_new_beginning(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = worker(tmp_path)
     computed(first, FIRST)
-    first.store_moments()
+    first.work.store_moments()
     damaged(tmp_path / TEXT, kind)
     assert computed(worker(tmp_path), SECOND) == computed(small.worker(), SECOND)
     assert "the moments of an earlier start are not used" in capsys.readouterr().err
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_a_new_beginning(tmp_path: Path, kind: str, capsys: py
 def test_the_moments_of_another_model_are_not_used(tmp_path: Path) -> None:
     first = worker(tmp_path)
     computed(first, FIRST)
-    first.store_moments()
+    first.work.store_moments()
     config = small.config(model=small.MODEL | {"layers": 1})
     other = Worker(config, small.CPU, tmp_path)
     assert other.inner.optimiser.steps == 0 and not other.inner.optimiser.mean.any()
@@ -111,7 +111,7 @@ def test_a_trainer_goes_on_where_moments_cannot_be_written(tmp_path: Path, monke
     first = worker(tmp_path)
     computed(first, FIRST)
     monkeypatch.setattr("os.fsync", full)
-    first.store_moments()
+    first.work.store_moments()
     assert not [*tmp_path.iterdir()], "nothing half-written is left"
 
 

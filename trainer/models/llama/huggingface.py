@@ -1,7 +1,7 @@
 """Translation between the config.json of Hugging Face folders and our description of a decoder of the Llama family.
 
 Names and defaults match transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x); files written by 4.x can also be
-read. Tensors need no translation: `trainer.models.llama.config` uses the names of these models. A file with a switch that a
+read. Tensors need no translation: `protocol.formats.model` uses the names of these models. A file with a switch that a
 run's model does not have is refused, with the name of the switch. The run decides the fields that only matter in training
 (dropout, initial ranges).
 """
