@@ -75,7 +75,7 @@ class Net:
 
 def contacts(folder: Path, net: Net, **swarm: Sequence[str]) -> Contacts:
     names = {"one": ONE, "two": TWO}
-    return Contacts(folder, net, lambda: {names[name]: addresses for name, addresses in swarm.items()})
+    return Contacts(folder, net, lambda: {names[name]: addresses for name, addresses in swarm.items()})  # type: ignore[arg-type]
 
 
 def test_an_invitation_names_what_was_reached_of_this_peer_and_of_others_that_are_there(tmp_path: Path) -> None:
