@@ -72,6 +72,7 @@ for module in {modules!r}:
 """
 
 
+@pytest.mark.slow
 def test_kernels_and_trainer_import_with_little_besides_torch() -> None:
     modules = [name for name in modules_of("kernels") + modules_of("trainer") if not name.endswith("__main__")]
     run(sys.executable, "-c", BLOCK_OTHERS.format(allowed=GPU_IMAGE, modules=modules))

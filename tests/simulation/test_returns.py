@@ -33,6 +33,7 @@ def test_founder_killed_half_a_minute_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 3, "the founder", Absence.KILLED, HALF_A_MINUTE_S))
 
 
+@pytest.mark.slow
 def test_founder_without_its_disk_half_a_minute_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 3, "the founder", Absence.LOST_DISK, HALF_A_MINUTE_S))
 
@@ -45,6 +46,7 @@ def test_one_of_two_friends_suspended_half_a_minute_other_loses_no_round() -> No
     misses_no_bar(Cell(Entry.INVITE, 2, "another", Absence.SUSPENDED, HALF_A_MINUTE_S))
 
 
+@pytest.mark.slow
 def test_half_of_a_run_of_anyone_cut_off_half_a_minute_one_part_loses_no_round() -> None:
     misses_no_bar(Cell(Entry.ANYONE, 4, "exactly half", Absence.CUT_OFF, HALF_A_MINUTE_S))
 

@@ -407,6 +407,7 @@ def test_a_template_of_an_unknown_form_is_not_run_and_the_model_completes_texts(
     assert "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts" in out
 
 
+@pytest.mark.slow
 def test_an_encoding_without_a_character_is_no_error(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "peer", "chat", str(model), "--temp", "0", "--max-tokens", "20"],

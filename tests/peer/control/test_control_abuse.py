@@ -217,6 +217,7 @@ def test_a_question_over_the_limit_is_not_read_to_its_end(tmp_path: Path) -> Non
     attacked(tmp_path, attack)
 
 
+@pytest.mark.slow
 def test_the_ledger_of_very_many_members_is_told_in_part() -> None:
     """An answer over the limit used to end the server, and the peer with it."""
     credits = {PeerId(f"{number:052}"): Credit(1, number) for number in range(150_000)}

@@ -75,6 +75,7 @@ def test_mistakes_are_one_sentence(words: tuple[str, str], capsys: pytest.Captur
     assert code in (ExitCode.INPUT, ExitCode.USAGE) and "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_it_at_once_and_tells_nothing() -> None:
     command = [sys.executable, "-m", "peer", "bench", "--only", "training"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

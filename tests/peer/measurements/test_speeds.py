@@ -58,6 +58,7 @@ def test_a_real_trainer_is_measured_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert speed.steps >= 1
 
 
+@pytest.mark.slow
 def test_a_trainer_that_cannot_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "START_DEADLINE_S", 0.0)
     with pytest.raises(PeerError, match="could not be measured: it did not train in time") as caught:

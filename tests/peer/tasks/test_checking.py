@@ -13,7 +13,6 @@ from peer.errors import PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
 from peer.tasks.checking import check, prepared
-from protocol.wire.rollouts import MAX_SET_TASKS
 from tests.simulation.rollouts import rl_run
 from tests.simulation.world import simulated_run
 from tests.trainer.made_tokenizer import VOCAB, make_tokenizer
@@ -45,8 +44,10 @@ def test_what_is_no_set_for_this_run_is_refused(tmp_path: Path, lines: tuple[obj
     assert sentence in caught.value.text
 
 
-def test_too_many_tasks_are_refused(tmp_path: Path) -> None:
-    lines = [{**LINE, "problem_id": str(number)} for number in range(MAX_SET_TASKS + 1)]
+def test_too_many_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.tasks.checking.MAX_SET_TASKS", 3)
+    lines = [{**LINE, "problem_id": str(number)} for number in range(4)]
+    assert len(check(SIGNED, written(tmp_path, *lines[:3]), tmp_path).tasks) == 3
     with pytest.raises(PeerError, match="split it"):
         check(SIGNED, written(tmp_path, *lines), tmp_path)
 

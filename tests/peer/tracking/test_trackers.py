@@ -70,6 +70,7 @@ def test_event_files_of_killed_writers_are_whole_together(tmp_path: Path) -> Non
     assert steps_in(tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_weights_and_biases_has_everything_offline_after_a_writer_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def with_trainer(
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_trainer_starts_whatever_another_user_has_made_of_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +306,7 @@ def test_limits_of_pace_change_while_the_trainer_runs(tmp_path: Path) -> None:
     theta.close()
 
 
+@pytest.mark.slow
 def test_a_round_under_a_limit_of_load_is_whole(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.trainer.limit_pace(None, 0.5)

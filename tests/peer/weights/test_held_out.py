@@ -20,6 +20,7 @@ from peer.corpora.options import BuildOptions, TokenFormat
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import store_manifest
 from peer.weights.held_out import HeldOutOptions, measure
+from protocol.corpora import manifest
 from protocol.corpora.manifest import CorpusKind
 from protocol.run.manifest import demo_manifest
 from tests.trainer.data.corpora import Shape, Stream, preferences, texts, write_corpus
@@ -173,15 +174,18 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def number_corpus(tmp_path: Path) -> Path:
-    """A corpus of a tokenizer of its own, with texts that other splittings and merges cut elsewhere."""
-    tokens = TokenFormat(tokenizer=write(tmp_path / "tokenizer.json", TOKENIZER), ends=(266,))
+@pytest.fixture(scope="module")
+def number_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of a tokenizer of its own, with texts that other splittings and merges cut elsewhere; nobody changes it."""
+    folder = tmp_path_factory.mktemp("numbers")
+    tokens = TokenFormat(tokenizer=write(folder / "tokenizer.json", TOKENIZER), ends=(266,))
     said = "{0} is a number,and the\n\n  number in {0}12 is another\u00e9 ONE. I'M the and thin\t\n  band!\n"
     documents = [Document(str(number), said.format(number) * 3) for number in range(40)]
     options = BuildOptions(tokens, held_out_percent=30)
-    build([BuildInput("web", documents)], options, tmp_path / "corpus")
-    return tmp_path / "corpus"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "LEAST_BLOCK_TOKENS", 1)
+        build([BuildInput("web", documents)], options, folder / "corpus")
+    return folder / "corpus"
 
 
 @pytest.mark.parametrize("case", [*SAME, *OTHER])

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import AGAIN_S, MAX_EJECTED, SET_BACK_S, SPACING_S, AccusationOutcome, Ejections, deadline_s
+from protocol.audit.ejection import AGAIN_S, SET_BACK_S, SPACING_S, AccusationOutcome, Ejections, deadline_s
 from protocol.audit.evidence import (
     ProvenLie,
     TwoStatements,
@@ -261,15 +261,16 @@ def test_a_full_list_forgets_strangers_and_never_members(tmp_path: Path, monkeyp
     """Whoever sacrifices free keys neither fills the list nor pushes out a liar that was in the chain."""
 
     async def check(table: Table) -> None:
+        monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 20)
         monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
         await table.ejections.convict(PROOF)
-        keys = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, MAX_EJECTED + 40)]
+        keys = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 20 + 40)]
         for key in keys:
             proof = TwoStatements(first=ready(8, key), second=ready(16, key))
             assert await table.ejections.convict(proof) is not None
         names = table.replica.store.evidence.names()
-        assert LIAR in table.ejections and evidence_hash(RAW) in names and len(names) == MAX_EJECTED
-        assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * (MAX_EJECTED - 1)
+        assert LIAR in table.ejections and evidence_hash(RAW) in names and len(names) == 20
+        assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * 19
         table.network.published.clear()
         with trio.move_on_after(60):
             await table.ejections.run()

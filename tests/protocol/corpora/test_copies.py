@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+import pytest
 import trio
 
 from protocol.blobs.blob import ChunkSet
@@ -148,6 +149,7 @@ def test_peers_stand_in_for_keepers_without_room() -> None:
     on_block_table(CORPUS, check)
 
 
+@pytest.mark.slow
 def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers() -> None:
     async def check(table: BlockTable) -> None:
         crowd = Crowd(table)

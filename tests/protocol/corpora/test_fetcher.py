@@ -420,6 +420,7 @@ def test_blocks_needed_next_leave_a_full_disk_for_those_needed_now() -> None:
     on_block_table(CORPUS, check)
 
 
+@pytest.mark.slow
 def test_a_seed_drives_no_block_out_of_a_full_disk_for_another() -> None:
     async def check(table: BlockTable) -> None:
         table.add(built=True)

@@ -78,6 +78,7 @@ def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(tmp_pa
     on_table(tmp_path, check, a_run(*FOUR))
 
 
+@pytest.mark.slow
 def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(tmp_path: Path) -> None:
     """No look may cost more than the purse has; ours ranks better as long as the record of the invitation is not there."""
 

@@ -203,6 +203,7 @@ def test_a_handshake_that_is_cancelled_leaves_no_socket_open() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_relay_leads_to_nobody_without_a_place_and_gives_none_when_its_owner_wants_none() -> None:
     async def main() -> None:
         async with through_a_relay() as (one, between, two, _):
@@ -230,6 +231,7 @@ def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_rel
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_relay_answers_nonsense_with_no_and_goes_on() -> None:
     async def main() -> None:
         async with through_a_relay() as (one, between, two, _):

@@ -113,7 +113,8 @@ def test_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: s
     assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is RunOutcome.OUT_OF_TIME
 
 
-@every_kind_slowly
+@pytest.mark.slow
+@every_kind
 @pytest.mark.parametrize("program", [attacks.STOP_ITSELF, attacks.IGNORE_SIGNALS], ids=["stopped", "ignoring"])
 def test_signals_change_nothing_about_time(kind: str, program: str, room: Path) -> None:
     assert run(kind, program).verdict is RunOutcome.OUT_OF_TIME
@@ -317,6 +318,7 @@ def test_sandbox_without_a_required_protection_does_not_exist() -> None:
         Sandbox(required=[Protection.SYSTEM_CALLS], mechanisms=[Mechanism.NAMESPACES])
 
 
+@pytest.mark.slow
 def test_bare_limits_hold_what_they_can(room: Path) -> None:
     bare = Sandbox(QUICK, required=(), mechanisms=())
     assert bare.run("print('well')").succeeded

@@ -51,6 +51,7 @@ def test_moments_and_parameters_are_updated_where_they_lie() -> None:
     assert (model.flat != before).all() and optimiser.mean.all() and optimiser.square.all()
 
 
+@pytest.mark.slow
 def test_an_update_loads_no_compiler() -> None:
     code = (
         "import sys; from tests.trainer import small; from trainer.optim import AdamW;"
