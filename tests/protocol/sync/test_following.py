@@ -229,7 +229,7 @@ def test_what_one_stranger_has_shown_is_not_lost_to_another(tmp_path: Path) -> N
         table.serve(EVE.peer_id, table.theirs)
         asked = table.count_questions(EVE.peer_id)
         for number in range(40, 60):
-            table.budget.pay(trio.current_time(), 0, CHECKS_PER_MINUTE // 2 - 50)
+            table.budget.pay(trio.current_time(), 0, CHECKS_PER_MINUTE // 10 - 50)
             table.hear(EVE.peer_id, table.theirs)
             await table.look()
             liar = Identity.from_seed(bytes([number]) * 32).peer_id
