@@ -166,6 +166,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return ExitCode.USAGE
+    from peer.paths import data_dir
+
+    args.data_dir = data_dir(args.data_dir)
     try:
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error is still shown as a sentence

@@ -92,14 +92,13 @@ def pad(text: str, width: int) -> str:
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
     """Return the rows as lines whose columns are aligned.  numbers: places of the columns that are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if place in numbers else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+
+    def aligned(cell: str, place: int) -> str:
+        gap = " " * (widths[place] - columns(cell))
+        return gap + cell if place in numbers else cell + gap
+
+    return ["  ".join(aligned(cell, place) for place, cell in enumerate(row)).rstrip() for row in rows]
 
 
 def spread(left: str, right: str, width: int) -> str:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import add_command, add_run
 from peer.commands.stop import seconds_of
 from peer.errors import ExitCode
 
@@ -31,12 +31,7 @@ def register(subparsers: Subparsers) -> None:
         "that was joined with `--page FOLDER` keeps its page current by itself.",
     )
     parser.add_argument("folder", metavar="FOLDER", help="where the page is written; a web server may serve it as it is")
-    parser.add_argument(
-        "run_id",
-        metavar="RUN",
-        nargs="?",
-        help="a run ID or its beginning (default: the running run, else the latest one here)",
-    )
+    add_run(parser)
     parser.add_argument(
         "--every",
         metavar="TIME",
@@ -49,10 +44,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
     from peer.joining.run_source import chosen_run
     from peer.page.writer import FACTS, PageWriter
-    from peer.paths import data_dir
     from protocol.formatting import clean, many, size, visible
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     signed = chosen_run(args.run_id, data)
     writer = PageWriter(signed, data, Path(os.path.expanduser(args.folder)).absolute())
     written = writer.write(_status(data, signed.run))

@@ -18,7 +18,7 @@ from peer.corpora.inputs import HUB
 from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.joining.run_word import ambiguous, check_word, the_run
+from peer.joining.run_word import check_word, chosen_folder, the_run
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
@@ -181,16 +181,7 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
 
 def chosen_run(word: str | None, data: Path) -> SignedManifest:
     """Return the stored run whose ID begins with `word`; default: the running or the latest run.  Raises `PeerError`."""
-    running = ""
-    if word is None:
-        with suppress(ControlError):
-            running = ControlClient(data).status().run
-    runs = [path.parent for path in data.glob("runs/*/manifest") if path.parent.name.startswith(word or running)]
-    if not runs:
-        raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
-    if word is not None and len(runs) > 1:
-        raise ambiguous(word, [path.name for path in runs])
-    return read_manifest(max(runs, key=lambda path: path.stat().st_mtime) / "manifest")
+    return read_manifest(chosen_folder(word, data) / "manifest")
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
@@ -78,7 +79,8 @@ def the_run(word: str, data: Path) -> str:
             "lists them",
             ExitCode.INPUT,
         )
-    found = stored_runs(word, data) if is_id else []
+    stored = runs_dir(data).glob(f"{word}*/manifest") if is_id else ()
+    found = sorted(path.parent.name for path in stored if len(path.parent.name) == MOST_DIGITS)
     if len(found) > 1:
         raise ambiguous(word, found)
     if not found:
@@ -90,12 +92,24 @@ def the_run(word: str, data: Path) -> str:
     return found[0]
 
 
-def stored_runs(beginning: str, data: Path) -> list[str]:
-    """Return the IDs that begin so of the runs whose manifests this data directory has, ascending."""
-    folder = runs_dir(data)
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    whole = [name for name in names if len(name) == MOST_DIGITS and name.startswith(beginning)]
-    return sorted(name for name in whole if (folder / name / "manifest").is_file())
+def chosen_folder(word: str | None, data: Path, holding: str = "manifest") -> Path:
+    """Return the folder of the run whose ID begins with `word`; default: the running run, else the latest one.
+
+    holding: a file in the folders that count.  Raises `PeerError`.
+    """
+    from peer.control.client import ControlClient, ControlError
+
+    running = ""
+    if word is None:
+        with suppress(ControlError):
+            running = ControlClient(data).status().run
+    beginning = word or running
+    runs = [path.parent for path in runs_dir(data).glob(f"*/{holding}") if path.parent.name.startswith(beginning)]
+    if not runs:
+        raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
+    if word is not None and len(runs) > 1:
+        raise ambiguous(word, [path.name for path in runs])
+    return max(runs, key=lambda path: path.stat().st_mtime)
 
 
 def ambiguous(beginning: str, runs: Sequence[str]) -> PeerError:
