@@ -52,7 +52,7 @@ def register(subparsers: Subparsers) -> None:
 def run_config(args: argparse.Namespace) -> int:
     """Print the settings, after a change if one is asked for."""
     from peer.control.client import ControlClient, ControlError
-    from peer.settings.file import as_map, gather, known, with_kept_name
+    from peer.settings.file import gather, known, with_kept_name
 
     name = known(args.setting) if args.setting is not None else None
     changes = name is not None and (args.value is not None or args.unset)
@@ -64,7 +64,7 @@ def run_config(args: argparse.Namespace) -> int:
     try:
         found = {"running": True, **ControlClient(args.data_dir).request("settings")}
     except ControlError:  # no peer runs, or it does not answer the question
-        found = {"running": False, **as_map(with_kept_name(gather({}), args.data_dir))}
+        found = {"running": False, **with_kept_name(gather({}), args.data_dir).as_map()}
     chosen = [each for each in found["settings"] if name in (None, each["name"])]
     lines = [*describe_config(found, name), *([effect] if effect else [])]
     return print_result(args, {**found, "settings": chosen}, lines)
@@ -73,14 +73,11 @@ def run_config(args: argparse.Namespace) -> int:
 def _change(args: argparse.Namespace, name: str) -> str:
     """Change a setting in peer.toml and of the running peer; return a sentence on the latter, if one runs."""
     from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.settings.file import config_file, write_setting
+    from peer.settings.file import config_file, read_value, write_setting
     from peer.settings.preferences import SETTINGS
 
     if args.value is not None:
-        try:
-            SETTINGS[name].read(args.value)
-        except ValueError as error:
-            raise PeerError(f"{name}: {error}", ExitCode.USAGE) from error
+        read_value(name, args.value, "")
     if not args.now:
         path = config_file()
         if path is None:

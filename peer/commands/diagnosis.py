@@ -77,7 +77,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     folder = make_private(args.data_dir)
     preferences, wrong = Preferences(), list[Check]()
     try:
-        preferences = gather({}).preferences
+        preferences = gather({}).now
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
         wrong = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]

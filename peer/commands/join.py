@@ -103,7 +103,7 @@ def _wants_interface(args: argparse.Namespace) -> bool:
 
     if args.attached or args.headless or args.until_eof or not (sys.stdin.isatty() and draws(sys.stdout)):
         return False
-    return gather({name: getattr(args, name) for name in SETTINGS}).preferences.log_format != "json"
+    return gather({name: getattr(args, name) for name in SETTINGS}).now.log_format != "json"
 
 
 def _live(args: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
     async def live() -> int:
         return await Daemon(settings, identity, choice).run()
 
-    keep_name(settings.live.gathered(), folder)
+    keep_name(settings.live, folder)
     try:
         return trio.run(live)
     except Exception as error:
@@ -154,13 +154,13 @@ def _settings(args: argparse.Namespace, folder: Path) -> DaemonSettings:
     """Return the settings of the command line, completed from the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings, LeaveConditions
-    from peer.settings.file import LiveSettings, gather, with_kept_name
+    from peer.settings.file import gather, with_kept_name
 
-    gathered = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
+    settings = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
     return DaemonSettings(
         folder,
-        Style.SILENT if args.attached else Style(gathered.preferences.log_format),
-        LiveSettings(gathered),
+        Style.SILENT if args.attached else Style(settings.now.log_format),
+        settings,
         LeaveConditions(args.rounds, args.until_end, args.until_eof, args.ignore_closed_output),
         args.local,
         args.only_copy,

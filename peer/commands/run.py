@@ -177,7 +177,7 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
     total = sum(path.stat().st_size for path in shards)
     if not total or signed.manifest.data.is_local:
         return ""
-    limit = gather({}).preferences.max_up
+    limit = gather({}).now.max_up
     rate = limit or HOME_UPLOAD_BYTES_PER_S
     takes, at = duration((COPIES - 1) * total / rate), f"{8 * rate / 1e6:.3g} Mbit/s" + (" (max_up)" if limit else "")
     return (

@@ -212,6 +212,10 @@ class Participation:
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
 
+    def line_bytes(self) -> int:
+        """Return the bytes carried for this peer, both ways, since its network was opened."""
+        return self.network.line_bytes() if self.network is not None else 0
+
     def _beside_states(self) -> int | None:
         """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
         now, signed = self._settings.live.now, self.choice.signed

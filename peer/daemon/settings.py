@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.files import LockHeld, locked
 from peer.joining.run_source import DEFAULT_PORT, find_run, stored_manifest
 from peer.paths import runtime_dir
-from peer.settings.file import LiveSettings
+from peer.settings.file import Settings
 from protocol.run.invitation import Anchor, Invitation
 from protocol.run.manifest import SignedManifest, demo_manifest
 from protocol.wire.hashes import Hash
@@ -111,7 +111,7 @@ class DaemonSettings:
 
     data_dir: Path
     style: Style
-    live: LiveSettings
+    live: Settings
     leave: LeaveConditions = LeaveConditions()
     local: bool = False
     only_copy: bool = False

@@ -26,13 +26,13 @@ from peer.settings.values import (
     one_of,
     read_addresses,
     read_data,
-    read_folder,
     read_folders,
     read_gpus,
     read_metrics_port,
     read_name,
     read_networks,
     read_owners,
+    read_path,
     read_port,
     read_processes,
     read_schedule,
@@ -83,13 +83,7 @@ class Setting:
         return self.shown(value) or self.unset
 
 
-def _setting(
-    default: Any,
-    meaning: str,
-    notation: Notation,
-    live: bool = False,
-    unset: str = "",
-) -> Any:
+def _setting(default: Any, meaning: str, notation: Notation, live: bool = False, unset: str = "") -> Any:
     return field(default=default, metadata={"definition": (meaning, notation, live, unset)})
 
 
@@ -279,7 +273,7 @@ class Preferences:
         None,
         "folder in which to keep a web page about the run current, for people who run no peer "
         "(`peer page FOLDER`; default: none)",
-        Notation(read_folder, placeholder="FOLDER"),
+        Notation(read_path("a folder"), placeholder="FOLDER"),
         unset="none",
     )
     track: tuple[str, ...] | None = _setting(
@@ -311,17 +305,13 @@ LIMITS = (
 """Settings that limit the use of this computer, unless they are not set."""
 
 
+SETTINGS = {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
+"""Settings by name, in the order of display."""
+
+
 def limits_in_force(now: Preferences) -> dict[str, str]:
     """Return the limits that are set, as a person writes them, by name."""
     return {name: SETTINGS[name].shown(value) for name in LIMITS if (value := getattr(now, name)) is not None}
-
-
-def _defined() -> dict[str, Setting]:
-    return {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
-
-
-SETTINGS = _defined()
-"""Settings by name, in the order of display."""
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
