@@ -166,10 +166,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return ExitCode.USAGE
-    from peer.paths import data_dir
-
-    args.data_dir = data_dir(args.data_dir)
     try:
+        from peer.paths import data_dir
+
+        args.data_dir = data_dir(args.data_dir)
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error is still shown as a sentence
         return code

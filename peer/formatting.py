@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.formatting import amount, clean, harmless, many, naming, roughly, size
 
 if TYPE_CHECKING:
-    from protocol.events.status import ContributionStatus, CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
+    from protocol.events.status import CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -173,17 +173,13 @@ def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
         return []
     place = f"; rank {given.rank} of {given.contributors}" if given.rank is not None else ""
     days = f", {given.days} days in a row" if given.days > 1 else ""
+    counted = f"{given.rounds} of {many(status.round, 'round')}, the last {given.streak} in a row"
+    if given.streak > given.rounds:  # a peer that makes rollouts is a member of no round
+        counted = f"the last {many(given.streak, 'round')} in a row"
     return [
         ("given", f"{amount(given.tokens_today)} tokens today, {amount(given.tokens)} in all{place}"),
-        ("counted", f"{_counted(given, status.round)}{days}"),
+        ("counted", f"{counted}{days}"),
     ]
-
-
-def _counted(given: ContributionStatus, rounds: int) -> str:
-    """Say in which rounds the peer's work counts; a peer that makes rollouts is a member of no round."""
-    if given.streak > given.rounds:
-        return f"the last {many(given.streak, 'round')} in a row"
-    return f"{given.rounds} of {many(rounds, 'round')}, the last {given.streak} in a row"
 
 
 def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:

@@ -15,8 +15,6 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from protocol.events.status import PeerStatus
-    from protocol.wire.hashes import Hash
 
 
 def register(subparsers: Subparsers) -> None:
@@ -42,6 +40,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
+    from peer.control.client import running_status
     from peer.joining.run_source import chosen_run
     from peer.page.writer import FACTS, PageWriter
     from protocol.formatting import clean, many, size, visible
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     data = args.data_dir
     signed = chosen_run(args.run_id, data)
     writer = PageWriter(signed, data, Path(os.path.expanduser(args.folder)).absolute())
-    written = writer.write(_status(data, signed.run))
+    written = writer.write(running_status(data, signed.run))
     print(
         f"Wrote {written.path} and {FACTS} ({size(written.size_bytes)}): run {clean(written.name)}, "
         f"{many(written.rounds, 'round')}.",
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     while args.every is not None:
         time.sleep(args.every)
         try:
-            writer.write(_status(data, signed.run))
+            writer.write(running_status(data, signed.run))
             problem = ""
         except OSError as error:  # a full disk gets room again
             problem = f"the page cannot be written: {error}; it is tried again"
@@ -67,14 +66,3 @@ def run(args: argparse.Namespace) -> int:
             print(f"peer: {visible(problem)}", file=sys.stderr, flush=True)
         told = problem
     return ExitCode.OK
-
-
-def _status(data: Path, run: Hash) -> PeerStatus | None:
-    """Return the status of the peer here, if it runs and takes part in this run."""
-    from peer.control.client import ControlClient, ControlError
-
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        return None
-    return status if status.run == run.hex() else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, add_group, whole_number
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -254,10 +254,8 @@ def run_extend(args: argparse.Namespace) -> int:
             f"your peer takes part in run {status.run[:12]}, not in {args.what[:12]}; join that one to extend it",
             ExitCode.INPUT,
         )
-    try:
+    with told_as(ExitCode.INPUT, ControlError):
         done = client.request("extend-run", unit=unit, total=total)
-    except ControlError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     print(f"run         {status.run}")
     print(f"until       {done['total']} {unit}, once the next record carries it; until then: {done['before']}")
     print(
@@ -426,15 +424,12 @@ def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, st
 
     Both are empty unless the peer of this data directory takes part in it.
     """
-    from peer.control.client import ControlClient, ControlError
+    from peer.control.client import running_status
     from peer.formatting import copies, goal_line
     from peer.joining.purpose import Speed
 
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        return None, []
-    if status.run != run.hex() or not status.goal_total:
+    status = running_status(data, run)
+    if status is None or not status.goal_total:
         return None, []
     rate = status.run_tokens_per_s
     speed = Speed(rate, "measured in the last round, all members together") if rate else None

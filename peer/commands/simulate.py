@@ -99,9 +99,8 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def _manifest(args: argparse.Namespace) -> RunManifest:
     """Return the run.  Text is not read, because only its sizes count; of chats and preferences, only some tokens count."""
-    from peer.joining.run_source import find_run
+    from peer.joining.run_source import named_run
     from peer.keyfile import load_or_create_identity
-    from protocol.run.invitation import Invitation
     from protocol.run.run_file import sections_of, sketch_run_file
 
     data = args.data_dir
@@ -110,9 +109,4 @@ def _manifest(args: argparse.Namespace) -> RunManifest:
     reads_text = sections is not None and sections.get("data", {}).get("format", "text") == "text"  # all of its tokens count
     if sections is not None and reads_text and "rl" not in sections and "from" not in sections.get("model", {}):
         return sketch_run_file(path, load_or_create_identity(data).peer_id)
-    found = find_run(args.what, data)
-    if isinstance(found, Invitation):
-        raise PeerError(
-            "an invitation has only the name of its run; give the run's manifest, or its run file", ExitCode.INPUT
-        )
-    return found.manifest
+    return named_run(args.what, data).manifest

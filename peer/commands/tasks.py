@@ -165,18 +165,10 @@ def run_rate(args: argparse.Namespace) -> int:
 
 def _of_the_run(args: argparse.Namespace) -> AsInRun:
     """Return the settings of the named run that change rates; the defaults if no run is named."""
-    from peer.joining.run_source import find_run
+    from peer.joining.run_source import named_run
     from peer.tasks.rating import AsInRun
-    from protocol.run.invitation import Invitation
 
-    if args.what is None:
-        return AsInRun()
-    found = find_run(args.what, args.data_dir)
-    if isinstance(found, Invitation):
-        raise PeerError(
-            "only the run's peers know the run of an invitation; give the run ID or the manifest", ExitCode.INPUT
-        )
-    return AsInRun.of(found.manifest)
+    return AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
 
 
 class _Progress:

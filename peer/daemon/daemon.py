@@ -33,7 +33,7 @@ from peer.daemon.away import Away, full_disk
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.formatting import blocks_by_origin
 from peer.page.writer import keep_page
 from peer.paths import run_dir
@@ -147,10 +147,8 @@ class Daemon:
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under `nohup`
         asks_to_leave = (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
         with trio.open_signal_receiver(*asks_to_leave) as signals:
-            try:
+            with told_as(ExitCode.RESOURCES, ControlError):
                 await server.open()
-            except ControlError as error:
-                raise PeerError(str(error), ExitCode.RESOURCES) from error
             async with trio.open_nursery() as nursery:
                 for task in (
                     self._log.run,

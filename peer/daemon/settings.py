@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,27 +41,15 @@ def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
         yield FREE if wanted is None else wanted
         return
     with ExitStack() as stack:
-        yield DEFAULT_PORT if _take(DEFAULT_PORT, stack) and _is_free(DEFAULT_PORT) else FREE
-
-
-def _take(port: int, stack: ExitStack) -> bool:
-    """Hold the lock on `port` among this user's peers until `stack` closes; False if another peer holds it."""
-    try:
-        stack.enter_context(locked(runtime_dir() / f"port-{port}.lock"))
-    except (LockHeld, OSError, PeerError):
-        return False
-    return True
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - where the peer will listen
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
+        port = FREE
+        with suppress(LockHeld, OSError, PeerError):  # another peer has the lock, or another program the port
+            stack.enter_context(locked(runtime_dir() / f"port-{DEFAULT_PORT}.lock"))
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("0.0.0.0", DEFAULT_PORT))  # noqa: S104 - where the peer will listen
+                probe.listen(1)
+            port = DEFAULT_PORT
+        yield port
 
 
 # ------------------------------------------------------------------------------------------------------------------------

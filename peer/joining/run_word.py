@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import runs_dir
 from protocol.run.invitation_text import body_in, looks_like_invitation
 from protocol.wire.canonical import Malformed
@@ -30,10 +29,8 @@ MAX_SHOWN = 80
 def check_word(word: str, data: Path) -> None:
     """Raise `PeerError` if the word cannot name a run; what it names is not opened."""
     if looks_like_invitation(word):
-        try:
+        with told_as(ExitCode.INPUT, Malformed):
             body_in(word)
-        except Malformed as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
         return
     if remedy := remedy_for(word):
         raise PeerError(remedy, ExitCode.INPUT)
@@ -97,13 +94,10 @@ def chosen_folder(word: str | None, data: Path, holding: str = "manifest") -> Pa
 
     holding: a file in the folders that count.  Raises `PeerError`.
     """
-    from peer.control.client import ControlClient, ControlError
+    from peer.control.client import running_status
 
-    running = ""
-    if word is None:
-        with suppress(ControlError):
-            running = ControlClient(data).status().run
-    beginning = word or running
+    running = running_status(data) if word is None else None
+    beginning = word or (running.run if running is not None else "")
     runs = [path.parent for path in runs_dir(data).glob(f"*/{holding}") if path.parent.name.startswith(beginning)]
     if not runs:
         raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
