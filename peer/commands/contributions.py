@@ -43,7 +43,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run_ledger(args: argparse.Namespace) -> int:
     """Print the ledger of the records on disk, under the names that the peers have now."""
+    from peer.joining.purpose import ledger_remark
+    from peer.joining.run_source import stored_manifest
+    from protocol.wire.hashes import Hash
+
     found = _find(args.data_dir, args.run_id)
+    signed = stored_manifest(Hash(bytes.fromhex(found["run"])), args.data_dir)
+    found["fragments"] = signed.manifest.fragments if signed is not None else 1
+    found["remark"] = ledger_remark(signed.manifest) if signed is not None else ""
     return print_result(args, found, describe_ledger(found))
 
 
@@ -78,13 +85,12 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """Return the fields of the ledger: the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
+    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
     from dataclasses import asdict
 
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
     from peer.control.ledger import ledger_of, team_credits
-    from peer.joining.purpose import ledger_remark
     from peer.joining.run_source import stored_manifest
     from peer.joining.run_word import chosen_folder
     from peer.keyfile import KeyfileError, load_identity
@@ -113,8 +119,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     told = ledger_of(history.ledger.credits, history.length)
     members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
     teams = [asdict(each) for each in team_credits(told, history.teams)]
-    found = {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams}
-    return {**found, "fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
+    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams}
 
 
 SHOWN = 20
