@@ -47,7 +47,8 @@ def multiaddr_of(text: str, port: int) -> str:
 def names_only_local(addresses: Sequence[str]) -> bool:
     """Return True if all `addresses` belong to a local network or this computer.  Names do not count as local."""
     hosts = [host for address in addresses if (host := _ip_in(address)) is not None]
-    return bool(addresses) and len(hosts) == len(addresses) and all(_is_local(host) for host in hosts)
+    here = [any(host.version == network.version and host in network for network in LOCAL) for host in hosts]
+    return bool(addresses) and len(hosts) == len(addresses) and all(here)
 
 
 def local_remark(addresses: Sequence[str]) -> str:
@@ -93,17 +94,11 @@ def _checked(address: str) -> str:
             raise ValueError(
                 f"port {port} is not dialled by name: give the IP address, or a port from {LEAST_NAMED_PORT} on"
             )
-    elif not _is_host(kind, parts[2]):
-        raise ValueError(f"{_shown(parts[2]) or 'nothing'} is not the address of one computer; {HOW}")
+    else:
+        ip = _ip_in(address)
+        if ip is None or f"ip{ip.version}" != kind or ip.is_unspecified or ip.is_multicast:
+            raise ValueError(f"{_shown(parts[2]) or 'nothing'} is not the address of one computer; {HOW}")
     return address
-
-
-def _is_host(kind: str, text: str) -> bool:
-    try:
-        ip = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return f"ip{ip.version}" == kind and not (ip.is_unspecified or ip.is_multicast)
 
 
 def _ip_in(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -113,10 +108,6 @@ def _ip_in(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
         return ipaddress.ip_address(parts[2]) if len(parts) > 2 and parts[1] in ("ip4", "ip6") else None
     except ValueError:
         return None
-
-
-def _is_local(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    return any(host.version == network.version and host in network for network in LOCAL)
 
 
 def _shown(text: str) -> str:

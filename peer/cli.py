@@ -179,6 +179,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         parser.print_help()
         return ExitCode.USAGE
     try:
+        from peer.paths import data_dir
+
+        args.data_dir = data_dir(args.data_dir)
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error is still shown as a sentence
         return code

@@ -5,6 +5,8 @@ The codes are part of the interface (docs/reference/commands.md lists them): scr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -61,3 +63,12 @@ class PeerError(Exception):
         super().__init__(text)
         self.text = text
         self.exit_code = exit_code
+
+
+@contextmanager
+def told_as(exit_code: ExitCode, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds, whose texts are sentences for a person, as a `PeerError` with this exit code."""
+    try:
+        yield
+    except kinds as error:
+        raise PeerError(str(error), exit_code) from error

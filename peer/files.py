@@ -25,12 +25,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Lock between processes: a file that one process holds, with its process ID inside.
-#
-# `filelock` uses flock, so the kernel releases the lock when the process ends, however it ends: no lock is ever stale.
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Held file: a sign that its owner lives, because the owner keeps the file locked (flock) until it ends.
 #
 # The kernel releases the lock when the process ends, however it ends, so the lock shows reliably whether the owner lives.  A
@@ -103,23 +97,19 @@ def read_held(path: Path, limit: int) -> bytes | None:
     except OSError:
         return None
     try:
-        if _lock_is_free(descriptor):
-            path.unlink(missing_ok=True)
-            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        return None
+    except BlockingIOError:
         return os.read(descriptor, limit)
     finally:
         os.close(descriptor)
 
 
-def _lock_is_free(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 # ------------------------------------------------------------------------------------------------------------------------
+# Lock between processes: a file that one process holds, with its process ID inside.
+#
+# `filelock` uses flock, so the kernel releases the lock when the process ends, however it ends: no lock is ever stale.
 
 
 PID_CHARACTERS = 32
@@ -143,22 +133,16 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise LockHeld(_holder(path)) from error
+        text = b""
+        with suppress(OSError), path.open("rb") as file:
+            text = file.read(PID_CHARACTERS).strip()
+        raise LockHeld(int(text) if text.isdigit() else None) from error
     try:
         path.write_text(f"{os.getpid()}\n")
         yield
         path.write_text("")
     finally:
         lock.release()
-
-
-def _holder(path: Path) -> int | None:
-    try:
-        with path.open("rb") as file:
-            text = file.read(PID_CHARACTERS).strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -183,16 +167,13 @@ class RotatingFile:
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._paths[0]
         if newest.exists() and newest.stat().st_size + len(data) > self._max_bytes:
-            self._rotate()
+            for newer, older in reversed(list(zip(self._paths, self._paths[1:], strict=False))):
+                if newer.exists():
+                    newer.replace(older)
+            if len(self._paths) == 1:
+                newest.unlink()
         with newest.open("ab") as file:
             file.write(data)
-
-    def _rotate(self) -> None:
-        for newer, older in reversed(list(zip(self._paths, self._paths[1:], strict=False))):
-            if newer.exists():
-                newer.replace(older)
-        if len(self._paths) == 1:
-            self._paths[0].unlink()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -220,7 +201,16 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
                 _place_new(Path(temporary), path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the folder's names to the disk.  Blocking.  Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path, limit: int) -> Any:
@@ -277,14 +267,6 @@ def _place_new(temporary: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(f"{path} exists") from None
         os.replace(temporary, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.formatting import amount, clean, harmless, many, naming, roughly, size
 
 if TYPE_CHECKING:
-    from protocol.events.status import ContributionStatus, CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
+    from protocol.events.status import CopiesStatus, GpuStatus, PeerStatus, RunDefinition, SwarmPeer
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -93,13 +93,12 @@ def pad(text: str, width: int) -> str:
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
     """Return the rows as lines whose columns are aligned.  numbers: places of the columns that are aligned to the right."""
     widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            " " * (width - columns(cell)) + cell if place in numbers else cell + " " * (width - columns(cell))
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+
+    def aligned(cell: str, place: int) -> str:
+        gap = " " * (widths[place] - columns(cell))
+        return gap + cell if place in numbers else cell + gap
+
+    return ["  ".join(aligned(cell, place) for place, cell in enumerate(row)).rstrip() for row in rows]
 
 
 def spread(left: str, right: str, width: int) -> str:
@@ -174,17 +173,13 @@ def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
         return []
     place = f"; rank {given.rank} of {given.contributors}" if given.rank is not None else ""
     days = f", {given.days} days in a row" if given.days > 1 else ""
+    counted = f"{given.rounds} of {many(status.round, 'round')}, the last {given.streak} in a row"
+    if given.streak > given.rounds:  # a peer that makes rollouts is a member of no round
+        counted = f"the last {many(given.streak, 'round')} in a row"
     return [
         ("given", f"{amount(given.tokens_today)} tokens today, {amount(given.tokens)} in all{place}"),
-        ("counted", f"{_counted(given, status.round)}{days}"),
+        ("counted", f"{counted}{days}"),
     ]
-
-
-def _counted(given: ContributionStatus, rounds: int) -> str:
-    """Say in which rounds the peer's work counts; a peer that makes rollouts is a member of no round."""
-    if given.streak > given.rounds:
-        return f"the last {many(given.streak, 'round')} in a row"
-    return f"{given.rounds} of {many(rounds, 'round')}, the last {given.streak} in a row"
 
 
 def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:

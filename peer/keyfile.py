@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 from cryptography.exceptions import InternalError, UnsupportedAlgorithm
@@ -104,7 +105,8 @@ def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
         if path.exists():
             if not force:
                 raise KeyfileError(f"there is an identity in {path} already; add --force to replace it")
-            path.rename(_unused(data_dir))
+            names = (data_dir / f"identity.old-{number}.pem" for number in count(1))
+            path.rename(next(name for name in names if not name.exists()))
         try:
             write_atomically(path, to_pem(identity), replace=False)
         except FileExistsError as error:
@@ -187,10 +189,3 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, f"{number}\n".encode())
     return number
-
-
-def _unused(data_dir: Path) -> Path:
-    number = 1
-    while (data_dir / f"identity.old-{number}.pem").exists():
-        number += 1
-    return data_dir / f"identity.old-{number}.pem"

@@ -50,6 +50,16 @@ def add_common_options(parser: argparse.ArgumentParser, default: str | None) -> 
     parser.add_argument("--debug", action="store_true", default=default or False, help="show tracebacks")
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument `run_id`, which names a run of this data directory."""
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        nargs="?",
+        help="a run ID or its beginning (default: the running run, else the latest one here)",
+    )
+
+
 def whole_number(least: int, most: int) -> Callable[[str], int]:
     """Return the reader of an option whose value is a whole number from `least` to `most`; underscores may group digits."""
 

@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     from peer.chat.terminal import ChatSession, ChatTerminal, answer_once, read_text
     from peer.console.streams import share_reporter
     from peer.errors import ExitCode, PeerError
-    from peer.paths import data_dir
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal whose encoding lacks a character shows its number
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if talks and args.json:
         raise PeerError("--json answers a text from a pipe: echo text | peer chat --json", ExitCode.USAGE)
     text = "" if talks else read_text()
-    source = ChatSource(args.model, data_dir(args.data_dir), share_reporter("reading"))
+    source = ChatSource(args.model, args.data_dir, share_reporter("reading"))
     chat = ChatSession(source, args.device, args.temp, args.max_tokens)
     if not talks:
         return answer_once(chat, text, as_json=args.json)

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command, add_group, whole_number
+from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from peer.commands import Subparsers
-    from peer.corpora.build import BuildProgress, BuildResult
+    from peer.corpora.build import BuildProgress
     from peer.corpora.folder import FinishedCorpus
     from peer.corpora.inputs import BuildInput, InputsSurvey
     from peer.corpora.options import BuildOptions, BuildTally, TokenFormat
@@ -37,8 +38,85 @@ def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
     parser = add_command(subparsers, "data", "build corpora from your own data, and look into them", None)
     group = add_group(parser)
-    _register_build(group)
-    _register_import(group)
+    build = add_command(
+        group,
+        "build",
+        "build a corpus from files, folders and data sets",
+        run_build,
+        epilog="Inputs are files and folders of text, code, web pages, JSON, CSV, Parquet and Arrow, also compressed (.gz, "
+        ".zst, .xz, .bz2), and hf:OWNER/NAME[:CONFIG][@SPLIT].  The content of a file tells its form.  An interrupted build "
+        "goes on if the same command is given again.",
+    )
+    _add_common(build)
+    build.add_argument(
+        "--tokenizer",
+        type=_tokenizer,
+        metavar="TOKENIZER",
+        help="folder with a tokenizer.json, the file itself, bytes, or a number of tokens for one that is trained on the "
+        "inputs (default: trained, with 4096 to 32768 tokens by their size)",
+    )
+    build.add_argument(
+        "--kind", choices=["text", "chat", "preference"], default="text", help="kind of the rows (default: text)"
+    )
+    build.add_argument(
+        "--sequence-length",
+        type=whole_number(1, 1 << 17),
+        metavar="TOKENS",
+        help="chats and preferences: predicted tokens of a row, the run's data.sequence_length",
+    )
+    build.add_argument("--template", metavar="NAME", help="chats and preferences: template (default: the tokenizer's)")
+    build.add_argument("--text", default="text", metavar="FIELD", help="field of the text; a.b is b in a (default: text)")
+    build.add_argument(
+        "--where",
+        action="append",
+        type=_condition,
+        default=[],
+        metavar="FIELD=VALUE[,VALUE…]",
+        help="take only rows with one of these values, such as licence=mit,apache-2.0; may be repeated",
+    )
+    build.add_argument(
+        "--least", type=whole_number(1, 1 << 40), default=1, metavar="CHARACTERS", help="shortest text that is taken (1)"
+    )
+    build.add_argument(
+        "--most", type=whole_number(1, 1 << 40), metavar="CHARACTERS", help="longest text that is taken (default: any)"
+    )
+    build.add_argument(
+        "--most-rows", type=whole_number(1, 1 << 40), metavar="N", help="rows that are read of each input (default: all)"
+    )
+    build.add_argument(
+        "--keep-repeated", action="store_true", help="keep documents with the text of another (default: the first)"
+    )
+    build.add_argument(
+        "--read-as",
+        choices=FORMS,
+        help="read every file of text in this form; text: each file is one document, as with code (default: its own form)",
+    )
+    build.add_argument(
+        "--leave-out",
+        action="append",
+        metavar="PATTERN",
+        help="leave out files in folders, such as '*.png' or 'tests/*'; may be repeated",
+    )
+    build.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
+    build.add_argument(
+        "--workers",
+        type=whole_number(1, 1024),
+        default=0,
+        metavar="N",
+        help="processes (default: one per core, none for a small corpus)",
+    )
+    tokens = add_command(
+        group,
+        "import",
+        "build a corpus from files of tokens",
+        run_import,
+        epilog="Inputs are Megatron's .bin with its .idx, DataTrove's .ds with its .ds.index, and .npy arrays of tokens, "
+        "all made with the tokenizer that is named.",
+    )
+    _add_common(tokens)
+    tokens.add_argument(
+        "--tokenizer", required=True, metavar="FOLDER", help="folder with a tokenizer.json, the file itself, or bytes"
+    )
     for name, summary, run in (
         ("show", "show the sources of a corpus, their tokens, and the beginning of a document", run_show),
         (
@@ -56,91 +134,6 @@ def register(subparsers: Subparsers) -> None:
             )
             command.add_argument("--held-out", action="store_true", help="documents that are held out")
         command.add_argument("--json", action="store_true", help="JSON for programs")
-
-
-def _register_build(group: Subparsers) -> None:
-    parser = add_command(
-        group,
-        "build",
-        "build a corpus from files, folders and data sets",
-        run_build,
-        epilog="Inputs are files and folders of text, code, web pages, JSON, CSV, Parquet and Arrow, also compressed (.gz, "
-        ".zst, .xz, .bz2), and hf:OWNER/NAME[:CONFIG][@SPLIT].  The content of a file tells its form.  An interrupted build "
-        "goes on if the same command is given again.",
-    )
-    _add_common(parser)
-    parser.add_argument(
-        "--tokenizer",
-        type=_tokenizer,
-        metavar="TOKENIZER",
-        help="folder with a tokenizer.json, the file itself, bytes, or a number of tokens for one that is trained on the "
-        "inputs (default: trained, with 4096 to 32768 tokens by their size)",
-    )
-    parser.add_argument(
-        "--kind", choices=["text", "chat", "preference"], default="text", help="kind of the rows (default: text)"
-    )
-    parser.add_argument(
-        "--sequence-length",
-        type=whole_number(1, 1 << 17),
-        metavar="TOKENS",
-        help="chats and preferences: predicted tokens of a row, the run's data.sequence_length",
-    )
-    parser.add_argument("--template", metavar="NAME", help="chats and preferences: template (default: the tokenizer's)")
-    parser.add_argument("--text", default="text", metavar="FIELD", help="field of the text; a.b is b in a (default: text)")
-    parser.add_argument(
-        "--where",
-        action="append",
-        type=_condition,
-        default=[],
-        metavar="FIELD=VALUE[,VALUE…]",
-        help="take only rows with one of these values, such as licence=mit,apache-2.0; may be repeated",
-    )
-    parser.add_argument(
-        "--least", type=whole_number(1, 1 << 40), default=1, metavar="CHARACTERS", help="shortest text that is taken (1)"
-    )
-    parser.add_argument(
-        "--most", type=whole_number(1, 1 << 40), metavar="CHARACTERS", help="longest text that is taken (default: any)"
-    )
-    parser.add_argument(
-        "--most-rows", type=whole_number(1, 1 << 40), metavar="N", help="rows that are read of each input (default: all)"
-    )
-    parser.add_argument(
-        "--keep-repeated", action="store_true", help="keep documents with the text of another (default: the first)"
-    )
-    parser.add_argument(
-        "--read-as",
-        choices=FORMS,
-        help="read every file of text in this form; text: each file is one document, as with code (default: its own form)",
-    )
-    parser.add_argument(
-        "--leave-out",
-        action="append",
-        metavar="PATTERN",
-        help="leave out files in folders, such as '*.png' or 'tests/*'; may be repeated",
-    )
-    parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
-    parser.add_argument(
-        "--workers",
-        type=whole_number(1, 1024),
-        default=0,
-        metavar="N",
-        help="processes (default: one per core, none for a small corpus)",
-    )
-
-
-def _register_import(group: Subparsers) -> None:
-    parser = add_command(
-        group,
-        "import",
-        "build a corpus from files of tokens",
-        run_import,
-        epilog="Inputs are Megatron's .bin with its .idx, DataTrove's .ds with its .ds.index, and .npy arrays of tokens, "
-        "all made with the tokenizer that is named.",
-    )
-    _add_common(parser)
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="FOLDER", help="folder with a tokenizer.json, the file itself, or bytes"
-    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -238,17 +231,41 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace, inputs: list[BuildInput], options: BuildOptions) -> int:
+    from peer.console.streams import print_json
     from peer.corpora.build import PARTIAL, build
+    from peer.corpora.folder import FinishedCorpus
+    from protocol.formatting import amount, duration
 
-    out = Path(args.out)
+    out, shows = Path(args.out), sys.stderr.isatty()
+
+    def show(progress: BuildProgress) -> None:
+        """Print the progress as JSON, or on a terminal in one line."""
+        if args.json:
+            print_json({"event": "progress", **asdict(progress)})
+        elif shows:
+            share = f"{100 * progress.done / progress.total:3.0f} %" if progress.total else ""
+            left = f", {duration(progress.left_s)} to go" if progress.left_s is not None else ""
+            line = (
+                f"{progress.phase} {share}  {amount(progress.documents)} documents, {amount(progress.tokens)} tokens, "
+                f"{amount(progress.tokens_per_s)} tokens/s{left}"
+            )
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
     try:
-        result = build(inputs, options, out, _events() if args.json else _progress_line())
+        result = build(inputs, options, out, show)
     except KeyboardInterrupt:
         again = "" if any(each.is_in_memory for each in inputs) else "give the same command again to go on, or "
         print(f"\npeer: interrupted; {again}remove {out}{PARTIAL}", file=sys.stderr)
         raise
-    _print_result(out, result, as_json=args.json)
-    return ExitCode.OK
+    corpus = FinishedCorpus(out)
+    if shows and not args.json:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    held_out = {"cut_for_held_out": list(result.cut), "shortage": result.shortage}
+    fields = {"event": "built", **_described(corpus), **held_out}
+    fields |= {"tally": result.tally.to_json(), **result.survey.to_json()}
+    cut = [f"{'held out':<12}{CUT.format(', '.join(result.cut))}"] if result.cut else []
+    lacks = [f"{'too small':<12}{result.shortage}"] if result.shortage else []
+    return print_result(args, fields, [*_lines(corpus), *cut, *_files(result.survey), *_left_out(result.tally), *lacks])
 
 
 def _input(text: str, source: str | None) -> BuildInput:
@@ -348,48 +365,6 @@ def _percent(text: str) -> float:
 # Output.
 
 
-def _events() -> Callable[[BuildProgress], None]:
-    from peer.console.streams import print_json
-
-    def show(progress: BuildProgress) -> None:
-        print_json({"event": "progress", **asdict(progress)})
-
-    return show
-
-
-def _progress_line() -> Callable[[BuildProgress], None]:
-    """Return a function that shows the progress in one line, or does nothing if standard error is not a terminal."""
-    from protocol.formatting import amount, duration
-
-    def show(progress: BuildProgress) -> None:
-        share = f"{100 * progress.done / progress.total:3.0f} %" if progress.total else ""
-        left = f", {duration(progress.left_s)} to go" if progress.left_s is not None else ""
-        line = (
-            f"{progress.phase} {share}  {amount(progress.documents)} documents, {amount(progress.tokens)} tokens, "
-            f"{amount(progress.tokens_per_s)} tokens/s{left}"
-        )
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-
-    return show if sys.stderr.isatty() else lambda progress: None
-
-
-def _print_result(out: Path, result: BuildResult, *, as_json: bool) -> None:
-    from peer.console.streams import print_json
-    from peer.corpora.folder import FinishedCorpus
-
-    corpus = FinishedCorpus(out)
-    if as_json:
-        held_out = {"cut_for_held_out": list(result.cut), "shortage": result.shortage}
-        built = {"event": "built", **_described(corpus), **held_out}
-        print_json({**built, "tally": result.tally.to_json(), **result.survey.to_json()})
-        return
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-    cut = [f"{'held out':<12}{CUT.format(', '.join(result.cut))}"] if result.cut else []
-    lacks = [f"{'too small':<12}{result.shortage}"] if result.shortage else []
-    print("\n".join([*_lines(corpus), *cut, *_files(result.survey), *_left_out(result.tally), *lacks]))
-
-
 def _described(corpus: FinishedCorpus) -> dict[str, Any]:
     from peer.corpora.folder import summaries
 
@@ -409,6 +384,7 @@ def _described(corpus: FinishedCorpus) -> dict[str, Any]:
 
 def _lines(corpus: FinishedCorpus) -> list[str]:
     from peer.corpora.folder import summaries
+    from peer.formatting import table
     from protocol.formatting import amount, clean, size
 
     manifest, splits = corpus.manifest, summaries(corpus.manifest)
@@ -420,14 +396,12 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
         f"kind        {manifest.kind.value}" + (f", rows of {manifest.row_tokens - 1} tokens" * bool(manifest.row_tokens)),
         f"tokenizer   {manifest.tokenizer.hex()[:16] if any(manifest.tokenizer) else BYTES}, {manifest.vocab} tokens",
         f"blocks      {sum(each.blocks for each in splits)} of {block} in {sum(each.shards for each in splits)} shards",
-        f"{'SOURCE':<24}{'SPLIT':<10}{'TOKENS':>10}{'DOCUMENTS':>11}{'SHARE':>8}",
     ]
+    rows = [("SOURCE", "SPLIT", "TOKENS", "DOCUMENTS", "SHARE")]
     for each in splits:
-        which = each.split.replace("_", " ")
-        lines.append(
-            f"{each.source:<24}{which:<10}{amount(each.tokens):>10}{amount(each.documents):>11}{100 * each.share:>6.1f} %"
-        )
-    return lines
+        share, which = f"{100 * each.share:.1f} %", each.split.replace("_", " ")
+        rows.append((each.source, which, amount(each.tokens), amount(each.documents), share))
+    return lines + table(rows, numbers=(2, 3, 4))
 
 
 CUT = "the end of a document of {}, as whole documents would not be about that share"
@@ -476,24 +450,19 @@ SHOWN_CHARACTERS = 400
 
 def run_show(args: argparse.Namespace) -> int:
     """Show a corpus."""
-    from peer.console.streams import print_json
     from peer.corpora.folder import FinishedCorpus
     from protocol.formatting import visible
 
     corpus = FinishedCorpus(Path(args.folder))
-    if args.json:
-        print_json(_described(corpus))
-        return ExitCode.OK
-    print("\n".join(_lines(corpus)))
+    lines = _lines(corpus)
     for source, text in _samples(corpus, 1, held_out=False):
-        print(f"\n{source}: {visible(text[:SHOWN_CHARACTERS])}{'…' * (len(text) > SHOWN_CHARACTERS)}")
+        lines += ["", f"{source}: {visible(text[:SHOWN_CHARACTERS])}{'…' * (len(text) > SHOWN_CHARACTERS)}"]
         break
-    return ExitCode.OK
+    return print_result(args, _described(corpus), lines)
 
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check a corpus."""
-    from peer.console.streams import print_json
     from peer.corpora.folder import FinishedCorpus
     from protocol.formatting import many
 
@@ -502,11 +471,9 @@ def run_verify(args: argparse.Namespace) -> int:
     shows = sys.stderr.isatty() and not args.json
     corpus.verify(lambda done: print(f"\rverified {100 * done / tokens:3.0f} %", end="", file=sys.stderr) if shows else None)
     blocks = sum(corpus.manifest.blocks(split) for _, _, split in corpus.splits)
-    if args.json:
-        print_json({"folder": args.folder, "digest": corpus.digest.hex(), "tokens": tokens, "blocks": blocks})
-    else:
-        print(f"{chr(13) * shows}{args.folder}: all {many(blocks, 'block')} with {many(tokens, 'token')} are as built")
-    return ExitCode.OK
+    fields = {"folder": args.folder, "digest": corpus.digest.hex(), "tokens": tokens, "blocks": blocks}
+    line = f"{chr(13) * shows}{args.folder}: all {many(blocks, 'block')} with {many(tokens, 'token')} are as built"
+    return print_result(args, fields, [line])
 
 
 def run_sample(args: argparse.Namespace) -> int:

@@ -7,53 +7,77 @@ import os
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
+from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
 
 
+PARTS = ("lines", "codec", "exchange", "training", "disk")
+SIZES = ("demo", "150m", "1b", "8b", "10b")
+"""Names in `peer.measurements.speeds`, which this module does not load."""
+
+
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    _register_doctor(subparsers)
-    _register_bench(subparsers)
-
-
-def _register_doctor(subparsers: Subparsers) -> None:
-    parser = add_command(
+    doctor = add_command(
         subparsers,
         "doctor",
         "check whether this computer and its network can take part in a run",
         run_doctor,
         epilog="Takes about half a minute.  The exit code is 0 if this computer can take part, else 1.",
     )
-    parser.add_argument(
+    doctor.add_argument(
         "what",
         metavar="WHAT",
         nargs="*",
         help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--anew", action="store_true", help="also measure the training speed again")
-    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.add_argument("--anew", action="store_true", help="also measure the training speed again")
+    doctor.add_argument("--local", action="store_true", help="meet only peers on this computer")
+    bench = add_command(
+        subparsers,
+        "bench",
+        "measure this computer and its lines",
+        run_bench,
+        epilog="Takes about 15 seconds, with --train on a CPU minutes.  Lines are measured by the peer that runs here: a "
+        "few MB from a few peers.",
+    )
+    bench.add_argument(
+        "--run",
+        dest="what",
+        metavar="RUN",
+        help="explain the figures for this run (default: the run of the peer here, else the demo)",
+    )
+    bench.add_argument(
+        "--train",
+        metavar="SIZE",
+        choices=SIZES,
+        default=SIZES[0],
+        help=f"size of the model that trains: {', '.join(SIZES)} (default: {SIZES[0]})",
+    )
+    bench.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
+    bench.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Run all checks, and print them."""
     import trio
 
-    from peer.console.streams import ProgressLine, print_json
+    from peer.console.streams import ProgressLine
     from peer.doctor.checks import Check, CheckResult
     from peer.doctor.examination import Examination, fields, lines, may_take_part
     from peer.measurements.speeds import unless_interrupted
-    from peer.paths import data_dir, make_private
+    from peer.paths import make_private
     from peer.settings.file import gather
     from peer.settings.preferences import Preferences
 
-    folder = make_private(data_dir(args.data_dir))
+    folder = make_private(args.data_dir)
     preferences, wrong = Preferences(), list[Check]()
     try:
-        preferences = gather({}).preferences
+        preferences = gather({}).now
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
         wrong = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
@@ -63,42 +87,8 @@ def run_doctor(args: argparse.Namespace) -> int:
         checks = wrong + trio.run(unless_interrupted, examination.run)
     finally:
         progress.end()
-    if args.json:
-        print_json(fields(checks))
-    else:
-        print("\n".join(lines(checks)))
+    print_result(args, fields(checks), lines(checks))
     return ExitCode.OK if may_take_part(checks) else ExitCode.FAILED
-
-
-PARTS = ("lines", "codec", "exchange", "training", "disk")
-SIZES = ("demo", "150m", "1b", "8b", "10b")
-"""Names in `peer.measurements.speeds`, which this module does not load."""
-
-
-def _register_bench(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "bench",
-        "measure this computer and its lines",
-        run_bench,
-        epilog="Takes about 15 seconds, with --train on a CPU minutes.  Lines are measured by the peer that runs here: a "
-        "few MB from a few peers.",
-    )
-    parser.add_argument(
-        "--run",
-        dest="what",
-        metavar="RUN",
-        help="explain the figures for this run (default: the run of the peer here, else the demo)",
-    )
-    parser.add_argument(
-        "--train",
-        metavar="SIZE",
-        choices=SIZES,
-        default=SIZES[0],
-        help=f"size of the model that trains: {', '.join(SIZES)} (default: {SIZES[0]})",
-    )
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run_bench(args: argparse.Namespace) -> int:
@@ -108,14 +98,14 @@ def run_bench(args: argparse.Namespace) -> int:
 
     import trio
 
-    from peer.console.streams import ProgressLine, print_json
+    from peer.console.streams import ProgressLine
     from peer.formatting import table
     from peer.measurements.report import RunSize, chosen, fields, rows
     from peer.measurements.speeds import measure, unless_interrupted
-    from peer.paths import data_dir, make_private
+    from peer.paths import make_private
     from peer.resources.pace import keep_pace
 
-    folder = make_private(data_dir(args.data_dir))
+    folder = make_private(args.data_dir)
     signed, status = chosen(args.what, folder)
     size = RunSize.of(signed.manifest, len(status.members) if status is not None else 0)
     progress, begun = ProgressLine("measuring"), time.monotonic()
@@ -127,13 +117,11 @@ def run_bench(args: argparse.Namespace) -> int:
         progress.end()
     if (training := figures.training) is not None:
         keep_pace(folder, training.tokens_per_s, training.parameters, "`peer bench`")
-    if args.json:
-        print_json(fields(figures, signed.run.hex(), size, time.monotonic() - begun))
-    else:
-        print(f"For {size.name}, {size.parameters / 1e6:.1f} M parameters, {size.members} members:\n")
-        print("\n".join(table(rows(figures, size))))
-        if status is not None and status.trainer_pid is not None and status.phase == "computing":
-            print("\nA peer is training here: this computer is faster while that peer is paused (`peer pause`).")
+    told = [f"For {size.name}, {size.parameters / 1e6:.1f} M parameters, {size.members} members:", ""]
+    told += table(rows(figures, size))
+    if status is not None and status.trainer_pid is not None and status.phase == "computing":
+        told += ["", "A peer is training here: this computer is faster while that peer is paused (`peer pause`)."]
+    print_result(args, fields(figures, signed.run.hex(), size, time.monotonic() - begun), told)
     if args.only is None and args.what is None:
         problems.pop("lines", None)  # lines are optional, because no peer has to run here
     return next((problem.exit_code for problem in problems.values()), ExitCode.OK)

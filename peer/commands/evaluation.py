@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, whole_number
+from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from peer.weights.held_out import HeldOutLoss, HeldOutOptions
+    from peer.weights.held_out import HeldOutOptions
 
 
 def register(subparsers: Subparsers) -> None:
@@ -85,34 +84,27 @@ def run(args: argparse.Namespace) -> int:
     corpus = Path(args.corpus).absolute()
     with _model(args) as (name, folder, options):
         losses = measure(folder, corpus, options, share_reporter("measuring"))
-    if args.json:
-        print(json.dumps({"model": name, "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
-        return ExitCode.OK
+    sources = [{**asdict(each), "perplexity": each.perplexity} for each in losses]
     rows = [("SOURCE", "TOKENS", "LOSS", "PERPLEXITY", "BITS PER BYTE")]
     for each in losses:
         bits = number(each.bits_per_byte, 4)
         rows.append((each.source, str(each.tokens), f"{each.loss:.4f}", f"{each.perplexity:.2f}", bits))
-    print("\n".join(table(rows, numbers=range(1, 5))))
-    return ExitCode.OK
+    return print_result(args, {"model": name, "corpus": str(corpus), "sources": sources}, table(rows, numbers=range(1, 5)))
 
 
 def _run_harness(args: argparse.Namespace) -> int:
-    from peer.console.streams import print_json
     from peer.formatting import table
     from peer.weights.harness import HarnessOptions, evaluate
     from protocol.formatting import number
 
     with _model(args) as (name, folder, _):
         results = evaluate(folder, HarnessOptions(args.harness.split(","), args.limit, args.device), _show)
-    if args.json:
-        print_json({"model": name, "harness": results.version, "scores": [asdict(each) for each in results.scores]})
-        return ExitCode.OK
     rows = [("TASK", "METRIC", "VALUE", "ERROR", "SHOTS", "QUESTIONS")]
     for each in results.scores:
         figures = (f"{each.value:.4f}", number(each.error, 4), str(each.shots), number(each.samples, 0))
         rows.append((each.task, each.metric, *figures))
-    print("\n".join(table(rows, numbers=range(2, 6))))
-    return ExitCode.OK
+    fields = {"model": name, "harness": results.version, "scores": [asdict(each) for each in results.scores]}
+    return print_result(args, fields, table(rows, numbers=range(2, 6)))
 
 
 def _show(text: str) -> None:
@@ -126,7 +118,7 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions
     """Give the name of the model, its folder, and the options; a run's state is written to a folder that does not stay."""
     from peer.console.streams import share_reporter
     from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir, make_private
+    from peer.paths import make_private
     from peer.weights.folders import export
     from peer.weights.held_out import HeldOutOptions
 
@@ -134,7 +126,7 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions
     if folder.is_dir():
         yield str(folder), folder, HeldOutOptions(args.tokens, args.length, args.documents or "masked", args.device)
         return
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     signed = chosen_run(args.model, data, or_folder=True)
     said = signed.manifest.data
     length, documents = args.length or (said.sequence_length if said.format == "text" else None), args.documents
@@ -143,14 +135,3 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions
         written = Path(place) / "model"
         export(signed, data, written, "fp32", None, share_reporter("writing"))
         yield signed.run.hex(), written, options
-
-
-def _described(loss: HeldOutLoss) -> dict[str, object]:
-    """Return the loss as JSON values; null for a number that JSON does not have."""
-    return {
-        "source": loss.source,
-        "tokens": loss.tokens,
-        "loss": loss.loss if math.isfinite(loss.loss) else None,
-        "perplexity": loss.perplexity if math.isfinite(loss.perplexity) else None,
-        "bits_per_byte": loss.bits_per_byte,
-    }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from peer.commands import ATTACHED, add_command, become_interface, whole_number
 from peer.environment import ChildKind
 from peer.errors import ExitCode, PeerError
+from peer.settings.preferences import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from peer.commands import Subparsers
     from peer.daemon.settings import DaemonSettings
-
-"""Most characters of an answer that are read."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,7 +34,16 @@ def register(subparsers: Subparsers) -> None:
         "what", metavar="WHAT", nargs="*", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
     )
     parser.add_argument("--headless", action="store_true", help="print log lines instead of showing the terminal interface")
-    _add_settings(parser)
+    group = parser.add_argument_group("settings", "also available in peer.toml and in the environment (`peer config`)")
+    for setting in SETTINGS.values():
+        group.add_argument(
+            setting.flag,
+            dest=setting.name,
+            type=_as_argument(setting.read),
+            choices=setting.notation.choices,
+            metavar=None if setting.notation.choices else setting.placeholder,
+            help=f"{setting.meaning} ({setting.variable})",
+        )
     parser.add_argument(
         "--rounds", type=whole_number(1, 1 << 30), metavar="N", help="leave when the run has committed N rounds"
     )
@@ -61,22 +69,6 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the settings, which peer.toml and the environment have as well."""
-    from peer.settings.preferences import SETTINGS
-
-    group = parser.add_argument_group("settings", "also available in peer.toml and in the environment (`peer config`)")
-    for setting in SETTINGS.values():
-        group.add_argument(
-            setting.flag,
-            dest=setting.name,
-            type=_as_argument(setting.read),
-            choices=setting.notation.choices,
-            metavar=None if setting.notation.choices else setting.placeholder,
-            help=f"{setting.meaning} ({setting.variable})",
-        )
-
-
 def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a reader for argparse, which shows the text of an error only if it has argparse's own type."""
 
@@ -92,12 +84,11 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def run(args: argparse.Namespace) -> int:
     """Choose the run, lock the identity, and run the peer; on a terminal, start the interface, which runs this again."""
     from peer.joining.run_word import check_word
-    from peer.paths import data_dir
 
     if word := _word(args):
-        check_word(word, data_dir(args.data_dir))  # while the terminal is still the shell's
+        check_word(word, args.data_dir)  # while the terminal is still the shell's
     if _wants_interface(args):
-        become_interface(ChildKind.SAME_PROGRAM, str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
+        become_interface(ChildKind.SAME_PROGRAM, str(args.data_dir), ATTACHED, *sys.argv[1:])
     return _live(args)
 
 
@@ -109,18 +100,17 @@ def _word(args: argparse.Namespace) -> str:
 def _wants_interface(args: argparse.Namespace) -> bool:
     from peer.console.streams import draws
     from peer.settings.file import gather
-    from peer.settings.preferences import SETTINGS
 
     if args.attached or args.headless or args.until_eof or not (sys.stdin.isatty() and draws(sys.stdout)):
         return False
-    return gather({name: getattr(args, name) for name in SETTINGS}).preferences.log_format != "json"
+    return gather({name: getattr(args, name) for name in SETTINGS}).now.log_format != "json"
 
 
 def _live(args: argparse.Namespace) -> int:
     from peer.keyfile import IdentityLocked, identity_lock
-    from peer.paths import data_dir, make_private, must_be_writable
+    from peer.paths import make_private, must_be_writable
 
-    folder = must_be_writable(make_private(data_dir(args.data_dir)))
+    folder = must_be_writable(make_private(args.data_dir))
     try:
         with identity_lock(folder):  # before the slow imports, so that other commands already see that a peer is starting
             return _live_in(args, folder)
@@ -130,6 +120,9 @@ def _live(args: argparse.Namespace) -> int:
 
 def _live_in(args: argparse.Namespace, folder: Path) -> int:
     """Run the peer with the data directory `folder`, which is locked for us."""
+    import logging
+    from logging.handlers import RotatingFileHandler
+
     import trio
 
     from peer.daemon.daemon import Daemon, problem_of
@@ -140,12 +133,15 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
     identity = load_or_create_identity(folder)
     choice = choose(_word(args) or None, folder, identity.peer_id)
     settings = _settings(args, folder)
-    _log_to(folder)
+    # the libraries' log goes to a small file, because the terminal belongs to the view
+    handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
+    line = "%(asctime)s %(name)s %(message)s"
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)
 
     async def live() -> int:
         return await Daemon(settings, identity, choice).run()
 
-    keep_name(settings.live.gathered(), folder)
+    keep_name(settings.live, folder)
     try:
         return trio.run(live)
     except Exception as error:
@@ -158,25 +154,14 @@ def _settings(args: argparse.Namespace, folder: Path) -> DaemonSettings:
     """Return the settings of the command line, completed from the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings, LeaveConditions
-    from peer.settings.file import LiveSettings, gather, with_kept_name
-    from peer.settings.preferences import SETTINGS
+    from peer.settings.file import gather, with_kept_name
 
-    gathered = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
+    settings = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
     return DaemonSettings(
         folder,
-        Style.SILENT if args.attached else Style(gathered.preferences.log_format),
-        LiveSettings(gathered),
+        Style.SILENT if args.attached else Style(settings.now.log_format),
+        settings,
         LeaveConditions(args.rounds, args.until_end, args.until_eof, args.ignore_closed_output),
         args.local,
         args.only_copy,
     )
-
-
-def _log_to(folder: Path) -> None:
-    """Send the libraries' log to a small file, because the terminal belongs to the view."""
-    import logging
-    from logging.handlers import RotatingFileHandler
-
-    handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
-    line = "%(asctime)s %(name)s %(message)s"
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)

@@ -9,15 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import add_command, add_run
 from peer.commands.stop import seconds_of
 from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.page.writer import Written
-    from protocol.events.status import PeerStatus
-    from protocol.wire.hashes import Hash
 
 
 def register(subparsers: Subparsers) -> None:
@@ -32,12 +30,7 @@ def register(subparsers: Subparsers) -> None:
         "that was joined with `--page FOLDER` keeps its page current by itself.",
     )
     parser.add_argument("folder", metavar="FOLDER", help="where the page is written; a web server may serve it as it is")
-    parser.add_argument(
-        "run_id",
-        metavar="RUN",
-        nargs="?",
-        help="a run ID or its beginning (default: the running run, else the latest one here)",
-    )
+    add_run(parser)
     parser.add_argument(
         "--every",
         metavar="TIME",
@@ -48,19 +41,20 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page once, or until the command is interrupted."""
+    from peer.control.client import running_status
     from peer.control.history import RunHistory
     from peer.joining.run_source import chosen_run
     from peer.page.writer import FACTS, write_page
-    from peer.paths import data_dir, run_dir
+    from peer.paths import run_dir
     from protocol.formatting import clean, many, size, visible
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     signed = chosen_run(args.run_id, data)
     history, folder = RunHistory(signed, run_dir(data, signed.run)), Path(os.path.expanduser(args.folder)).absolute()
 
     def write() -> Written:
         history.read()
-        return write_page(history, _status(data, signed.run), folder)
+        return write_page(history, running_status(data, signed.run), folder)
 
     written = write()
     print(
@@ -80,14 +74,3 @@ def run(args: argparse.Namespace) -> int:
             print(f"peer: {visible(problem)}", file=sys.stderr, flush=True)
         told = problem
     return ExitCode.OK
-
-
-def _status(data: Path, run: Hash) -> PeerStatus | None:
-    """Return the status of the peer here, if it runs and takes part in this run."""
-    from peer.control.client import ControlClient, ControlError
-
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        return None
-    return status if status.run == run.hex() else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command, add_group, whole_number
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,6 @@ def register(subparsers: Subparsers) -> None:
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
     from peer.joining.run_word import check_run_file
-    from peer.paths import data_dir
 
     check_run_file(args.file)  # before the slow imports
 
@@ -127,7 +126,7 @@ def run_create(args: argparse.Namespace) -> int:
     from protocol.run.manifest import Admission
     from protocol.wire.identity import Identity, PeerId
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     remarks: list[str] = []
     signed = create_run(Path(args.file), data, lambda what, about: remarks.append(f"{what:<12}{about}"))
     manifest = signed.manifest
@@ -143,14 +142,13 @@ def run_create(args: argparse.Namespace) -> int:
         print(remark)
     if stay := _stay_sentence(signed, data):
         print(stay)
-    if manifest.admission is not Admission.INVITE:
-        print("invitation")
-        print(_invitation(signed, addresses, None))
-        return _note([*_doubts(manifest), *warnings])
-    now, key = time.time(), Identity.generate()
-    token = token_for_friends(load_or_create_identity(data), signed.run, key, now)
-    print(f"{'invitation':<12}{friends_line(now)}")
-    print(_invitation(signed, addresses, token, key.seed))
+    token, secret, line = None, None, "invitation"
+    if manifest.admission is Admission.INVITE:
+        now, key = time.time(), Identity.generate()
+        token, secret = token_for_friends(load_or_create_identity(data), signed.run, key, now), key.seed
+        line = f"{line:<12}{friends_line(now)}"
+    print(line)
+    print(_invitation(signed, addresses, token, secret))
     return _note([*_doubts(manifest), *warnings])
 
 
@@ -187,7 +185,7 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
     total = sum(path.stat().st_size for path in shards)
     if not total or signed.manifest.data.is_local:
         return ""
-    limit = gather({}).preferences.max_up
+    limit = gather({}).now.max_up
     rate = limit or HOME_UPLOAD_BYTES_PER_S
     takes, at = duration((COPIES - 1) * total / rate), f"{8 * rate / 1e6:.3g} Mbit/s" + (" (max_up)" if limit else "")
     return (
@@ -199,9 +197,8 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
 def run_show(args: argparse.Namespace) -> int:
     """Print a page about a run, or with --all every field as a run file, with the page as comments."""
     from peer.joining.run_word import check_word
-    from peer.paths import data_dir
 
-    data, word = data_dir(args.data_dir), " ".join(args.what)
+    data, word = args.data_dir, " ".join(args.what)
     check_word(word, data)  # before the slow imports
 
     from peer.joining.run_source import checked_run, find_run, stored_manifest, unbuilt
@@ -256,9 +253,8 @@ def _print_rows(rows: Sequence[tuple[str, str]], args: argparse.Namespace) -> No
 def run_extend(args: argparse.Namespace) -> int:
     """Have the organiser's running peer sign a larger total."""
     from peer.control.client import ControlClient, ControlError
-    from peer.paths import data_dir
 
-    client = ControlClient(data_dir(args.data_dir))
+    client = ControlClient(args.data_dir)
     unit, total = ("tokens", args.tokens) if args.tokens is not None else ("rounds", args.rounds)
     status = client.status()
     if args.what and not status.run.startswith(args.what):
@@ -266,10 +262,8 @@ def run_extend(args: argparse.Namespace) -> int:
             f"your peer takes part in run {status.run[:12]}, not in {args.what[:12]}; join that run to extend it",
             ExitCode.INPUT,
         )
-    try:
+    with told_as(ExitCode.INPUT, ControlError):
         done = client.request("extend-run", unit=unit, total=total)
-    except ControlError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     print(f"run         {status.run}")
     print(f"until       {done['total']} {unit}, once the next record carries it; until then: {done['before']}")
     print(
@@ -281,13 +275,15 @@ def run_extend(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
+    from peer.joining.run_word import PEER_ID
     from peer.keyfile import load_identity
-    from peer.paths import data_dir
     from protocol.run.manifest import Admission
-    from protocol.wire.identity import Identity
+    from protocol.wire.identity import Identity, PeerId
 
-    data = data_dir(args.data_dir)
-    word, guest = _run_and_guest(args)
+    data = args.data_dir
+    word, guest = args.what, args.peer
+    if guest is None and word is not None and PEER_ID.fullmatch(word):
+        word, guest = None, word  # either argument may be missing
     identity = load_identity(data)
     found = _run_to_invite_to(word, data, identity)
     if identity is None or identity.peer_id != found.manifest.organiser:
@@ -298,24 +294,13 @@ def run_invite(args: argparse.Namespace) -> int:
     token, key, untaken = None, None, ""
     if found.manifest.admission is Admission.INVITE:
         key = Identity.generate() if args.bearer else None
-        token = _token(args, identity, found.run, guest, key)
+        token = _token(args, identity, found.run, PeerId(guest) if guest is not None else None, key)
     else:
         admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
         untaken = f"the run admits {admits}, so the invitation has no token"
     addresses, anchor, warnings = _addresses(args, found.run, identity.peer_id, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
     return _note([untaken, *warnings])
-
-
-def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
-    """Return the word that names the run, and the guest's peer ID; either argument may be missing."""
-    from peer.joining.run_word import PEER_ID
-    from protocol.wire.identity import PeerId
-
-    run, guest = args.what, args.peer
-    if guest is None and run is not None and PEER_ID.fullmatch(run):
-        run, guest = None, run
-    return run, PeerId(guest) if guest is not None else None
 
 
 def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -> SignedManifest:
@@ -353,7 +338,10 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
     from protocol.wire.canonical import Malformed
     from protocol.wire.presence import Role
 
-    role, expires = Role(args.role), int(time.time()) + _duration_s(args.expires)
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", args.expires)
+    if match is None:
+        raise PeerError(f"--expires {args.expires} is not a time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
+    role, expires = Role(args.role), int(time.time()) + int(match[1]) * _SECONDS[match[2]]
     if args.until_round is not None and not 0 <= args.until_round <= 1 << 53:
         raise PeerError(f"--until-round is {args.until_round}; give the number of a round, at least 0", ExitCode.USAGE)
     if args.uses is not None and key is None:
@@ -397,27 +385,15 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
 
-    given = args.port
-    if args.address or given:
-        addresses, anchor, remark = dialable(args.address, peer, _port(given or DEFAULT_PORT)), find_anchor(run, data), ""
+    port = args.port or DEFAULT_PORT
+    if not 1 <= port <= 65535:
+        raise PeerError(f"{port} is not a port; give --port a number from 1 to 65535", ExitCode.USAGE)
+    if args.address or args.port:
+        addresses, anchor, remark = dialable(args.address, peer, port), find_anchor(run, data), ""
     else:
         found = find_addresses(run, peer, data)
         addresses, anchor, remark = found.addresses, found.anchor, found.remark
     return addresses, anchor, [remark, local_remark(addresses)]
-
-
-def _port(given: int | str) -> int:
-    text = str(given)
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise PeerError(f"{text} is not a port; give --port a number from 1 to 65535", ExitCode.USAGE)
-    return int(text)
-
-
-def _duration_s(text: str) -> int:
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
-    if match is None:
-        raise PeerError(f"--expires {text} is not a time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
-    return int(match[1]) * _SECONDS[match[2]]
 
 
 def _invitation(
@@ -467,15 +443,12 @@ def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, list[tuple[str, st
 
     Both are empty unless the peer of this data directory takes part in it.
     """
-    from peer.control.client import ControlClient, ControlError
+    from peer.control.client import running_status
     from peer.formatting import copies, goal_line
     from peer.joining.purpose import Speed
 
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        return None, []
-    if status.run != run.hex() or not status.goal_total:
+    status = running_status(data, run)
+    if status is None or not status.goal_total:
         return None, []
     rate = status.run_tokens_per_s
     speed = Speed(rate, "measured in the last round, all members together") if rate else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
+from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -53,14 +54,11 @@ def run_simulate(args: argparse.Namespace) -> int:
     import sys
 
     from peer.joining.run_word import check_word
-    from peer.paths import data_dir
 
-    check_word(args.what, data_dir(args.data_dir))  # before the slow imports
+    check_word(args.what, args.data_dir)  # before the slow imports
 
-    from peer.console.streams import print_json
     from peer.demo.swarm import can_draw
     from peer.joining.purpose import assumed_by, assumed_rate
-    from peer.paths import data_dir
     from peer.planning.cost import RoundLoad, RoundRules, RoundSetting
     from peer.planning.model import NeverTogether, forecast_rounds
     from peer.planning.proposal import propose
@@ -71,7 +69,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     manifest = _manifest(args)
     if manifest.rl is not None:
         raise PeerError("only rounds of text can be predicted; give a run file without [rl]", ExitCode.INPUT)
-    pace = kept_pace(data_dir(args.data_dir))
+    pace = kept_pace(args.data_dir)
     rate = pace.computed_per_s(manifest) if pace is not None else assumed_rate(manifest)
     speed = args.speed or f"{max(rate, LEAST_SPEED):.3f}"
     is_assumed = not args.speed and args.peers.isdigit()
@@ -90,38 +88,26 @@ def run_simulate(args: argparse.Namespace) -> int:
     except NeverTogether as error:
         raise PeerError(f"{error}; describe more peers, or lower rounds.min_members", ExitCode.INPUT) from error
     needs = RunNeeds.of(manifest)
-    if args.json:
-        print_json(fields(manifest, groups, forecasts, needs, proposal.why))
-        return ExitCode.OK
     source = (assumed_by(manifest) if pace is None else pace.of) if is_assumed else ""
     told = [*peers_line(groups, source), "", *table(forecasts, needs), ""]
-    print("\n".join([*told, f"The proposal: {proposal.why}.", *end_line(manifest, forecasts)]))
-    for remark in remarks(forecasts[-1], rules.max_members):
-        print(remark)
+    told += [f"The proposal: {proposal.why}.", *end_line(manifest, forecasts), *remarks(forecasts[-1], rules.max_members)]
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
     for each in forecasts:
-        print("\n".join(["", f"{each.name}:", *drawing(each.forecast.trace, width, unicode=unicode)]))
-    return ExitCode.OK
+        told += ["", f"{each.name}:", *drawing(each.forecast.trace, width, unicode=unicode)]
+    return print_result(args, fields(manifest, groups, forecasts, needs, proposal.why), told)
 
 
 def _manifest(args: argparse.Namespace) -> RunManifest:
     """Return the run.  Text is read only if it may end the run; of chats and preferences, only some tokens count."""
-    from peer.joining.run_source import find_run
+    from peer.joining.run_source import named_run
     from peer.keyfile import load_or_create_identity
-    from peer.paths import data_dir
-    from protocol.run.invitation import Invitation
     from protocol.run.run_file import sections_of, sketch_run_file
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     path = Path(args.what)
     sections = sections_of(path) if path.suffix == ".toml" else None
     data_section = sections.get("data", {}) if sections is not None else {}
     is_any_text = data_section.get("format", "text") == "text" and not data_section.get("epochs")  # all of its tokens count
     if sections is not None and is_any_text and "rl" not in sections and "from" not in sections.get("model", {}):
         return sketch_run_file(path, load_or_create_identity(data).peer_id)
-    found = find_run(args.what, data)
-    if isinstance(found, Invitation):
-        raise PeerError(
-            "an invitation has only the name of its run; give the run's manifest, or its run file", ExitCode.INPUT
-        )
-    return found.manifest
+    return named_run(args.what, data).manifest

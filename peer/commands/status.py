@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
+from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -21,14 +22,33 @@ MANY_FRUITLESS = 3
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    _register_status(subparsers)
-    _register_runs(subparsers)
-    _register_id(subparsers)
-
-
-def _register_status(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "status", "show what the peer here is doing", run_status)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    status = add_command(subparsers, "status", "show what the peer here is doing", run_status)
+    status.add_argument("--json", action="store_true", help="one JSON object")
+    runs = add_command(
+        subparsers,
+        "runs",
+        "list the runs that this peer has been in",
+        run_runs,
+        epilog="`peer join ID` continues one of them, without an invitation; its first 8 digits suffice.",
+    )
+    runs.add_argument("--json", action="store_true", help="one JSON object")
+    identity = add_command(
+        subparsers,
+        "id",
+        "show, export or import this peer's identity",
+        run_id,
+        epilog="Without a command it prints the peer ID; the first use creates the identity.",
+    )
+    group = identity.add_subparsers(title="commands", metavar="COMMAND")
+    export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_id_export)
+    export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
+    bring = add_command(group, "import", "take the private key from a file", run_id_import)
+    bring.add_argument(
+        "file", metavar="FILE", help="a file written by `peer id export`, or one line of base64; - reads stdin"
+    )
+    bring.add_argument(
+        "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
+    )
 
 
 START_S = 30.0
@@ -37,25 +57,16 @@ START_S = 30.0
 
 def run_status(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
-    from peer.console.streams import print_json
     from peer.control.client import ControlClient, NotRunning
-    from peer.paths import data_dir
 
-    client = ControlClient(data_dir(args.data_dir))
+    client = ControlClient(args.data_dir)
     try:
         status = client.status() if args.json else client.status_once_started(START_S)
     except NotRunning as error:
-        if args.json:
-            print_json({"running": False, "reason": str(error)})
-        else:
-            text = error.with_remedy
-            print(f"{text[:1].upper()}{text[1:]}")
+        text = error.with_remedy
+        print_result(args, {"running": False, "reason": str(error)}, [f"{text[:1].upper()}{text[1:]}"])
         return ExitCode.NOT_RUNNING
-    if args.json:
-        print_json({"running": True, **status.to_fields()})
-    else:
-        print("\n".join(describe_status(status)))
-    return ExitCode.OK
+    return print_result(args, {"running": True, **status.to_fields()}, describe_status(status))
 
 
 def _held_out(status: PeerStatus) -> str:
@@ -77,10 +88,6 @@ def _reachable(status: PeerStatus) -> str:
         return "not known yet"
     there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
     return f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
-
-
-def _members(status: PeerStatus) -> str:
-    return f"{len(status.members)} in the last round" if status.round else "none before the first round"
 
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
@@ -135,6 +142,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:
         blocks.append(f"copies    {copies(status.copies)}")
+    members = f"{len(status.members)} in the last round" if status.round else "none before the first round"
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
         f"peer      {clean(status.name)} {status.peer}" + (f", team {clean(status.team, 24)}" if status.team else ""),
@@ -158,7 +166,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
         f"reachable {_reachable(status)}",
-        f"members   {_members(status)}; {many(status.peers, 'other peer')} in the run now",
+        f"members   {members}; {many(status.peers, 'other peer')} in the run now",
     ]
     if status.invite_command:
         lines.append(f"invite    with: {clean(status.invite_command, 500)}")
@@ -171,76 +179,39 @@ def describe_status(status: PeerStatus) -> list[str]:
     return lines
 
 
-def _register_runs(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "runs",
-        "list the runs that this peer has been in",
-        run_runs,
-        epilog="`peer join ID` continues one of them, without an invitation; its first 8 digits suffice.",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-
-
 def run_runs(args: argparse.Namespace) -> int:
     """Print the runs, latest first."""
     from dataclasses import asdict
 
-    from peer.console.streams import print_json
     from peer.joining.run_source import known_runs
-    from peer.paths import data_dir
 
-    folder = data_dir(args.data_dir)
+    folder = args.data_dir
     found = known_runs(folder)
-    if args.json:
-        print_json({"data_dir": str(folder), "runs": [asdict(each) for each in found]})
-    elif found:
-        print("\n".join(describe_runs(found)))
-    else:
-        print(f"no runs in {folder}; `peer join` joins the demo run, `peer join INVITATION` another one")
-    return ExitCode.OK
+    none = f"no runs in {folder}; `peer join` joins the demo run, `peer join INVITATION` another one"
+    fields = {"data_dir": str(folder), "runs": [asdict(each) for each in found]}
+    return print_result(args, fields, describe_runs(found) if found else [none])
 
 
 def describe_runs(found: list[KnownRun]) -> list[str]:
     """Return a heading, and a line for each run."""
     from datetime import datetime
 
+    from peer.formatting import table
     from protocol.formatting import clean, size
 
-    lines = [f"{'RUN':<14}{'NAME':<26}{'ROUNDS':>7}{'DISK':>10}  LAST"]
+    rows = [("RUN", "NAME", "ROUNDS", "DISK", "LAST")]
     for each in found:
         last = "running" if each.running else datetime.fromtimestamp(each.last).strftime("%Y-%m-%d %H:%M")
         name = clean(each.name, 25) if not each.problem else "(damaged manifest)"
-        lines.append(f"{each.run[:12]:<14}{name:<26}{each.rounds:>7}{size(each.disk_bytes):>10}  {last}")
-    return lines
-
-
-def _register_id(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "id",
-        "show, export or import this peer's identity",
-        run_id,
-        epilog="Without a command it prints the peer ID; the first use creates the identity.",
-    )
-    group = parser.add_subparsers(title="commands", metavar="COMMAND")
-    export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_id_export)
-    export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
-    bring = add_command(group, "import", "take the private key from a file", run_id_import)
-    bring.add_argument(
-        "file", metavar="FILE", help="a file written by `peer id export`, or one line of base64; - reads stdin"
-    )
-    bring.add_argument(
-        "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
-    )
+        rows.append((each.run[:12], name, str(each.rounds), size(each.disk_bytes), last))
+    return table(rows, numbers=(2, 3))
 
 
 def run_id(args: argparse.Namespace) -> int:
     """Print the peer ID; create the identity if there is none."""
     from peer.keyfile import load_or_create_identity
-    from peer.paths import data_dir
 
-    print(load_or_create_identity(data_dir(args.data_dir)).peer_id)
+    print(load_or_create_identity(args.data_dir).peer_id)
     return ExitCode.OK
 
 
@@ -248,9 +219,8 @@ def run_id_export(args: argparse.Namespace) -> int:
     """Write the private key to a new file; never replace an existing file."""
     from peer.files import write_atomically
     from peer.keyfile import load_identity, to_pem
-    from peer.paths import data_dir
 
-    folder = data_dir(args.data_dir)
+    folder = args.data_dir
     identity = load_identity(folder)
     if identity is None:
         raise PeerError(f"there is no identity in {folder} to export; make one with `peer id`", ExitCode.IDENTITY)
@@ -269,13 +239,12 @@ def run_id_export(args: argparse.Namespace) -> int:
 def run_id_import(args: argparse.Namespace) -> int:
     """Import an identity into the data directory."""
     from peer.keyfile import MAX_KEY_BYTES, import_identity
-    from peer.paths import data_dir
 
     if args.file == "-":
         data = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)
     else:
         with Path(args.file).open("rb") as file:
             data = file.read(MAX_KEY_BYTES + 1)
-    identity = import_identity(data_dir(args.data_dir), data, force=args.force)
+    identity = import_identity(args.data_dir, data, force=args.force)
     print(f"This peer is now {identity.peer_id}.")
     return ExitCode.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    _register_leave(subparsers)
-    _register_pause(subparsers)
-
-
-STOP_DEADLINE_S = 30.0
-HANDING_OVER = "handing over"
-"""Beginning of the sentences of a peer that hands data over before it leaves (`protocol.node.lifecycle.Departure`)."""
-
-
-def _register_leave(subparsers: Subparsers) -> None:
     add_command(
         subparsers,
         "leave",
@@ -46,17 +37,32 @@ def _register_leave(subparsers: Subparsers) -> None:
         "or, for a trainer that waits for rollouts, no rollout peer), the peer leaves without it after 30 s.  It leaves "
         "at the latest 30 minutes after its own training should be done.",
     )
+    pause = add_command(
+        subparsers,
+        "pause",
+        "compute nothing for a while, but stay in the run",
+        run_pause,
+        epilog="It prints the end of the pause.  A peer that is restarted meanwhile stays paused.",
+    )
+    pause.add_argument(
+        "time",
+        metavar="TIME",
+        nargs="?",
+        type=seconds_of,
+        help="length of the pause: 45s, 30m, 2h, 1d (default: until `peer resume`)",
+    )
+    add_command(subparsers, "resume", "go on after a pause", run_resume)
+
+
+STOP_DEADLINE_S = 30.0
+HANDING_OVER = "handing over"
+"""Beginning of the sentences of a peer that hands data over before it leaves (`protocol.node.lifecycle.Departure`)."""
 
 
 def run_leave(args: argparse.Namespace) -> int:
     """Ask the peer to leave, and wait until it has left."""
-    from peer.control.client import ControlError
-    from peer.paths import data_dir
-
     try:
-        said = _leave_and_wait(data_dir(args.data_dir))
-    except ControlError as error:
-        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
+        said = _leave_and_wait(args.data_dir)
     except TimeoutError as error:
         raise PeerError(f"the peer has not stopped after {STOP_DEADLINE_S:.0f} s; look at `peer status`") from error
     print(f"{said[:1].upper()}{said[1:]}.")
@@ -65,21 +71,22 @@ def run_leave(args: argparse.Namespace) -> int:
 
 def run_finish(args: argparse.Namespace) -> int:
     """Ask the peer to stop after this round."""
-    from peer.control.client import ControlClient, ControlError
-    from peer.paths import data_dir
+    from peer.control.client import ControlClient
     from protocol.formatting import duration
 
-    try:
-        within_s = ControlClient(data_dir(args.data_dir)).request("finish").get("within_s")
-    except ControlError as error:
-        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
+    within_s = ControlClient(args.data_dir).request("finish").get("within_s")
     within = f", in {duration(within_s)} at most" if isinstance(within_s, int | float) else ""
     print(f"The peer stops when its round is complete or nobody is left to complete it with{within}; see `peer status`.")
     return ExitCode.OK
 
 
 def _leave_and_wait(folder: Path) -> str:
-    """Return the peer's last sentence about its end, or the reason why its stream of events ended."""
+    """Return the peer's last sentence about its end, or the reason why its stream of events ended.
+
+    It waits until the process has ended, so that `peer leave && peer join` finds the identity free.
+    """
+    import psutil
+
     from peer.control.client import ControlClient
     from protocol.events.events import Left, Notice
     from protocol.formatting import clean
@@ -99,45 +106,16 @@ def _leave_and_wait(folder: Path) -> str:
                 left = stamped.event.sentence()
             elif isinstance(stamped.event, Notice) and stamped.event.text.startswith(HANDING_OVER):
                 print(f"{clean(stamped.event.text, 200)}  (Ctrl-C: leave now)", flush=True)
-    _wait_for_end(stream.status.pid)
+    pid, end = stream.status.pid, time.monotonic() + STOP_DEADLINE_S
+    with suppress(psutil.NoSuchProcess):  # a zombie holds no resources, its parent only has not reaped it yet
+        while pid > 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.05)
     return left or f"left ({stream.end})"
 
 
-def _wait_for_end(pid: int) -> None:
-    """Wait until the process has ended, so that `peer leave && peer join` finds the identity free."""
-    import psutil
-
-    end = time.monotonic() + STOP_DEADLINE_S
-    while pid > 0 and time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return  # a zombie: its parent has not reaped it yet, but it holds no resources any more
-        except psutil.NoSuchProcess:
-            return
-        time.sleep(0.05)
-    if pid > 0:
-        raise TimeoutError
-
-
 UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def _register_pause(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "pause",
-        "compute nothing for a while, but stay in the run",
-        run_pause,
-        epilog="It prints the end of the pause.  A peer that is restarted meanwhile stays paused.",
-    )
-    parser.add_argument(
-        "time",
-        metavar="TIME",
-        nargs="?",
-        type=seconds_of,
-        help="length of the pause: 45s, 30m, 2h, 1d (default: until `peer resume`)",
-    )
-    add_command(subparsers, "resume", "go on after a pause", run_resume)
 
 
 def run_pause(args: argparse.Namespace) -> int:

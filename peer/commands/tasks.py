@@ -44,7 +44,6 @@ def register(subparsers: Subparsers) -> None:
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     listed = add_command(group, "list", "list the admitted and offered sets with their counts", run_list)
     listed.add_argument("--json", action="store_true", help="one JSON object")
-    _register_rate(group)
     publish = add_command(
         group,
         "publish",
@@ -74,9 +73,6 @@ def register(subparsers: Subparsers) -> None:
     )
     remove = add_command(group, "remove", "as the organiser: stop using the problems of a set", run_remove)
     remove.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
-
-
-def _register_rate(group: Subparsers) -> None:
     rate = add_command(
         group,
         "rate",
@@ -169,19 +165,10 @@ def run_rate(args: argparse.Namespace) -> int:
 
 def _of_the_run(args: argparse.Namespace) -> AsInRun:
     """Return the settings of the named run that change rates; the defaults if no run is named."""
-    from peer.joining.run_source import find_run
-    from peer.paths import data_dir
+    from peer.joining.run_source import named_run
     from peer.tasks.rating import AsInRun
-    from protocol.run.invitation import Invitation
 
-    if args.what is None:
-        return AsInRun()
-    found = find_run(args.what, data_dir(args.data_dir))
-    if isinstance(found, Invitation):
-        raise PeerError(
-            "only the run's peers know the run of an invitation; give the run ID or the manifest", ExitCode.INPUT
-        )
-    return AsInRun.of(found.manifest)
+    return AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
 
 
 class _Progress:
@@ -204,11 +191,10 @@ class _Progress:
 def run_publish(args: argparse.Namespace) -> int:
     """Check the file, hand it to the running peer, and print the set's ID."""
     from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir
     from peer.tasks.checking import prepared
     from protocol.formatting import size
 
-    folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
+    folder, run = args.data_dir, ask(args, "tasks")["run"]
     source = Path(args.source).absolute()
     name = args.name if args.name is not None else source.name[:64]
     with prepared(chosen_run(run, folder), source, folder) as ready:
@@ -241,31 +227,31 @@ def run_admit(args: argparse.Namespace) -> int:
     done = ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, **found)
     print(f"admitted    {fetched['id']}")
     print(f"tasks       {checked.told}: {_kinds(checked.kinds)}")
-    _say_amended(done)
-    return ExitCode.OK
+    return _say_amended(done)
 
 
 def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
     """Return the running peer's answer about a set that it fetched, and the checked content of the file."""
     from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir
     from peer.tasks.checking import check
 
-    folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
+    folder, run = args.data_dir, ask(args, "tasks")["run"]
     fetched = ask(args, "fetch-tasks", timeout_s=FETCH_TIMEOUT_S, id=args.id)
     return fetched, check(chosen_run(run, folder), Path(fetched["path"]), folder)
 
 
 def run_remove(args: argparse.Namespace) -> int:
     """Sign an amendment that omits the set."""
-    _say_amended(ask(args, "remove-tasks", id=args.id))
-    return ExitCode.OK
+    return _say_amended(ask(args, "remove-tasks", id=args.id))
 
 
-def _say_amended(done: dict[str, Any]) -> None:
-    count = len(done["sets"])
-    print(f"amendment   {done['amendment']}: {count} set{'s' if count != 1 else ''}, {done['percent']} % of the problems")
+def _say_amended(done: dict[str, Any]) -> int:
+    """Describe the amendment that was signed, and return the exit code of success."""
+    from protocol.formatting import many
+
+    print(f"amendment   {done['amendment']}: {many(len(done['sets']), 'set')}, {done['percent']} % of the problems")
     print("It takes effect at the version whose record has it; `peer tasks list` shows when.")
+    return ExitCode.OK
 
 
 def _kinds(kinds: dict[str, int]) -> str:
@@ -274,6 +260,7 @@ def _kinds(kinds: dict[str, int]) -> str:
 
 def describe(status: dict[str, Any]) -> list[str]:
     """Return the sets as lines for a person."""
+    from peer.formatting import table
     from protocol.formatting import clean, short, size
 
     head = f"amendment {status['amendment']}" if status["amendment"] else "no set was admitted yet"
@@ -282,18 +269,23 @@ def describe(status: dict[str, Any]) -> list[str]:
         lines[-1] += f": {status['percent']} % of the problems are of the admitted sets"
     if status["pending"] is not None:
         lines.append(f"coming  amendment {status['pending']}, which no record has yet")
-    if status["sets"]:
-        lines.append(f"{'ID':<13}{'TASKS':>6}{'SIZE':>10}  {'BY':<10}{'SOLVED':>14}{'AGREED':>14}  STATE")
+
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.0%} of {whole}" if whole else "-"
+
+    rows = [("ID", "TASKS", "SIZE", "BY", "SOLVED", "AGREED", "STATE")]
     for each in status["sets"]:
         state = each["state"] + ("" if each["here"] or each["state"] == "offered" else ", not here yet")
         why = each["unusable"] or each["fault"]
-        lines.append(
-            f"{each['id'][:12]:<13}{each['tasks']:>6}{size(each['size_bytes']):>10}  {short(each['publisher']):<10}"
-            f"{_share(each['solved'], each['attempts']):>14}{_share(each['agreeing'], each['verdicts']):>14}  "
-            f"{state}: {clean(each['name'], 64)}{f' ({clean(why, 200)})' if why else ''}"
+        rows.append(
+            (
+                each["id"][:12],
+                str(each["tasks"]),
+                size(each["size_bytes"]),
+                short(each["publisher"]),
+                share(each["solved"], each["attempts"]),
+                share(each["agreeing"], each["verdicts"]),
+                f"{state}: {clean(each['name'], 64)}{f' ({clean(why, 200)})' if why else ''}",
+            )
         )
-    return lines
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%} of {whole}" if whole else "-"
+    return lines + (table(rows, numbers=(1, 2, 4, 5)) if status["sets"] else [])

@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
     from peer.control.history import RunHistory
     from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir, run_dir
+    from peer.paths import run_dir
     from peer.tracking.points import points_due
     from peer.tracking.trackers import open_tracker
     from protocol.formatting import many
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     signed = chosen_run(args.run_id, data)
     trackers = [(target, open_tracker(target, signed.run.hex(), signed.manifest.name)) for target in args.target]
     history = RunHistory(signed, run_dir(data, signed.run))

@@ -12,8 +12,6 @@ from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from peer.commands import Subparsers
 
 
@@ -22,26 +20,21 @@ WEB_PORT = 8321
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    _register_watch(subparsers)
-    _register_replay(subparsers)
-
-
-def _register_watch(subparsers: Subparsers) -> None:
-    parser = add_command(
+    watch = add_command(
         subparsers,
         "watch",
         "watch a running peer: curves, rounds, swarm, transfers, log",
         run_watch,
         epilog="q closes the view, and the peer goes on; ? shows every key.  Any number of views may watch one peer.",
     )
-    parser.add_argument(
+    watch.add_argument(
         "address",
         metavar="ADDRESS",
         nargs="?",
         help="address of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: "
         "the peer here",
     )
-    parser.add_argument(
+    watch.add_argument(
         "--web",
         metavar="PORT",
         nargs="?",
@@ -50,31 +43,41 @@ def _register_watch(subparsers: Subparsers) -> None:
         help=f"show it in a browser on this computer instead, at this port of 127.0.0.1 (default: {WEB_PORT}); needs the "
         "extra `web`",
     )
+    replay = add_command(
+        subparsers,
+        "replay",
+        "replay a recorded event log, forwards and backwards",
+        run_replay,
+        epilog="space plays and stops, the arrows move, n goes to the next round; ? shows every key.",
+    )
+    replay.add_argument(
+        "events",
+        metavar="EVENTS",
+        nargs="?",
+        help="an events.jsonl, or the folder of a run or of a peer (default: the last run of the peer here)",
+    )
 
 
 def run_watch(args: argparse.Namespace) -> int:
     """Replace this process by the terminal interface; for a remote peer, keep running and forward its bytes."""
     from peer.console.streams import draws
-    from peer.paths import data_dir
 
-    folder = data_dir(args.data_dir)
+    folder = args.data_dir
     if args.web is not None:
         return _watch_in_a_browser(args.address, folder, args.web)
     if not (sys.stdin.isatty() and draws(sys.stdout)):
         raise PeerError(
             "this terminal cannot show the interface; use `peer status`, or `peer status --json`", ExitCode.USAGE
         )
-    return _watch_here(folder) if args.address is None else _watch_there(args.address, folder)
-
-
-def _watch_here(folder: Path) -> int:
+    if args.address is not None:
+        return _watch_there(args.address, folder)
     _check_that_a_peer_runs(folder)
     become_interface(ChildKind.INTERFACE, str(folder))
 
 
 def _check_that_a_peer_runs(folder: Path) -> None:
     """Raise PeerError if no peer runs; the view itself waits for one that is starting."""
-    from peer.control.client import ControlClient, ControlError, NotRunning, StillStarting
+    from peer.control.client import ControlClient, NotRunning, StillStarting
 
     try:
         ControlClient(folder).status()
@@ -82,8 +85,6 @@ def _check_that_a_peer_runs(folder: Path) -> None:
         return
     except NotRunning as error:
         raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
-    except ControlError as error:
-        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
 
 
 def _watch_in_a_browser(address: str | None, folder: Path, port: int) -> int:
@@ -99,7 +100,6 @@ def _watch_in_a_browser(address: str | None, folder: Path, port: int) -> int:
 def _watch_there(address: str, folder: Path) -> int:
     import signal
     import tempfile
-    from pathlib import Path
 
     import trio
 
@@ -121,30 +121,13 @@ def _watch_there(address: str, folder: Path) -> int:
     return trio.run(watch)
 
 
-def _register_replay(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "replay",
-        "replay a recorded event log, forwards and backwards",
-        run_replay,
-        epilog="space plays and stops, the arrows move, n goes to the next round; ? shows every key.",
-    )
-    parser.add_argument(
-        "events",
-        metavar="EVENTS",
-        nargs="?",
-        help="an events.jsonl, or the folder of a run or of a peer (default: the last run of the peer here)",
-    )
-
-
 def run_replay(args: argparse.Namespace) -> int:
     """Replace this process by the interface, which is a separate program."""
     from peer.console.streams import draws
-    from peer.paths import data_dir
 
     if not (sys.stdin.isatty() and draws(sys.stdout)):
         raise PeerError("this terminal cannot show the interface; the event log is plain JSON lines", ExitCode.USAGE)
-    files = recorded(Path(args.events) if args.events is not None else data_dir(args.data_dir))
+    files = recorded(Path(args.events) if args.events is not None else args.data_dir)
     become_interface(ChildKind.INTERFACE, "--replay", *map(str, files))
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command, whole_number
+from peer.commands import add_command, add_run, whole_number
 from peer.console.asking import show
 from peer.errors import ExitCode, PeerError
 
@@ -16,25 +16,83 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    _register_weights(subparsers)
-    _register_export(subparsers)
-    _register_merge(subparsers)
-
-
-BAR_CELLS = 64
-ATTEMPTS = 5
-"""Attempts of a single push; with --every it is tried for ever."""
-
-
-def _register_weights(subparsers: Subparsers) -> None:
-    parser = add_command(
+    weights = add_command(
         subparsers,
         "weights",
         "show the states that this peer serves, and the running transfers",
         run_weights,
         epilog="`peer export` writes the model to a folder.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    weights.add_argument("--json", action="store_true", help="one JSON object")
+    export = add_command(
+        subparsers,
+        "export",
+        "write the model to a Hugging Face folder, or push it to a hub",
+        run_export,
+        epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.  A "
+        "push takes the token in HF_TOKEN, begins where the repository ends, and may be killed and started again.",
+    )
+    add_run(export)
+    export.add_argument("folder", metavar="FOLDER", nargs="?", help="new folder for the model; none with --push")
+    export.add_argument(
+        "--checkpoint",
+        type=whole_number(0, 1 << 53),
+        metavar="ROUNDS",
+        help="write the checkpoint after this many rounds (default: the newest state)",
+    )
+    export.add_argument(
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32, exact"
+    )
+    export.add_argument(
+        "--push",
+        metavar="hf:OWNER/NAME",
+        help="commit the newest state to this repository of a hub instead, with a model card",
+    )
+    export.add_argument(
+        "--every",
+        type=whole_number(1, 1 << 53),
+        metavar="ROUNDS",
+        help="with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
+    )
+    merge = add_command(
+        subparsers,
+        "merge",
+        "merge models of one shape into a new Hugging Face folder",
+        run_merge,
+        epilog="Reads folders as `peer export` or transformers write them.  The tokenizer and the configuration are "
+        "those of the first model, or of the base with ties.",
+    )
+    merge.add_argument("models", metavar="MODEL", nargs="+", help="a folder with a model")
+    merge.add_argument("folder", metavar="FOLDER", help="new folder for the merged model")
+    merge.add_argument(
+        "--rule",
+        choices=["linear", "slerp", "ties"],
+        default="linear",
+        help="linear: the weighted mean (default); slerp: a point on the arc between two models; ties: the differences "
+        "of several models from a base, without those that contradict each other",
+    )
+    merge.add_argument("--weights", type=_weights, metavar="W,W,…", help="weight of each model (default: all equal)")
+    merge.add_argument(
+        "--t", type=float, metavar="T", help="slerp: position between the first model (0) and the second (1); default 0.5"
+    )
+    merge.add_argument("--base", metavar="MODEL", help="ties: folder of the model from which all others were trained")
+    merge.add_argument(
+        "--density",
+        type=float,
+        metavar="SHARE",
+        help="ties: share of each model's differences that is kept, the largest first (0.2)",
+    )
+    merge.add_argument(
+        "--scale", type=float, metavar="FACTOR", help="ties: factor on the differences that are added to the base (1)"
+    )
+    merge.add_argument(
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32"
+    )
+
+
+BAR_CELLS = 64
+ATTEMPTS = 5
+"""Attempts of a single push; with --every it is tried for ever."""
 
 
 def run_weights(args: argparse.Namespace) -> int:
@@ -69,53 +127,14 @@ def _served(blobs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _register_export(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "export",
-        "write the model to a Hugging Face folder, or push it to a hub",
-        run_export,
-        epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.  A "
-        "push takes the token in HF_TOKEN, begins where the repository ends, and may be killed and started again.",
-    )
-    parser.add_argument(
-        "run_id",
-        metavar="RUN",
-        nargs="?",
-        help="a run ID or its beginning (default: the running run, else the latest one here)",
-    )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="new folder for the model; none with --push")
-    parser.add_argument(
-        "--checkpoint",
-        type=whole_number(0, 1 << 53),
-        metavar="ROUNDS",
-        help="write the checkpoint after this many rounds (default: the newest state)",
-    )
-    parser.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32, exact"
-    )
-    parser.add_argument(
-        "--push",
-        metavar="hf:OWNER/NAME",
-        help="commit the newest state to this repository of a hub instead, with a model card",
-    )
-    parser.add_argument(
-        "--every",
-        type=whole_number(1, 1 << 53),
-        metavar="ROUNDS",
-        help="with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
-    )
-
-
 def run_export(args: argparse.Namespace) -> int:
     """Find the run, write its model, and say what was written."""
     from peer.console.streams import share_reporter
     from peer.joining.run_source import chosen_run
-    from peer.paths import data_dir
     from peer.weights.folders import export
     from protocol.formatting import amount, size
 
-    data = data_dir(args.data_dir)
+    data = args.data_dir
     if args.push is not None:
         return _push(args, data)
     if args.every is not None:
@@ -156,43 +175,6 @@ def _push(args: argparse.Namespace, data: Path) -> int:
     options = PushOptions(args.dtype, args.every, ATTEMPTS if args.every is None else None)
     Pusher(chosen_run(args.run_id, data), data, repository, options, partial(print, flush=True)).run()
     return ExitCode.OK
-
-
-def _register_merge(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "merge",
-        "merge models of one shape into a new Hugging Face folder",
-        run_merge,
-        epilog="Reads folders as `peer export` or transformers write them.  The tokenizer and the configuration are "
-        "those of the first model, or of the base with ties.",
-    )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="a folder with a model")
-    parser.add_argument("folder", metavar="FOLDER", help="new folder for the merged model")
-    parser.add_argument(
-        "--rule",
-        choices=["linear", "slerp", "ties"],
-        default="linear",
-        help="linear: the weighted mean (default); slerp: a point on the arc between two models; ties: the differences "
-        "of several models from a base, without those that contradict each other",
-    )
-    parser.add_argument("--weights", type=_weights, metavar="W,W,…", help="weight of each model (default: all equal)")
-    parser.add_argument(
-        "--t", type=float, metavar="T", help="slerp: position between the first model (0) and the second (1); default 0.5"
-    )
-    parser.add_argument("--base", metavar="MODEL", help="ties: folder of the model from which all others were trained")
-    parser.add_argument(
-        "--density",
-        type=float,
-        metavar="SHARE",
-        help="ties: share of each model's differences that is kept, the largest first (0.2)",
-    )
-    parser.add_argument(
-        "--scale", type=float, metavar="FACTOR", help="ties: factor on the differences that are added to the base (1)"
-    )
-    parser.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32"
-    )
 
 
 def run_merge(args: argparse.Namespace) -> int:

@@ -295,6 +295,15 @@ def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | N
     return message
 
 
+def running_status(data_dir: Path, run: bytes | None = None) -> PeerStatus | None:
+    """Return the status of the peer of a data directory; None if none answers, or if it takes part in another run."""
+    with suppress(ControlError):
+        status = ControlClient(data_dir).status()
+        if run is None or status.run == run.hex():
+            return status
+    return None
+
+
 def _status(fields: Any) -> PeerStatus:
     """Parse the status in an answer; raises ControlError if a field is missing, such as from an older version."""
     try:

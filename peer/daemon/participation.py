@@ -211,20 +211,20 @@ class Participation:
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
 
-    def _beside_states(self) -> int | None:
-        """Return the bytes that the limit on the disk leaves beside the run's states; None without a limit."""
-        now, signed = self._settings.live.now, self.choice.signed
-        states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
-        return max(0, now.max_disk - states - self.scratch_bytes - MARGIN_BYTES) if now.max_disk is not None else None
+    def line_bytes(self) -> int:
+        """Return the bytes carried for this peer, both ways, since its network was opened."""
+        return self.network.line_bytes() if self.network is not None else 0
 
     def _corpora(self) -> CorpusSettings:
         """Return the corpora on this computer: those that the person names, and those that were built for this run here."""
         now, linked = self._settings.live.now, self._folder / CORPORA
         links = sorted(linked.iterdir()) if linked.is_dir() else []
         folders = dict.fromkeys([*map(Path, now.corpus or ()), *(link.resolve() for link in links)])
-        networks, most = tuple(map(ip_network, now.mirror_networks or ())), self._beside_states()
+        networks, signed = tuple(map(ip_network, now.mirror_networks or ())), self.choice.signed
         cache = default_block_cache(self._room, self._folder) if now.block_cache is None else now.block_cache
-        cache = cache if most is None else min(cache, most)
+        if now.max_disk is not None:  # the limit leaves so much beside the run's states
+            states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
+            cache = min(cache, max(0, now.max_disk - states - self.scratch_bytes - MARGIN_BYTES))
         return CorpusSettings(tuple(folders), self._folder / BLOCKS, cache, now.keep_blocks, networks)
 
     # -- status -------------------------------------------------------------------------------------------------------
@@ -384,17 +384,17 @@ class Participation:
     # -- the node -----------------------------------------------------------------------------------------------------
 
     async def _live(self, signed: SignedManifest, network: Network, nursery: trio.Nursery) -> None:
-        self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
+        store = self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
         built = self._settings.data_dir / BUILT
-        await trio.to_thread.run_sync(provide_builtin, signed.manifest, self.store.files, self._folder, built)
+        await trio.to_thread.run_sync(provide_builtin, signed.manifest, store.files, self._folder, built)
         folder = self._folder / SCRATCH
-        self._scratch = ScratchFolder(self.store.disk, folder) if self.scratch_bytes else None
+        self._scratch = ScratchFolder(store.disk, folder) if self.scratch_bytes else None
         state = await trio.to_thread.run_sync(OuterState, signed.manifest, self._scratch)
         try:
-            await self._live_with(signed, self.store, state, network, nursery)
+            await self._live_with(signed, store, state, network, nursery)
         finally:
             state.close()  # a later participation opens its own
-            clear_folder(self.store.disk, folder)  # a trainer that never started leaves its file
+            clear_folder(store.disk, folder)  # a trainer that never started leaves its file
 
     async def _live_with(
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
@@ -403,7 +403,11 @@ class Participation:
         trainer = self._trainer = self._make_trainer(signed, store, state) if self._role is not Role.SEED else None
         if trainer is not None:
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
-        is_copy = await self._find_out_whether_copied()
+        is_copy = not settings.only_copy and not await trio.to_thread.run_sync(is_original, self._folder)
+        if is_copy:
+            self._emit(Notice("warning", COPIED))
+        else:
+            await trio.to_thread.run_sync(self._mark_again)
 
         def emit(event: Event) -> None:
             self._emit(event)
@@ -432,15 +436,6 @@ class Participation:
         self._lobby.admit(node.router)
         freeze_gc()
         await node.run()
-
-    async def _find_out_whether_copied(self) -> bool:
-        """Return True if votes may be missing, because the folder is a copy or a backup; otherwise mark it as ours."""
-        original = await trio.to_thread.run_sync(is_original, self._folder)
-        if original or self._settings.only_copy:
-            await trio.to_thread.run_sync(self._mark_again)
-            return False
-        self._emit(Notice("warning", COPIED))
-        return True
 
     def _mark_again(self) -> None:
         """Renew the mark, so that an earlier backup is recognised.  The store reports a failing disk."""
@@ -518,9 +513,17 @@ class Participation:
             data.forget()
             self._give_up(PeerError(LOST.format(data=data.origin), ExitCode.RESOURCES))
 
+        async def tell_progress() -> None:
+            try:
+                while True:
+                    node.rest(WhyIdle.PREPARING_DATA, data.progress)
+                    await trio.sleep(PREPARING_S)
+            finally:
+                data.stop()
+
         problem: PeerError | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_progress, data, node)
+            nursery.start_soon(tell_progress)
             try:
                 await trio.to_thread.run_sync(data.build, tokenizer)
             except PeerError as error:
@@ -532,16 +535,6 @@ class Participation:
         trainer.report_missing(on_lost)
         node.go_on(WhyIdle.PREPARING_DATA)
         return True
-
-
-async def _tell_progress(data: OwnData, node: Node) -> None:
-    """Show the progress of a build; when cancelled, stop it."""
-    try:
-        while True:
-            node.rest(WhyIdle.PREPARING_DATA, data.progress)
-            await trio.sleep(PREPARING_S)
-    finally:
-        data.stop()
 
 
 def _limits(now: Preferences) -> RestLimits:

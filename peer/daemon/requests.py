@@ -96,7 +96,7 @@ class Controls:
         return {"run": self._peer.status().run, **asdict(contacts.known())}
 
     async def _lines(self, fields: dict[str, Any]) -> dict[str, Any]:
-        lines = await self._peer.node().line_probe.measure()
+        lines = await self._peer.running_node().line_probe.measure()
         peers = [{"name": name, **asdict(sampled), "down_bytes_per_s": sampled.bytes_per_s} for name, sampled in lines.peers]
         return {"run": self._peer.status().run, "peers": peers, "up_bytes_per_s": lines.up_bytes_per_s}
 
@@ -107,7 +107,7 @@ class Controls:
         return await self._peer.history(lambda history: ledger_of(history.ledger.credits, history.length, MAX_MEMBERS_TOLD))
 
     async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"run": self._peer.status().run, **await self._peer.node().weights()}
+        return {"run": self._peer.status().run, **await self._peer.running_node().weights()}
 
     # -- settings -----------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Controls:
         if unit not in [each.value for each in Unit] or type(total) is not int or total < 1:
             raise ControlError("a run is extended to a total of tokens or of rounds; use `peer run extend --rounds N`")
         before = self._peer.status().goal_total
-        body = await self._peer.node().extensions.extend(Unit(unit), total)
+        body = await self._peer.running_node().extensions.extend(Unit(unit), total)
         return {"total": body.total, "before": before}
 
     async def _tasks(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.files import LockHeld, locked
 from peer.joining.run_source import DEFAULT_PORT, find_run, stored_manifest
 from peer.paths import runtime_dir
-from peer.settings.file import LiveSettings
+from peer.settings.file import Settings
 from protocol.run.invitation import Anchor, Invitation
 from protocol.run.manifest import SignedManifest, demo_manifest
 from protocol.wire.hashes import Hash
@@ -41,27 +41,15 @@ def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
         yield FREE if wanted is None else wanted
         return
     with ExitStack() as stack:
-        yield DEFAULT_PORT if _take(DEFAULT_PORT, stack) and _is_free(DEFAULT_PORT) else FREE
-
-
-def _take(port: int, stack: ExitStack) -> bool:
-    """Hold the lock on `port` among this user's peers until `stack` closes; False if another peer holds it."""
-    try:
-        stack.enter_context(locked(runtime_dir() / f"port-{port}.lock"))
-    except (LockHeld, OSError, PeerError):
-        return False
-    return True
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - where the peer will listen
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
+        port = FREE
+        with suppress(LockHeld, OSError, PeerError):  # another peer has the lock, or another program the port
+            stack.enter_context(locked(runtime_dir() / f"port-{DEFAULT_PORT}.lock"))
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("0.0.0.0", DEFAULT_PORT))  # noqa: S104 - where the peer will listen
+                probe.listen(1)
+            port = DEFAULT_PORT
+        yield port
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -111,7 +99,7 @@ class DaemonSettings:
 
     data_dir: Path
     style: Style
-    live: LiveSettings
+    live: Settings
     leave: LeaveConditions = LeaveConditions()
     local: bool = False
     only_copy: bool = False

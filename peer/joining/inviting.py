@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.control.client import ControlClient, ControlError
-from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
+from peer.control.client import ControlClient, ControlError, running_status
+from peer.discovery.contacts import is_loopback, read_contacts, read_known
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
 from protocol.events.status import NodeStatus
@@ -57,10 +58,12 @@ class Found:
 
 def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
     """Return the addresses at which guests of `run` find a peer.  peer: our own peer ID."""
-    running = _ask_running(run, data)
-    if running is not None:
-        remark = "" if running.here or running.there else UNREACHED
-        return Found(running.for_invitation(), remark, find_anchor(run, data))
+    with suppress(ControlError):
+        answer = ControlClient(data).request("contacts")
+        running = read_known(answer)
+        if answer.get("run") == run.hex() and running.for_invitation():
+            remark = "" if running.here or running.there else UNREACHED
+            return Found(running.for_invitation(), remark, find_anchor(run, data))
     kept = read_contacts(run_dir(data, run))
     if kept.here or kept.there:
         return Found(kept.for_invitation(), REMEMBERED)
@@ -70,23 +73,10 @@ def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
     return Found([f"{address}/p2p/{peer}" for address in own_addresses(ports[0] if ports else DEFAULT_PORT)], NOBODY)
 
 
-def _ask_running(run: Hash, data: Path) -> Known | None:
-    """Return the contacts of the running peer of this data directory; None if no running peer takes part in this run."""
-    try:
-        answer = ControlClient(data).request("contacts")
-    except ControlError:
-        return None
-    known = read_known(answer)
-    return known if answer.get("run") == run.hex() and known.for_invitation() else None
-
-
 def find_anchor(run: Hash, data: Path) -> Anchor | None:
     """Return the newest final record that our peer knows; None if the peer takes part in another run, or does not run."""
-    try:
-        status = ControlClient(data).status()
-    except ControlError:
-        return None
-    return anchor_of(status) if status.run == run.hex() else None
+    status = running_status(data, run)
+    return anchor_of(status) if status is not None else None
 
 
 def anchor_of(status: NodeStatus) -> Anchor | None:

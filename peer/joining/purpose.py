@@ -62,6 +62,11 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
     about, data, model = manifest.about or AboutSection(), manifest.data, manifest.model
     mixtures = [(0, [source.weight for source in data.sources])] if data.sources else []
     mixtures += [(phase.from_tokens, phase.weights) for phase in data.phases]
+    names = [clean(OWN_SOURCES.get(source.name, source.name), 64) for source in data.sources]
+
+    def shares(weights: Sequence[int]) -> dict[str, float]:
+        return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True) if weight}
+
     return RunDefinition(
         description=about.description,
         url=about.url,
@@ -74,7 +79,7 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         rows=data.format,
         sequence_length=data.sequence_length,
         is_local=data.is_local,
-        mixtures=[RunMixture(from_tokens=start, shares=_shares(manifest, weights)) for start, weights in mixtures],
+        mixtures=[RunMixture(from_tokens=start, shares=shares(weights)) for start, weights in mixtures],
         data_tokens=sum(map(data.epoch_tokens, data.sources)),
         epochs=data.epochs,
         times_read={clean(OWN_SOURCES.get(name, name), 64): times for name, times in manifest.times_read().items()},
@@ -85,11 +90,6 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         requires=training_needs(manifest),
         prompts=manifest.samples.prompts if manifest.samples is not None else [],
     )
-
-
-def _shares(manifest: RunManifest, weights: Sequence[int]) -> dict[str, float]:
-    names = [clean(OWN_SOURCES.get(source.name, source.name), 64) for source in manifest.data.sources]
-    return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True) if weight}
 
 
 def about_lines(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -110,14 +110,24 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "
 
     speed: None if none was measured.  me: the peer ID of the reader; empty for other readers than the run's peers.
     """
+    epochs = epochs_read(run_definition(manifest), per_member=manifest.goal.unit is Unit.ROUNDS)
+    samples = ""
+    if manifest.samples is not None:
+        listed = ", ".join(f'"{clean(prompt, 200)}"' for prompt in manifest.samples.prompts)
+        samples = f"{listed}, completed at each evaluation with at most {manifest.samples.tokens} tokens"
+    admits = "peers with an invitation of the organiser"
+    if manifest.admission is Admission.ALLOWLIST:
+        admits = f"{many(len(manifest.allowlist), 'listed peer')}, and the organiser"
+    elif manifest.admission is Admission.OPEN:
+        admits = "everybody, and one person may take part as many peers"
     return [
         ("trains", _trains(manifest)),
         ("reads", _reads(manifest)),
-        *_epochs(manifest),
+        *([("epochs", epochs)] if epochs else []),
         ("rate", _rate(manifest)),
         ("until", until(manifest, speed)),
-        *_prompts(manifest),
-        ("admits", _admits(manifest)),
+        *([("samples", samples)] if samples else []),
+        ("admits", admits),
         ("votes", _votes(manifest, me)),
         ("organiser", f"{short(manifest.organiser)} ({manifest.organiser})"),
     ]
@@ -197,13 +207,6 @@ def ends_early(manifest: RunManifest) -> str:
     )
 
 
-def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:
-    """Return the line on how often the run reads its sources; none for a run without sources."""
-    facts = run_definition(manifest)
-    said = epochs_read(facts, per_member=manifest.goal.unit is Unit.ROUNDS)
-    return [("epochs", said)] if said else []
-
-
 def often_read(manifest: RunManifest) -> str:
     """Return a warning if the run reads a source more often than it can learn from it; empty otherwise."""
     times = manifest.times_read()
@@ -237,22 +240,6 @@ def endless(manifest: RunManifest) -> str:
     if least_s <= MOST_YEARS * YEAR_S:
         return ""
     return f"the run would take more than {MOST_YEARS} years; make total_{goal.unit.value} smaller"
-
-
-def _prompts(manifest: RunManifest) -> list[tuple[str, str]]:
-    """Return the line on the prompts; none for a run without them."""
-    if manifest.samples is None:
-        return []
-    listed = ", ".join(f'"{clean(prompt, 200)}"' for prompt in manifest.samples.prompts)
-    return [("samples", f"{listed}, completed at each evaluation with at most {manifest.samples.tokens} tokens")]
-
-
-def _admits(manifest: RunManifest) -> str:
-    if manifest.admission is Admission.ALLOWLIST:
-        return f"{many(len(manifest.allowlist), 'listed peer')}, and the organiser"
-    if manifest.admission is Admission.OPEN:
-        return "everybody, and one person may take part as many peers"
-    return "peers with an invitation of the organiser"
 
 
 def _votes(manifest: RunManifest, me: str) -> str:
@@ -289,7 +276,9 @@ def _trains(manifest: RunManifest) -> str:
 
 def _reads(manifest: RunManifest) -> str:
     """Describe the text, rollouts or both that the run learns from."""
-    text = _text(manifest)
+    text = _mixed(manifest) if manifest.data.sources else "no data"
+    if manifest.data.is_local:
+        text = f"{ROWS[manifest.data.format]} of {UNAUDITED}"
     if manifest.rl is None:
         return text
     warm = f"{text} for {manifest.rl.warm_rounds} rounds, then " if manifest.rl.warm_rounds else ""
@@ -297,12 +286,6 @@ def _reads(manifest: RunManifest) -> str:
 
 
 UNAUDITED = "each member's own data, which stay on its computer: nobody can audit what a member read"
-
-
-def _text(manifest: RunManifest) -> str:
-    if manifest.data.is_local:
-        return f"{ROWS[manifest.data.format]} of {UNAUDITED}"
-    return _mixed(manifest) if manifest.data.sources else "no data"
 
 
 def ledger_remark(manifest: RunManifest) -> str:
@@ -349,16 +332,16 @@ def unusual_data(manifest: RunManifest) -> str:
 
 def _rate(manifest: RunManifest) -> str:
     inner, rl = manifest.inner, manifest.rl
-    read = _warmed(f"{inner.lr:g}", inner.warmup_steps)
+
+    def warmed(rate: str, steps: int) -> str:
+        return f"{rate}, " + (f"after {many(steps, 'step')} of warm-up" if steps else "without warm-up")
+
+    read = warmed(f"{inner.lr:g}", inner.warmup_steps)
     if ends_early(manifest):
         read += ", never down, because the data end the run long before its total"
     elif inner.cooldown:
         read += f", down to 0 in the last {100 * inner.cooldown:g} % of the run"
     if rl is None:
         return read
-    learned = _warmed(f"{rl.lr:g} on rollouts", rl.warmup_steps)
+    learned = warmed(f"{rl.lr:g} on rollouts", rl.warmup_steps)
     return f"{read}; {learned}" if rl.warm_rounds else learned
-
-
-def _warmed(rate: str, steps: int) -> str:
-    return f"{rate}, " + (f"after {many(steps, 'step')} of warm-up" if steps else "without warm-up")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.addresses import multiaddr_of
-from peer.control.client import ControlClient, ControlError
+from peer.control.client import running_status
 from peer.corpora.inputs import HUB
 from peer.corpora.run_data import names_corpora
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
-from peer.joining.run_word import MAX_SHOWN, ambiguous, check_word, the_run
+from peer.joining.run_word import check_word, chosen_folder, the_run
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
@@ -197,19 +197,7 @@ def chosen_run(word: str | None, data: Path, *, or_folder: bool = False) -> Sign
 
     or_folder: the word might also have named a folder, and names none.
     """
-    running = ""
-    if word is None:
-        with suppress(ControlError):
-            running = ControlClient(data).status().run
-    runs = [path.parent for path in data.glob("runs/*/manifest") if path.parent.name.startswith(word or running)]
-    if not runs and word:
-        which = f"neither a folder nor a run in {data}" if or_folder else f"not a run in {data}"
-        raise PeerError(f"{word[:MAX_SHOWN]} is {which}; `peer runs` lists the runs", ExitCode.INPUT)
-    if not runs:
-        raise PeerError(f"there is no run in {data}; join one with `peer join`", ExitCode.INPUT)
-    if word is not None and len(runs) > 1:
-        raise ambiguous(word, [path.name for path in runs])
-    return read_manifest(max(runs, key=lambda path: path.stat().st_mtime) / "manifest")
+    return read_manifest(chosen_folder(word, data, or_folder=or_folder) / "manifest")
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
@@ -228,6 +216,17 @@ def own_addresses(port: int) -> list[str]:
     """Return the multiaddrs at which a peer here listens (IPv4), best first; loopback if there is no other."""
     found = [address for address in announced_addresses() if ":" not in address]
     return [f"/ip4/{address}/tcp/{port}" for address in found[:MAX_OWN_ADDRESSES]] or [f"/ip4/127.0.0.1/tcp/{port}"]
+
+
+def named_run(word: str, data: Path) -> SignedManifest:
+    """Return the run that `word` names as `find_run` does; of an invitation, the stored manifest.  Raises `PeerError`."""
+    found = find_run(word, data)
+    signed = stored_manifest(Hash(found.run), data) if isinstance(found, Invitation) else found
+    if signed is None:
+        raise PeerError(
+            "only the run's peers know the run of an invitation; give the run ID or the manifest", ExitCode.INPUT
+        )
+    return signed
 
 
 def organised_runs(data: Path, organiser: PeerId) -> list[SignedManifest]:
@@ -264,34 +263,20 @@ class KnownRun:
 
 def known_runs(data: Path) -> list[KnownRun]:
     """Return the stored runs: the running one first, then by the time of the last change.  Blocking; changes nothing."""
-    running = ""
-    with suppress(ControlError):
-        running = ControlClient(data).status().run
-    found = [_known(path, running) for path in data.glob("runs/*/manifest")]
+    status, found = running_status(data), []
+    for manifest in data.glob("runs/*/manifest"):
+        folder, name, problem = manifest.parent, "", ""
+        try:
+            name = read_manifest(manifest).manifest.name
+        except (PeerError, OSError) as error:
+            problem = str(error)
+        size, last = 0, 0.0
+        for path in folder.rglob("*"):
+            with suppress(OSError):  # a running peer has just removed it
+                if path.is_file():
+                    stat = path.stat()
+                    size, last = size + stat.st_size, max(last, stat.st_mtime)
+        rounds = sum(path.name.isdigit() for path in (folder / "records").rglob("*"))
+        running = status is not None and folder.name == status.run
+        found.append(KnownRun(folder.name, name, rounds, size, last, running, problem))
     return sorted(found, key=lambda each: (each.running, each.last), reverse=True)
-
-
-def _known(manifest: Path, running: str) -> KnownRun:
-    folder, name, problem = manifest.parent, "", ""
-    try:
-        name = read_manifest(manifest).manifest.name
-    except (PeerError, OSError) as error:
-        problem = str(error)
-    stats = [stat for path in _files_in(folder) if (stat := _stat_of(path)) is not None]
-    last = max((stat.st_mtime for stat in stats), default=0.0)
-    records = folder / "records"
-    rounds = sum(path.name.isdigit() for path in _files_in(records))
-    return KnownRun(folder.name, name, rounds, sum(stat.st_size for stat in stats), last, folder.name == running, problem)
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return all files below `folder`; a running peer may already have removed some of them."""
-    return [Path(where) / name for where, _, names in os.walk(folder) for name in names]
-
-
-def _stat_of(path: Path) -> os.stat_result | None:
-    """Return a file's status; None if it is not a file, or if a running peer has just removed it."""
-    try:
-        return path.stat() if path.is_file() else None
-    except OSError:
-        return None

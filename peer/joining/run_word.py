@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import runs_dir
 from protocol.run.invitation_text import body_in, looks_like_invitation
 from protocol.wire.canonical import Malformed
@@ -29,10 +29,8 @@ MAX_SHOWN = 80
 def check_word(word: str, data: Path) -> None:
     """Raise `PeerError` if the word cannot name a run; what it names is not opened."""
     if looks_like_invitation(word):
-        try:
+        with told_as(ExitCode.INPUT, Malformed):
             body_in(word)
-        except Malformed as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
         return
     if remedy := remedy_for(word):
         raise PeerError(remedy, ExitCode.INPUT)
@@ -95,7 +93,8 @@ def the_run(word: str, data: Path) -> str:
             "`peer runs` lists",
             ExitCode.INPUT,
         )
-    found = stored_runs(word, data) if is_id else []
+    stored = runs_dir(data).glob(f"{word}*/manifest") if is_id else ()
+    found = sorted(path.parent.name for path in stored if len(path.parent.name) == MOST_DIGITS)
     if len(found) > 1:
         raise ambiguous(word, found)
     if not found:
@@ -107,12 +106,25 @@ def the_run(word: str, data: Path) -> str:
     return found[0]
 
 
-def stored_runs(beginning: str, data: Path) -> list[str]:
-    """Return the IDs that begin so of the runs whose manifests this data directory has, ascending."""
-    folder = runs_dir(data)
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    whole = [name for name in names if len(name) == MOST_DIGITS and name.startswith(beginning)]
-    return sorted(name for name in whole if (folder / name / "manifest").is_file())
+def chosen_folder(word: str | None, data: Path, holding: str = "manifest", *, or_folder: bool = False) -> Path:
+    """Return the folder of the run whose ID begins with `word`; default: the running run, else the latest one.
+
+    holding: a file in the folders that count.  or_folder: the word might also have named a folder, and names none.
+    Raises `PeerError`.
+    """
+    from peer.control.client import running_status
+
+    running = running_status(data) if word is None else None
+    beginning = word or (running.run if running is not None else "")
+    runs = [path.parent for path in runs_dir(data).glob(f"*/{holding}") if path.parent.name.startswith(beginning)]
+    if not runs and word:
+        which = f"neither a folder nor a run in {data}" if or_folder else f"not a run in {data}"
+        raise PeerError(f"{word[:MAX_SHOWN]} is {which}; `peer runs` lists the runs", ExitCode.INPUT)
+    if not runs:
+        raise PeerError(f"there is no run in {data}; join one with `peer join`", ExitCode.INPUT)
+    if word is not None and len(runs) > 1:
+        raise ambiguous(word, [path.name for path in runs])
+    return max(runs, key=lambda path: path.stat().st_mtime)
 
 
 def ambiguous(beginning: str, runs: Sequence[str]) -> PeerError:

@@ -36,15 +36,6 @@ class Standing:
     admission: bytes = b""
 
 
-def _role_problem(manifest: RunManifest, role: Role) -> str | None:
-    unknown = environment_problem(manifest) if role is not Role.SEED else None
-    if unknown is not None:
-        return f"this software cannot open the run's tasks ({unknown}); install the version of the run's organiser"
-    if manifest.rl is None and role in (Role.ROLLOUT, Role.VALIDATOR):
-        return f"the run has no rollouts, so there is nothing to do for the role {role.value}; join with --role trainer"
-    return None
-
-
 def find_standing(
     manifest: RunManifest, run: Hash, peer: PeerId, invited_with: bytes, wall_now: float, role: Role, folder: Path
 ) -> Standing:
@@ -54,20 +45,28 @@ def find_standing(
     the run's folder, with the files of earlier starts.  A member of a record stays a member.  A peer that voted in a round
     and left may be in a record that it has not seen, so in that case the other peers decide.
     """
-    problem = version_problem(manifest) or _role_problem(manifest, role)
+    problem, unknown = version_problem(manifest), environment_problem(manifest) if role is not Role.SEED else None
+    if problem is None and unknown is not None:
+        problem = f"this software cannot open the run's tasks ({unknown}); install the version of the run's organiser"
+    elif problem is None and manifest.rl is None and role in (Role.ROLLOUT, Role.VALIDATOR):
+        problem = f"the run has no rollouts, so there is nothing to do for the role {role.value}; join with --role trainer"
     if problem is not None:
         return Standing(problem)
     if not needs_proof(manifest, peer):
         refused = admit_at_door(manifest, run, peer, b"", wall_now, role=role)
         return Standing(refused if isinstance(refused, str) else None)
-    proofs = [proof for proof in (invited_with, _kept(folder)) if proof] or [b""]
+    kept = b""
+    with suppress(OSError), (folder / KEPT_AS).open("rb") as file:
+        kept = file.read(MAX_ADMISSION_BYTES)
+    proofs = [proof for proof in (invited_with, kept) if proof] or [b""]
     problems = []
     for proof in proofs:
         admitted = admit_at_door(manifest, run, peer, proof, wall_now, role=role)
         if not isinstance(admitted, str):
             return Standing(None, proof)
         problems.append(admitted)
-    if not _may_be_member(manifest, run, peer, folder):
+    store = Store(folder) if (folder / "records").is_dir() else None
+    if store is None or not (History(round_settings(run, manifest), store).has_member(peer) or store.votes.any()):
         return Standing(problems[0])
     for proof in proofs:
         with suppress(Malformed):
@@ -90,18 +89,3 @@ def keep_admission(proof: bytes, folder: Path) -> None:
     """Store a proof for later starts.  Blocking."""
     if proof:
         write_atomically(folder / KEPT_AS, proof)
-
-
-def _kept(folder: Path) -> bytes:
-    try:
-        with (folder / KEPT_AS).open("rb") as file:
-            return file.read(MAX_ADMISSION_BYTES)
-    except OSError:
-        return b""
-
-
-def _may_be_member(manifest: RunManifest, run: Hash, peer: PeerId, folder: Path) -> bool:
-    if not (folder / "records").is_dir():
-        return False
-    store = Store(folder)
-    return History(round_settings(run, manifest), store).has_member(peer) or store.votes.any()

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.control.client import ControlClient, ControlError
+from peer.control.client import running_status
 from peer.errors import ExitCode, PeerError
-from peer.joining.run_source import find_run, read_manifest, stored_manifest
+from peer.joining.run_source import named_run, read_manifest, stored_manifest
 from peer.measurements.speeds import Figures, LineSpeed, TrainingSpeed
 from protocol.events.status import PeerStatus
 from protocol.formatting import amount, clean, duration, line_rate, many, short, size
-from protocol.run.invitation import Invitation
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
 from protocol.version import version
 from protocol.wire.hashes import Hash
@@ -145,20 +144,13 @@ def chosen(word: str | None, folder: Path) -> tuple[SignedManifest, PeerStatus |
     word: a run's name, or any word that `peer join` and `peer run show` accept.  folder: the data directory.  Raises
     PeerError.
     """
-    status = _status(folder)
+    status = running_status(folder)
     if word is None:
         signed = stored_manifest(Hash(bytes.fromhex(status.run)), folder) if status is not None else None
         signed = signed or demo_manifest()
     else:
         signed = _named(word, folder)
     return signed, status if status is not None and status.run == signed.run.hex() else None
-
-
-def _status(folder: Path) -> PeerStatus | None:
-    try:
-        return ControlClient(folder).status()
-    except ControlError:
-        return None
 
 
 def _named(word: str, folder: Path) -> SignedManifest:
@@ -168,13 +160,7 @@ def _named(word: str, folder: Path) -> SignedManifest:
         raise PeerError(f"{len(named)} runs are called {word[:80]}; give the run ID", ExitCode.INPUT)
     if named or word == demo_manifest().manifest.name:
         return named[0] if named else demo_manifest()
-    found = find_run(word, folder)
-    if not isinstance(found, Invitation):
-        return found
-    known = stored_manifest(Hash(found.run), folder)
-    if known is None:
-        raise PeerError("only the run's peers know the run of this invitation; join first: `peer join`", ExitCode.INPUT)
-    return known
+    return named_run(word, folder)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

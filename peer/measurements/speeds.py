@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -171,7 +171,9 @@ def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = DI
         )
     with tempfile.TemporaryFile(dir=folder, prefix=".bench-", buffering=0) as file:
         written, write_s = _write_out(file.fileno(), most_bytes, seconds)
-        is_cached = not _forget(file.fileno())
+        is_cached = not hasattr(os, "posix_fadvise")  # without this call, the file stays in the page cache
+        if not is_cached:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         read, read_s = _read_back(file.fileno(), written, seconds)
     return DiskSpeed(written / write_s, read / read_s, written, is_cached)
 
@@ -199,14 +201,6 @@ def _read_back(fd: int, count: int, seconds: float) -> tuple[int, float]:
             break
         done += got
     return done, max(time.perf_counter() - begun, 1e-9)
-
-
-def _forget(fd: int) -> bool:
-    """Drop a file from the page cache; False if the system offers no call for this."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -239,16 +233,8 @@ def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
 def _line_speed(answer: dict[str, Any]) -> LineSpeed:
     """Parse the peer's answer; raises ControlError if its form differs, such as in another version."""
     try:
-        peers = [
-            PeerLine(
-                str(one["peer"]),
-                str(one["name"]),
-                int(one["down_bytes"]),
-                float(one["down_bytes_per_s"]),
-                str(one["problem"]),
-            )
-            for one in answer["peers"]
-        ]
+        forms = {"peer": str, "name": str, "down_bytes": int, "down_bytes_per_s": float, "problem": str}
+        peers = [PeerLine(**{name: form(one[name]) for name, form in forms.items()}) for one in answer["peers"]]
         return LineSpeed(str(answer["run"]), peers, float(answer["up_bytes_per_s"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ControlError("the peer's answer lacks a figure; does it run another version?") from error
@@ -383,18 +369,18 @@ async def unless_interrupted(work: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `work`; if this process is told to end, cancel it and raise KeyboardInterrupt."""
     found: list[T] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            async for _ in signals:
+                scope.cancel()
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on, signals, scope)
+            nursery.start_soon(cancel)
             found.append(await work())
             nursery.cancel_scope.cancel()
     if not found or scope.cancel_called:
         raise KeyboardInterrupt
     return found[0]
-
-
-async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
 
 
 async def measure(

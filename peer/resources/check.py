@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import trio
 
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.resources.computer import (
     StatePlace,
     available_memory,
@@ -82,7 +82,9 @@ def choose_role(
         place = state_place(state, manifest, role, available, gpu)
         if memory_problem(manifest, role, available, gpu, place) is None:
             lacks = "" if role is wanted else f", {short}"
-            return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu, place)}")
+            need = memory_need(manifest, role, sole_process(gpu), place)
+            taken = f"{size(need.host)} of memory" + (f" and {size(need.gpu)} of the GPU's" if need.gpu else "")
+            return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {taken}")
     return RoleChoice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
 
 
@@ -96,11 +98,6 @@ def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> 
     if hash_bytes("role", run + peer.encode())[0] % VALIDATE_ONE_IN == 0:
         return Role.VALIDATOR, f"one in {VALIDATE_ONE_IN} of those who do not train verifies, and the draw fell on this peer"
     return Role.ROLLOUT, "others train in this run"
-
-
-def _needed(manifest: RunManifest, role: Role, gpu: int | None, place: StatePlace) -> str:
-    need = memory_need(manifest, role, sole_process(gpu), place)
-    return f"{size(need.host)} of memory" + (f" and {size(need.gpu)} of the GPU's" if need.gpu else "")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -152,10 +149,8 @@ async def chosen_role(
 
 def check_generator(wanted: GeneratorName) -> None:
     """Raise `PeerError` if the configured generator cannot be used here."""
-    try:
+    with told_as(ExitCode.RESOURCES, ImportError):
         choose_generator(wanted, free_gpu_memory() is not None)
-    except ImportError as error:
-        raise PeerError(str(error), ExitCode.RESOURCES) from error
 
 
 IN_FILES = (

@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -26,13 +27,6 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.memory import TrainerSetup, TrainerWork, step_plan, trainer_memory
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Memory that a run needs in the peer and in its trainer, estimated from the manifest alone.
-#
-# Memory that both processes share (the parameters, the contribution) is counted once, for the peer.  `trainer.memory`
-# computes the trainer's part; `python -m benchmarks.memory` compares the sum with the use of real peers.
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The GPU on which a trainer would compute, found without loading torch.
@@ -97,6 +91,10 @@ def visible_gpus(nvml: Any) -> Iterator[Callable[[], Any]]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Memory that a run needs in the peer and in its trainer, estimated from the manifest alone.
+#
+# Memory that both processes share (the parameters, the contribution) is counted once, for the peer.  `trainer.memory`
+# computes the trainer's part; `python -m benchmarks.memory` compares the sum with the use of real peers.
 
 
 PROCESS_BYTES = 144 << 20
@@ -303,9 +301,17 @@ UNLIMITED = 1 << 60
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
     """Return the number of cores that we may use all the time; at least 1.  Two hardware threads of a core count once."""
-    cores = float(_cores_of_affinity())
+    if hasattr(os, "sched_getaffinity"):
+        topology = [PROCESSORS / f"cpu{number}/topology" for number in os.sched_getaffinity(0)]
+        cores = float(len({_text(each / "thread_siblings_list") or each for each in topology}))
+    else:
+        cores = float(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
     for folder in _folders("cpu", groups, membership):
-        cores = min(cores, _cpu_quota(folder))
+        limit = _text(folder / "cpu.max").split()
+        with suppress(ValueError, IndexError):  # "max" is no limit
+            quota, period = limit or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+            if int(quota) > 0 and int(period) > 0:
+                cores = min(cores, int(quota) / int(period))
     return max(1, math.ceil(cores))
 
 
@@ -313,16 +319,13 @@ def available_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> in
     """Return the bytes of memory available without swapping or eviction."""
     available = int(psutil.virtual_memory().available)
     for folder in _folders("memory", groups, membership):
-        available = min(available, _memory_left(folder))
+        limit = _memory_limit(folder)
+        if limit < UNLIMITED:
+            used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+            kept = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+            droppable = kept.get("total_inactive_file", kept.get("inactive_file", "0"))  # file pages
+            available = min(available, limit - used + (int(droppable) if droppable.isdigit() else 0))
     return max(0, available)
-
-
-def _cores_of_affinity() -> int:
-    if not hasattr(os, "sched_getaffinity"):
-        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0)
-    siblings = {_text(PROCESSORS / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed}
-    return len(siblings)
 
 
 def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
@@ -340,16 +343,6 @@ def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
         yield from (root / part for part in (inside, *inside.parents))
 
 
-def _cpu_quota(folder: Path) -> float:
-    """Return the quota as a number of cores; infinity without a limit."""
-    words = _text(folder / "cpu.max").split() or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
-    try:
-        quota, period = int(words[0]), int(words[1])
-    except (ValueError, IndexError):
-        return math.inf
-    return quota / period if quota > 0 and period > 0 else math.inf
-
-
 def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | None:
     """Return the bytes to which control groups limit our memory; None if they do not limit it."""
     limit = min(map(_memory_limit, _folders("memory", groups, membership)), default=UNLIMITED)
@@ -359,17 +352,6 @@ def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | 
 def _memory_limit(folder: Path) -> int:
     limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
     return UNLIMITED if limit is None else min(limit, UNLIMITED)
-
-
-def _memory_left(folder: Path) -> int:
-    """Return the bytes that the group may still use, including memory of file pages that can be dropped."""
-    limit = _memory_limit(folder)
-    if limit == UNLIMITED:
-        return UNLIMITED
-    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    kept = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
-    droppable = kept.get("total_inactive_file", kept.get("inactive_file", "0"))
-    return limit - used + (int(droppable) if droppable.isdigit() else 0)
 
 
 def _number(path: Path) -> int | None:

@@ -96,54 +96,29 @@ async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Ca
 
 async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
     """Hold a place, and keep the trainer at its share or at the number of threads `chosen` now, until cancelled."""
-    tell, known = _once(emit), 1
+    known, warned = 1, False
     try:
         while True:
             if trainer.paused:
                 share.give_back()
             else:
-                place, peers = _counted(share, tell)
+                place, peers = 0, 1
+                try:
+                    place, peers = share.take()
+                except OSError as error:
+                    if not warned:
+                        text = f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the "
+                        emit(Notice("warning", text + "trainer uses all cores; set the number with --threads"))
+                    warned = True
                 fixed = chosen()
                 threads = fixed or share_of(share.cores, place, peers)
                 trainer.use_threads(threads)
                 if peers != known and not fixed:
-                    emit(
-                        Notice(
-                            "info",
-                            f"{_others(peers - 1)} on this computer now: the trainer uses {threads} of {share.cores} cores",
-                        )
-                    )
+                    others = many(peers - 1, "other peer or chat", "other peers or chats")
+                    who = f"{others} compute{'s' * (peers == 2)}" if peers > 1 else "no other peer or chat computes"
+                    text = f"{who} on this computer now: the trainer uses {threads} of {share.cores} cores"
+                    emit(Notice("info", text))
                 known = peers
             await trio.sleep(RECOUNT_S)
     finally:
         share.give_back()
-
-
-def _others(count: int) -> str:
-    if not count:
-        return "no other peer or chat computes"
-    return f"{many(count, 'other peer or chat', 'other peers or chats')} compute{'s' if count == 1 else ''}"
-
-
-def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
-    """Take a place as `CoreShare.take` does; assume that we are alone if the other peers cannot be counted."""
-    try:
-        return share.take()
-    except OSError as error:
-        tell(
-            f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses "
-            f"all cores; set the number with --threads"
-        )
-        return 0, 1
-
-
-def _once(emit: Callable[[Event], None]) -> Callable[[str], None]:
-    """Return a function that emits only the first warning."""
-    said: list[str] = []
-
-    def tell(text: str) -> None:
-        if not said:
-            said.append(text)
-            emit(Notice("warning", text))
-
-    return tell

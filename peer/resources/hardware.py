@@ -139,8 +139,14 @@ class PackagePower:
         last, self._last = self._last, (now, counters)
         if not counters or last is None or last[1].keys() != counters.keys() or now <= last[0]:
             return None
-        joules = sum(self._drawn(zone, last[1][zone], count) for zone, count in counters.items())
-        return joules / (now - last[0])
+        microjoules = 0
+        for zone, count in counters.items():
+            before = last[1][zone]
+            if count < before:  # it begins again at 0 after its maximum
+                with suppress(OSError, ValueError):
+                    count += int((zone / "max_energy_range_uj").read_text())
+            microjoules += max(0, count - before)
+        return microjoules / 1e6 / (now - last[0])
 
     def _counters(self) -> dict[Path, int]:
         """Return the microjoules of each package; nothing if one cannot be read."""
@@ -154,13 +160,6 @@ class PackagePower:
             return {zone: int((zone / "energy_uj").read_text()) for zone in packages}
         except (OSError, ValueError):
             return {}
-
-    def _drawn(self, zone: Path, before: int, now: int) -> float:
-        """Return the joules between two values of a counter, which begins again at 0 after its maximum."""
-        if now < before:
-            with suppress(OSError, ValueError):
-                now += int((zone / "max_energy_range_uj").read_text())
-        return max(0, now - before) / 1e6
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -188,7 +187,10 @@ class EnergyMeter:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self.earlier = _read_joules(self._path)
+        self.earlier = 0.0
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            joules = float(read_json(self._path, MAX_FILE_BYTES)["joules"])
+            self.earlier = joules if math.isfinite(joules) and 0 <= joules <= MOST_JOULES else 0.0
         self.joules: float | None = None
         self._kept: float | None = None
         self._at: float | None = None
@@ -215,15 +217,6 @@ class EnergyMeter:
             self._kept = joules
 
 
-def _read_joules(path: Path) -> float:
-    """Return the stored joules; 0 if the file is missing or malformed."""
-    try:
-        joules = float(read_json(path, MAX_FILE_BYTES)["joules"])
-    except (ValueError, TypeError, KeyError, OverflowError):
-        return 0.0
-    return joules if math.isfinite(joules) and 0 <= joules <= MOST_JOULES else 0.0
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +241,8 @@ class HardwareMonitor:
                 told = await self._ask()
                 now = trio.current_time()
                 if told is not None:
-                    self._meter.count(_watts(told), now, self._works())
+                    known = [watts for watts in (told.watts, *(gpu.watts for gpu in told.gpus)) if watts is not None]
+                    self._meter.count(math.fsum(known) if known else None, now, self._works())
                     self.status = replace(told, joules=self._meter.joules, all_joules=self._meter.all_joules)
                 if now - kept_at >= KEEP_S:
                     kept_at = now
@@ -258,9 +252,3 @@ class HardwareMonitor:
         finally:
             with suppress(OSError):
                 self._meter.keep()
-
-
-def _watts(told: ComputerStatus) -> float | None:
-    """Return the power of the GPUs and the processor, as far as they tell it; None if neither does."""
-    known = [watts for watts in (told.watts, *(gpu.watts for gpu in told.gpus)) if watts is not None]
-    return math.fsum(known) if known else None

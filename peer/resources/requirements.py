@@ -153,14 +153,13 @@ def _least(requires: RequiresSection) -> str:
 
 
 def _is_behind(requires: RequiresSection) -> bool:
-    """Return True if this software is older than the run requires."""
-    return _numbers(version()) < _numbers(_least(requires))
+    """Return True if this software is older than the run requires; a number that a version leaves out is 0."""
 
+    def numbers(text: str) -> tuple[int, ...]:
+        found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", text)
+        return tuple(int(number or 0) for number in found.groups()) if found else (0, 0, 0)
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the three numbers of a version; a number that is left out, and all after other characters, is 0."""
-    found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", text)
-    return tuple(int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    return numbers(version()) < numbers(_least(requires))
 
 
 def _instead(manifest: RunManifest) -> str:

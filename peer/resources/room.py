@@ -11,7 +11,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -34,22 +35,14 @@ MEASURE_S, MEASURE_TIMES = 5.0, 50.0
 
 
 def used_bytes(folder: Path) -> int:
-    """Return the bytes that all files below `folder` take up on the disk.  Blocking."""
-    return sum(stat.st_blocks * BLOCK_BYTES for stat in _stats(folder))
-
-
-def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of files, once for a file with several names; skip files that have just been removed."""
-    seen: set[tuple[int, int]] = set()
+    """Return the bytes that all files below `folder` take up on the disk; one with several names counts once.  Blocking."""
+    found: dict[tuple[int, int], int] = {}
     for where, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):  # it has just been removed
                 stat = os.lstat(os.path.join(where, name))
-            except OSError:
-                continue
-            if (stat.st_dev, stat.st_ino) not in seen:
-                seen.add((stat.st_dev, stat.st_ino))
-                yield stat
+                found[stat.st_dev, stat.st_ino] = stat.st_blocks * BLOCK_BYTES
+    return sum(found.values())
 
 
 @dataclass(frozen=True)
@@ -72,10 +65,7 @@ class DiskRoom:
         blocks = used_bytes(run / BLOCKS)
         states = max(STATES_ON_DISK * state_bytes - (used_bytes(run) - blocks), STATES_TO_GO_ON * state_bytes)
         needed = states + more + MARGIN_BYTES - blocks
-        return self._why(needed, f"the run needs about {size(needed)} more on disk", self.left_bytes())
-
-    def _why(self, needed: int, need: str, left: int) -> str:
-        cap = self.cap()
+        need, left, cap = f"the run needs about {size(needed)} more on disk", self.left_bytes(), self.cap()
         if left >= needed:
             return ""
         if cap is not None and shutil.disk_usage(self.folder).free >= needed:

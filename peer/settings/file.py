@@ -9,14 +9,15 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from peer.settings.preferences import SETTINGS, Preferences
-from peer.settings.values import read_name
+from peer.settings.values import read_name, show_switch
 from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 
 MAX_FILE_BYTES = 1 << 20
@@ -39,7 +40,11 @@ def read_config(path: Path) -> dict[str, str]:
         setting = known(name, f"{path}: ")
         if setting in found:
             raise PeerError(f"{path}: {setting} appears twice, also as {name}; remove one of them", ExitCode.USAGE)
-        found[setting] = _as_text(path, name, value)
+        if not isinstance(value, (bool, str, int, float)):
+            raise PeerError(
+                f"{path}: {name} is neither text nor a number; write it as `peer config` shows it", ExitCode.USAGE
+            )
+        found[setting] = show_switch(value) if isinstance(value, bool) else str(value)
     return found
 
 
@@ -89,19 +94,16 @@ def write_setting(path: Path, name: str, text: str | None) -> None:
     write_atomically(target, tomlkit.dumps(document).encode())
 
 
-def _as_text(path: Path, name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise PeerError(f"{path}: {name} is neither text nor a number; write it as `peer config` shows it", ExitCode.USAGE)
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Value of each setting, with its source: the first of the command line, the environment and peer.toml that gives a value.
+#
+# While a peer runs, a change of a setting takes precedence over them until the process ends.  The contents of the file count
+# at the next start.
 
 
 DEFAULT = "default"
+CHANGED = "changed while running"
+"""Source of a changed value."""
 
 
 @dataclass(frozen=True)
@@ -112,20 +114,49 @@ class Effective:
     source: str
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """All settings, by name.  path: path of peer.toml; None if no file is read."""
+@dataclass
+class Settings:
+    """All settings, by name.  path: path of peer.toml; None if no file is read.  listeners: called after each change."""
 
     path: Path | None
     settings: dict[str, Effective]
+    listeners: list[Callable[[], None]] = field(default_factory=list)
 
     @property
-    def preferences(self) -> Preferences:
-        """Values alone."""
+    def now(self) -> Preferences:
+        """Values in force."""
         return Preferences(**{name: effective.value for name, effective in self.settings.items()})
 
+    def change(self, name: str, text: str | None) -> None:
+        """Change a setting from now on; None for its default.  On an error, raises PeerError and changes nothing."""
+        check_change(name)
+        self.settings[name] = Effective(SETTINGS[name].default, DEFAULT) if text is None else read_value(name, text, CHANGED)
+        for listener in self.listeners:
+            listener()
 
-def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Gathered:
+    def as_map(self) -> dict[str, Any]:
+        """Return the settings for programs.  file: path of peer.toml, or None.  settings: a list of maps."""
+        told = []
+        for name, effective in self.settings.items():
+            setting, value = SETTINGS[name], effective.value
+            has_json = value is None or isinstance(value, (bool, int, float, str, tuple))
+            told.append(
+                {
+                    "name": name,
+                    "value": value if has_json else setting.shown(value),
+                    "shown": setting.shown(value),
+                    "source": effective.source,
+                    "told": setting.told(value),
+                    "default": setting.default,
+                    "default_told": setting.told(setting.default),
+                    "meaning": setting.meaning,
+                    "live": setting.live,
+                }
+            )
+        return {"file": str(self.path) if self.path is not None else None, "settings": told}
+
+
+def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Gather all settings.  flags: values of the command line, by name; None for missing ones.  Raises PeerError."""
     path = config_file(environment)
     written = read_config(path) if path is not None else {}
@@ -134,20 +165,26 @@ def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
         if flags.get(name) is not None:
             settings[name] = Effective(flags[name], setting.flag)
         elif environment.get(setting.variable):
-            settings[name] = _read(name, environment[setting.variable], setting.variable)
+            settings[name] = read_value(name, environment[setting.variable], setting.variable, setting.variable)
         elif name in written:
-            settings[name] = _read(name, written[name], str(path))
+            settings[name] = read_value(name, written[name], str(path), f"{path}: {name}")
         else:
             settings[name] = Effective(setting.default, DEFAULT)
-    return Gathered(path, settings)
+    return Settings(path, settings)
 
 
-def _read(name: str, text: str, source: str) -> Effective:
-    where = source if source == SETTINGS[name].variable else f"{source}: {name}"
+def read_value(name: str, text: str, source: str, where: str = "") -> Effective:
+    """Return the value that `text` gives a setting.  where: beginning of the sentence of PeerError; default: the name."""
     try:
         return Effective(SETTINGS[name].read(text), source)
     except ValueError as error:
-        raise PeerError(f"{where}: {error}", ExitCode.USAGE) from error
+        raise PeerError(f"{where or name}: {error}", ExitCode.USAGE) from error
+
+
+def check_change(name: str) -> None:
+    """Raise PeerError unless the setting may change while a peer runs."""
+    if name not in SETTINGS or not SETTINGS[name].live:
+        raise PeerError(f"{name} cannot change while the peer runs; it takes effect at the next start", ExitCode.USAGE)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -162,109 +199,21 @@ KEPT = "kept from --name"
 """Source of a name that was given at an earlier start."""
 
 
-def with_kept_name(gathered: Gathered, folder: Path) -> Gathered:
+def with_kept_name(settings: Settings, folder: Path) -> Settings:
     """Return the settings, with the kept name if no other source gives a name.  Blocking."""
-    name = _kept(folder)
-    if gathered.settings["name"].source != DEFAULT or not name:
-        return gathered
-    return replace(gathered, settings={**gathered.settings, "name": Effective(name, KEPT)})
+    if settings.settings["name"].source == DEFAULT:
+        with suppress(OSError, ValueError), (folder / FILE_NAME).open("rb") as file:
+            if name := read_name(file.read(MAX_NAME_BYTES).decode()):
+                settings.settings["name"] = Effective(name, KEPT)
+    return settings
 
 
-def keep_name(gathered: Gathered, folder: Path) -> None:
+def keep_name(settings: Settings, folder: Path) -> None:
     """Store the command line's name, if any; an empty name removes the stored one.  Blocking.  Raises OSError."""
-    effective = gathered.settings["name"]
+    effective = settings.settings["name"]
     if effective.source != SETTINGS["name"].flag:
         return
     if effective.value:
         write_atomically(folder / FILE_NAME, effective.value.encode())
     else:
         (folder / FILE_NAME).unlink(missing_ok=True)
-
-
-def _kept(folder: Path) -> str:
-    try:
-        with (folder / FILE_NAME).open("rb") as file:
-            return read_name(file.read(MAX_NAME_BYTES).decode())
-    except (OSError, ValueError):
-        return ""
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Settings for programs: in JSON, and over the control socket.
-
-
-def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
-    """Return the settings as a map.  file: path of peer.toml, or None.  settings: list of maps, or of `only` alone."""
-    settings = [
-        {
-            "name": name,
-            "value": effective.value if _is_plain(effective.value) else SETTINGS[name].shown(effective.value),
-            "shown": SETTINGS[name].shown(effective.value),
-            "source": effective.source,
-            "told": SETTINGS[name].told(effective.value),
-            "default": SETTINGS[name].default,
-            "default_told": SETTINGS[name].told(SETTINGS[name].default),
-            "meaning": SETTINGS[name].meaning,
-            "live": SETTINGS[name].live,
-        }
-        for name, effective in gathered.settings.items()
-        if only in (None, name)
-    ]
-    return {"file": str(gathered.path) if gathered.path is not None else None, "settings": settings}
-
-
-def _is_plain(value: Any) -> bool:
-    """Return True if JSON can represent `value`."""
-    return value is None or isinstance(value, (bool, int, float, str, tuple))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Settings of a running peer: the values at its start, and the changes since then.
-#
-# A change holds until the process ends, and takes precedence over the flag, variable or file that gave the earlier value.
-# The contents of the file count at the next start.
-
-
-CHANGED = "changed while running"
-"""Source of a changed value."""
-
-
-class LiveSettings:
-    """Settings that may change.  gathered: the values at the start."""
-
-    def __init__(self, gathered: Gathered) -> None:
-        self.path, self._settings = gathered.path, dict(gathered.settings)
-        self._listeners: list[Callable[[], None]] = []
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change."""
-        self._listeners.append(listener)
-
-    @property
-    def now(self) -> Preferences:
-        """Values in force."""
-        return self.gathered().preferences
-
-    def gathered(self) -> Gathered:
-        """Return the values in force, with their sources."""
-        return Gathered(self.path, dict(self._settings))
-
-    def change(self, name: str, text: str | None) -> None:
-        """Change a setting from now on; None for its default.  On an error, raises PeerError and changes nothing."""
-        value = read_change(name, text)
-        self._settings[name] = Effective(value, DEFAULT if text is None else CHANGED)
-        for listener in self._listeners:
-            listener()
-
-
-def read_change(name: str, text: str | None) -> Any:
-    """Return the new value for a running peer.  Raises PeerError."""
-    setting = SETTINGS.get(name)
-    if setting is None or not setting.live:
-        raise PeerError(f"{name} cannot change while the peer runs; it takes effect at the next start", ExitCode.USAGE)
-    if text is None:
-        return setting.default
-    try:
-        return setting.read(text)
-    except ValueError as error:
-        raise PeerError(f"{name}: {error}", ExitCode.USAGE) from error

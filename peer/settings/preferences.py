@@ -26,13 +26,13 @@ from peer.settings.values import (
     one_of,
     read_addresses,
     read_data,
-    read_folder,
     read_folders,
     read_gpus,
     read_metrics_port,
     read_name,
     read_networks,
     read_owners,
+    read_path,
     read_port,
     read_processes,
     read_schedule,
@@ -83,13 +83,8 @@ class Setting:
         return self.shown(value) or self.unset
 
 
-def _setting(
-    default: Any,
-    meaning: str,
-    notation: Notation,
-    live: bool = False,
-    unset: str = "",
-) -> Any:
+def _setting(default: Any, meaning: str, notation: Notation, live: bool = False, unset: str = "") -> Any:
+    meaning += f" (default: {unset})" * bool(unset)
     return field(default=default, metadata={"definition": (meaning, notation, live, unset)})
 
 
@@ -97,35 +92,21 @@ def _setting(
 class Preferences:
     """Values in force.  Rates are bytes a second, sizes are bytes."""
 
-    name: str = _setting(
-        "",
-        "name of this peer, as others see it (default: from the peer ID)",
-        Notation(read_name),
-        unset="from the peer ID",
-    )
+    name: str = _setting("", "name of this peer, as others see it", Notation(read_name), unset="from the peer ID")
     team: str = _setting(
-        "",
-        "name of the team for which this peer's credit counts, as others see it (default: none)",
-        Notation(read_team),
-        unset="none",
+        "", "name of the team for which this peer's credit counts, as others see it", Notation(read_team), unset="none"
     )
     role: str = _setting(
         "auto",
         "work of this peer; rollout, validator: in a run with rollouts; seed: keep and serve the state without training",
         one_of("auto", "trainer", "rollout", "validator", "seed"),
     )
-    port: int | None = _setting(
-        None,
-        "TCP port to listen on (default: 4001, or a free one)",
-        Notation(read_port),
-        unset="4001, or a free one",
-    )
+    port: int | None = _setting(None, "TCP port to listen on", Notation(read_port), unset="4001, or a free one")
     announce: tuple[str, ...] | None = _setting(
         None,
-        "addresses at which others reach this computer, as /ip4/203.0.113.7/tcp/4001 (default: from the variables of the "
-        "machine's provider)",
+        "addresses at which others reach this computer, as /ip4/203.0.113.7/tcp/4001",
         Notation(read_addresses, ",".join, "ADDRESS"),
-        unset="as a provider says",
+        unset="from the variables of the machine's provider",
     )
     port_mapping: bool = _setting(True, "open the port in the router, by UPnP or NAT-PMP", SWITCH)
     relay: float = _setting(
@@ -150,22 +131,16 @@ class Preferences:
         "written in order; auto: disk if memory is short",
         one_of("auto", "ram", "disk"),
     )
-    threads: int | None = _setting(
-        None,
-        "CPU threads of the trainer (default: a fair share of the cores)",
-        COUNT,
-        live=True,
-        unset="a fair share",
-    )
+    threads: int | None = _setting(None, "CPU threads of the trainer", COUNT, live=True, unset="a fair share of the cores")
     gpus: str | None = _setting(
         None,
-        "GPUs of this computer that share one model: all, or their numbers, e.g. 0,2 (default: one GPU, if there is one)",
+        "GPUs of this computer that share one model: all, or their numbers, e.g. 0,2",
         Notation(read_gpus, placeholder="all|NUMBERS"),
         unset="one, if there is one",
     )
     processes: int | None = _setting(
         None,
-        "number of processes in which a CPU trains one model, e.g. one for each processor socket (default: 1)",
+        "number of processes in which a CPU trains one model, e.g. one for each processor socket",
         Notation(read_processes, placeholder="N"),
         unset="1",
     )
@@ -213,21 +188,21 @@ class Preferences:
     )
     block_cache: int | None = _setting(
         None,
-        "limit on the disk space of cached blocks of the run's corpora (default: a tenth of the free disk, and at least 4GB "
-        "or half of it)",
+        "limit on the disk space of cached blocks of the run's corpora; the default is at least 4GB or half of the free "
+        "disk",
         SIZE,
         unset="a tenth of the free disk",
     )
     keep_blocks: float | None = _setting(
         None,
         "share of the corpora's blocks to fetch and keep for others, within block_cache, e.g. 25 (percent), or auto: all if "
-        "they fit in block_cache, otherwise as many as three copies need (default: auto)",
+        "they fit in block_cache, otherwise as many as three copies need",
         SHARE_OR_AUTO,
         unset="auto",
     )
     mirror_networks: tuple[str, ...] | None = _setting(
         None,
-        "private networks in which mirrors of the corpora may be asked, e.g. 192.168.1.0/24 (default: none)",
+        "private networks in which mirrors of the corpora may be asked, e.g. 192.168.1.0/24",
         Notation(read_networks, ",".join, "NETWORK"),
         unset="only public addresses",
     )
@@ -239,18 +214,10 @@ class Preferences:
         unset="always",
     )
     max_temperature: float | None = _setting(
-        None,
-        "rest while a GPU is hotter than this, e.g. 83C",
-        TEMPERATURE,
-        live=True,
-        unset="no limit",
+        None, "rest while a GPU is hotter than this, e.g. 83C", TEMPERATURE, live=True, unset="no limit"
     )
     max_power: float | None = _setting(
-        None,
-        "limit on the average power that a GPU draws, e.g. 200W",
-        POWER,
-        live=True,
-        unset="no limit",
+        None, "limit on the average power that a GPU draws, e.g. 200W", POWER, live=True, unset="no limit"
     )
     max_load: float | None = _setting(
         None,
@@ -270,22 +237,18 @@ class Preferences:
     on_battery: bool = _setting(False, "also compute on battery", SWITCH, live=True)
     serve_while_paused: bool = _setting(True, "keep serving data to others while the peer rests", SWITCH, live=True)
     metrics_port: int | None = _setting(
-        None,
-        "port on 127.0.0.1 that serves metrics for Prometheus (default: none)",
-        Notation(read_metrics_port),
-        unset="none",
+        None, "port on 127.0.0.1 that serves metrics for Prometheus", Notation(read_metrics_port), unset="none"
     )
     page: str | None = _setting(
         None,
-        "folder in which to keep a web page about the run current, for people who run no peer "
-        "(`peer page FOLDER`; default: none)",
-        Notation(read_folder, placeholder="FOLDER"),
+        "folder in which to keep a web page about the run current, as `peer page FOLDER` does",
+        Notation(read_path("a folder"), placeholder="FOLDER"),
         unset="none",
     )
     track: tuple[str, ...] | None = _setting(
         None,
-        "trackers that get the run's curves, with commas between them: tensorboard:FOLDER, wandb:PROJECT, mlflow:URI "
-        "(`peer track TARGET`; default: none)",
+        "trackers that get the run's curves as from `peer track`, with commas between them: tensorboard:FOLDER, "
+        "wandb:PROJECT, mlflow:URI",
         Notation(read_trackers, ",".join, "TARGET"),
         unset="none",
     )
@@ -311,17 +274,13 @@ LIMITS = (
 """Settings that limit the use of this computer, unless they are not set."""
 
 
+SETTINGS = {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
+"""Settings by name, in the order of display."""
+
+
 def limits_in_force(now: Preferences) -> dict[str, str]:
     """Return the limits that are set, as a person writes them, by name."""
     return {name: SETTINGS[name].shown(value) for name in LIMITS if (value := getattr(now, name)) is not None}
-
-
-def _defined() -> dict[str, Setting]:
-    return {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
-
-
-SETTINGS = _defined()
-"""Settings by name, in the order of display."""
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,11 @@ class Schedule:
         """Return the next time at which `allows` changes; a week from now if it never does."""
         begun, allowed = now.replace(second=0, microsecond=0), self.allows(now)
         edges = sorted(
-            {(edge - _minute_of_week(now)) % WEEK_MINUTES or WEEK_MINUTES for span in self.spans for edge in _edges(span)}
+            {
+                (edge - _minute_of_week(now)) % WEEK_MINUTES or WEEK_MINUTES
+                for begin, length in self.spans
+                for edge in (begin, begin + length)
+            }
         )
         changes = (begun + timedelta(minutes=edge) for edge in edges)
         return next((at for at in changes if self.allows(at) is not allowed), begun + timedelta(days=7))
@@ -87,11 +91,6 @@ def _minutes(text: str) -> int:
 
 def _minute_of_week(now: datetime) -> int:
     return now.weekday() * DAY_MINUTES + now.hour * 60 + now.minute
-
-
-def _edges(span: tuple[int, int]) -> tuple[int, int]:
-    begin, length = span
-    return begin % WEEK_MINUTES, (begin + length) % WEEK_MINUTES
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -192,11 +191,6 @@ def read_minutes(text: str) -> float:
     return float(seconds)
 
 
-def show_minutes(seconds: float) -> str:
-    """Return a time as `read_minutes` reads it."""
-    return f"{seconds / 60:g}min" if seconds % 60 == 0 else f"{seconds:g}s"
-
-
 def read_addresses(text: str) -> tuple[str, ...]:
     """Read TCP multiaddrs, from multiaddrs or HOST:PORT, with commas between them."""
     written = tuple(part.strip() for part in text.split(","))
@@ -221,17 +215,21 @@ def read_owners(text: str) -> tuple[str, ...]:
 
 def read_folders(text: str) -> tuple[str, ...]:
     """Read paths of folders, with colons between them; a path may begin with ~."""
-    folders = tuple(str(Path(os.path.expanduser(part)).absolute()) for part in text.split(":") if part)
+    folders = tuple(read_path("a folder")(part) for part in text.split(":") if part)
     if not 1 <= len(folders) <= MOST_ADDRESSES:
         raise ValueError(f"1 to {MOST_ADDRESSES} folders, with colons between them")
     return folders
 
 
-def read_folder(text: str) -> str:
-    """Read the path of a folder, which may begin with ~."""
-    if not text:
-        raise ValueError("name a folder")
-    return str(Path(os.path.expanduser(text)).absolute())
+def read_path(what: str) -> Callable[[str], str]:
+    """Return the reader of a path, which may begin with ~.  what: completes the sentence "name …"."""
+
+    def read(text: str) -> str:
+        if not text:
+            raise ValueError(f"name {what}")
+        return str(Path(os.path.expanduser(text)).absolute())
+
+    return read
 
 
 def read_trackers(text: str) -> tuple[str, ...]:
@@ -248,9 +246,7 @@ def read_trackers(text: str) -> tuple[str, ...]:
 
 def read_data(text: str) -> str:
     """Read the path of data, which may begin with ~, or the name of a data set of Hugging Face (hf:owner/name)."""
-    if not text:
-        raise ValueError("name a folder or a file")
-    return text if text.startswith("hf:") else str(Path(os.path.expanduser(text)).absolute())
+    return text if text.startswith("hf:") else read_path("a folder or a file")(text)
 
 
 def read_networks(text: str) -> tuple[str, ...]:
@@ -335,11 +331,6 @@ def one_of(*choices: str) -> Notation:
     return Notation(read, choices=choices)
 
 
-def show_rate(rate: float) -> str:
-    """Format a rate so that `read_rate` accepts it."""
-    return f"{rate / 125e3:g}Mbit"
-
-
 def show_size(size: int) -> str:
     """Format a size so that `read_size` accepts it."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9)):
@@ -362,7 +353,7 @@ def _scaled(text: str, units: dict[str, float] | dict[str, int]) -> float:
 
 
 SIZE = Notation(read_size, show_size, "SIZE")
-RATE = Notation(read_rate, show_rate, "RATE")
+RATE = Notation(read_rate, lambda rate: f"{rate / 125e3:g}Mbit", "RATE")
 RATE_OR_OFF = or_word(RATE, "off", 0.0)
 SWITCH = Notation(read_switch, show_switch, "yes|no")
 COUNT = Notation(read_count, placeholder="N")
@@ -370,7 +361,7 @@ SHARE_OR_AUTO = or_word(Notation(read_share, show_share, "PERCENT"), "auto", Non
 LOAD = Notation(read_load, show_share, "PERCENT")
 TEMPERATURE = in_unit("C", 30, 120, "temperature 85C", "CELSIUS")
 POWER = in_unit("W", 10, 2000, "power 200W", "WATTS")
-TIME = Notation(read_minutes, show_minutes, "TIME")
+TIME = Notation(read_minutes, lambda seconds: f"{seconds / 60:g}min" if seconds % 60 == 0 else f"{seconds:g}s", "TIME")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

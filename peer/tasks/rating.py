@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 
 from kernels.outside_files import named_file, read_outside
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.files import write_atomically
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import check_readable, tokenizer_facts
@@ -33,7 +33,6 @@ from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, 
 from trainer.rl import rating
 from trainer.rl.rating import Answer, Rater, Sampling
 from trainer.weights.folder import WeightsFolder
-from trainer.weights.safetensors_file import FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Solve rates measured so far, in a file beside the result's file, so that an interrupted measurement can continue.
@@ -345,20 +344,12 @@ def _write(target: Path, data: bytes) -> None:
 @contextmanager
 def _naming_errors() -> Iterator[None]:
     try:
-        yield
-    except (FolderError, ValueError) as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
-    except SandboxUnavailable as error:
-        raise PeerError(str(error), ExitCode.RESOURCES) from error
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        with told_as(ExitCode.RESOURCES, SandboxUnavailable), told_as(ExitCode.INPUT, ValueError):
+            yield
+    except (RuntimeError, MemoryError) as error:  # torch has no error of its own for the computer's memory
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in str(error):
             raise
         raise PeerError(
             "the device lacks the memory for so many answers at once; give a smaller --at-once or --max-tokens",
             ExitCode.RESOURCES,
         ) from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return True if a GPU, or the computer, is out of memory; torch has no special exception for the latter."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

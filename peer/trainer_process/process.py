@@ -14,11 +14,12 @@ the trainer sees the end of its socket and ends itself.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -30,8 +31,7 @@ import trio
 from peer.environment import ChildKind, child_environment
 from peer.errors import PeerError
 from peer.paths import make_private
-from peer.trainer_process.busy_hour import BusyHour
-from peer.trainer_process.log import TrainerLog
+from peer.trainer_process.channel import Listener, TrainerChannel, TrainerLog, how_it_ended, reap, unheard
 from protocol.chain.outer_state import SharedRegion
 from protocol.disk import ScratchFolder
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
@@ -44,7 +44,6 @@ from protocol.trainer_link import (
     EvaluatedLoss,
     Generated,
     GenerateTask,
-    LimitsExceeded,
     NotMeasured,
     Progress,
     RolloutVerdict,
@@ -58,157 +57,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 from trainer.generate.choice import GeneratorName
 from trainer.memory import EXIT_NO_MEMORY
-from trainer.service import frames
 from trainer.silence import LOOK_S, SilenceClock, load_average, usable_cores
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Channel to one trainer process: commands, their answers and progress, over a socket.
-#
-# A trainer that does not read a command, or sends an invalid message, is killed; the caller then gets `TrainerDied`.
-
-
-Listener = Callable[[dict[str, Any]], None]
-"""Function called with the progress of a command."""
-
-
-def unheard(message: dict[str, Any]) -> None:
-    """Ignore progress: the listener for commands that report none."""
-
-
-@dataclass
-class _Call:
-    """Command that waits for its answer.  death: the reason if no answer will come."""
-
-    on_progress: Listener
-    answered: trio.Event = field(default_factory=trio.Event)
-    answer: dict[str, Any] | None = None
-    death: str = ""
-
-
-class TrainerChannel:
-    """Our end of the socket to `process`.
-
-    heard_at: trio time of the process's last message.  fault: sentence with the reason for its end, if known beforehand.
-    beyond_limits: True if it ends because its round exceeded the limits.
-    """
-
-    def __init__(self, connection: socket.socket, process: trio.Process) -> None:
-        connection.setblocking(False)
-        self.process = process
-        self.heard_at = trio.current_time()
-        self.fault, self.beyond_limits = "", False
-        self._connection = connection
-        self._calls: dict[int, _Call] = {}
-        self._last_id = 0
-
-    @property
-    def busy(self) -> bool:
-        """True while a command waits for its answer."""
-        return bool(self._calls)
-
-    async def ask(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; cancelling abandons the command.
-
-        Raises TrainerDied; LimitsExceeded if the trainer's round exceeded the limits.
-        """
-        id = self._last_id = self._last_id + 1
-        call = self._calls[id] = _Call(on_progress)
-        try:
-            self.send({"do": command, "id": id, **fields})
-            await call.answered.wait()
-        except trio.Cancelled:
-            self.send({"do": "abandon", "id": id})
-            raise
-        finally:
-            del self._calls[id]
-        if call.answer is None:
-            raise (LimitsExceeded if self.beyond_limits else TrainerDied)(call.death)
-        return call.answer
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message.  Never blocks: commands are far smaller than the socket's buffer, and the trainer always reads."""
-        if self._connection.fileno() < 0:
-            return  # closed: the process is being reaped
-        data = frames.pack(message)
-        try:
-            sent = self._connection.send(data)
-        except OSError:
-            sent = 0
-        if sent != len(data):
-            self.process.kill()  # the process has ended or does not read; `listen` notices its end
-
-    def kill(self, fault: str) -> None:
-        """Kill the process because of `fault`."""
-        self.fault = fault
-        self.process.kill()
-
-    def fail(self, reason: str) -> None:
-        """Fail all calls, because the process has ended."""
-        for call in self._calls.values():
-            call.death = reason
-            call.answered.set()
-
-    async def listen(self) -> None:
-        """Deliver the trainer's messages until it closes the connection."""
-        try:
-            await self._receive()
-        except (ValueError, TypeError, KeyError) as error:
-            self.kill(f"the trainer sent an invalid message: {error}")
-
-    async def _receive(self) -> None:
-        buffer = bytearray()
-        while True:
-            await trio.lowlevel.wait_readable(self._connection.fileno())
-            try:
-                data = self._connection.recv(frames.MAX_FRAME_BYTES)
-            except BlockingIOError:
-                continue
-            except ConnectionError:
-                return
-            if not data:
-                return
-            buffer += data
-            self.heard_at = trio.current_time()
-            while (message := frames.take(buffer)) is not None:
-                self._deliver(message)
-
-    def _deliver(self, message: dict[str, Any]) -> None:
-        call = self._calls.get(message["id"])
-        match message["is"]:
-            case "failed":
-                self.fault = message["reason"]  # the process then ends, and the caller waits for that
-                self.beyond_limits = message["beyond_limits"]
-            case "progress" if call is not None:
-                call.on_progress(message)
-            case "progress":
-                pass  # progress of an abandoned command
-            case _ if call is not None:
-                call.answer = message
-                call.answered.set()
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# End of a child process: waiting for it, and describing it in words.
-#
-# A child that does not end before its deadline is killed and reaped, so that we leave nothing behind, not even a zombie.
-
-
-async def reap(process: trio.Process, deadline_s: float) -> None:
-    """Wait for a process that should end by itself; kill it after `deadline_s`."""
-    with trio.move_on_after(deadline_s):
-        await process.wait()
-        return
-    process.kill()
-    await process.wait()
-
-
-def how_it_ended(status: int | None, last_line: str) -> str:
-    """Return the end of a sentence that begins with the process's name.  status: return code as in `subprocess`."""
-    if status is not None and status < 0:
-        memory = " (the system may be out of memory)" if -status == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-status).name}{memory}"
-    return f"ended with exit code {status}" + (f": {last_line}" if last_line else "")
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Start of a trainer process: its command, inherited files, and environment.
@@ -272,15 +121,66 @@ def processor_time(pid: int) -> float:
         family = [process, *process.children(recursive=True)]
     except psutil.Error:
         return 0.0
-    return sum(map(_own_processor_time, family))
+    used_s = 0.0
+    for each in family:
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
-def _own_processor_time(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+# ------------------------------------------------------------------------------------------------------------------------
+# Share of the last hour in which the trainer was busy.
+
+
+HOUR_S = 3600.0
+MOST_SHIFTS = 4096
+"""Most shifts that are remembered; with more in an hour, the oldest are forgotten, and the share is too low."""
+
+
+class BusyHour:
+    """Record of the shifts of the last hour.  began: when it first could have been busy; all times are of one clock."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._shifts: deque[tuple[float, float]] = deque(maxlen=MOST_SHIFTS)
+        self._since: float | None = None
+        self._is_shift = False
+
+    @contextmanager
+    def shift(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Count the time in the context as busy."""
+        self._since, self._is_shift = clock(), True
+        try:
+            yield
+        finally:
+            self.pause(clock())
+            self._is_shift = False
+
+    def pause(self, now: float) -> None:
+        """Count no more of a shift until `resume`."""
+        if self._since is not None:
+            self._shifts.append((self._since, now))
+            self._since = None
+
+    def resume(self, now: float) -> None:
+        """Count the rest of a shift that was paused."""
+        if self._is_shift and self._since is None:
+            self._since = now
+
+    def leave_out(self, seconds: float, now: float) -> None:
+        """Count so many seconds of the running shift as not busy."""
+        if self._since is not None:
+            self._since = min(now, self._since + seconds)
+
+    def share(self, now: float) -> float:
+        """Return the share, 0 to 1, of the last hour, or of the time since it began."""
+        start = max(self._began, now - HOUR_S)
+        while self._shifts and self._shifts[0][1] <= start:
+            self._shifts.popleft()
+        running = [(self._since, now)] if self._since is not None else []
+        busy = sum(end - max(begin, start) for begin, end in [*self._shifts, *running])
+        return busy / max(now - start, 1e-9) if now > start else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -805,24 +705,13 @@ class RolloutProcess(TrainerProcess):
         finally:
             self._at_risk = False
         self._worked()
-        return tuple(
-            RolloutVerdict(
-                _verdict(each),
-                Reason(each["reason"]),
-                each["detail"],
-                each["reward"],
-                each["tokens"],
-                each["exact"],
-                each["sure"],
-            )
-            for each in told
-        )
-
-
-def _verdict(told: dict[str, Any]) -> Verdict:
-    if told["reason"]:
-        return Verdict.REJECT
-    return Verdict.ACCEPT if told["reward"] is not None else Verdict.INCONCLUSIVE
+        found = []
+        for each in told:
+            verdict = Verdict.ACCEPT if each["reward"] is not None else Verdict.INCONCLUSIVE
+            verdict, reason = Verdict.REJECT if each["reason"] else verdict, Reason(each["reason"])
+            figures = (each[name] for name in ("detail", "reward", "tokens", "exact", "sure"))
+            found.append(RolloutVerdict(verdict, reason, *figures))
+        return tuple(found)
 
 
 def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from peer.corpora.run_data import (
     token_format,
     tokenizer_in,
 )
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
@@ -42,14 +42,14 @@ from protocol.disk import Disk, StoreFailed
 from protocol.formatting import clean
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, FileSection, RlSection, reads_builtin
+from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, RlSection, reads_builtin
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.packages import PackageMissing
-from trainer.environments.records import CodeTests, SolveRates, TaskRecord, read_tasks, told
+from trainer.environments.records import CodeTests, SolveRates, read_tasks, told
 from trainer.environments.registry import check_named, files_of, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
@@ -72,7 +72,7 @@ class FolderStart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
-        with _refusals():
+        with told_as(ExitCode.INPUT, FolderError):
             self._weights = WeightsFolder(folder)
 
     @property
@@ -83,7 +83,7 @@ class FolderStart:
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest of the state before the first round: the weights, and zero momentum.  Caches the result."""
         if piece_bytes not in self._leaves:
-            with _refusals():
+            with told_as(ExitCode.INPUT, FolderError):
                 self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
         return tree_root(self._leaves[piece_bytes])
 
@@ -102,19 +102,16 @@ class FolderStart:
         if self.digest(state.piece_bytes) != state.digest:
             raise changed
         leaves = self._leaves[state.piece_bytes]
-        try:
+        with told_as(ExitCode.RESOURCES, StoreFailed), told_as(ExitCode.INPUT, FolderError):
             part = checkpoints.begin(CheckpointName(0, genesis_tip(signed.run)), state.size_bytes)
             at = 0
-            with _refusals():
-                for block in self._weights.values():
-                    raw = block.astype("<f4", copy=False).tobytes()
-                    part.view[at : at + len(raw)] = raw
-                    at += len(raw)
+            for block in self._weights.values():
+                raw = block.astype("<f4", copy=False).tobytes()
+                part.view[at : at + len(raw)] = raw
+                at += len(raw)
             if leaves_of(part.view, state.piece_bytes) != leaves:
                 raise changed
             checkpoints.publish(part, leaves)
-        except StoreFailed as error:
-            raise PeerError(str(error), ExitCode.RESOURCES) from error
 
     def _pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """Yield the state's bytes, piece after piece."""
@@ -131,14 +128,6 @@ class FolderStart:
             momentum -= added
             yield bytes(held) + zeros[:added]
             held.clear()
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except FolderError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -164,137 +153,6 @@ class Tasks:
 
     paths: dict[str, Path]
     said: dict[str, Any]
-
-
-class Brought:
-    """A `protocol.run.run_file.Start` made from a run file's data.  Raises `PeerError` for data that no run can use."""
-
-    def __init__(
-        self,
-        folder: FolderStart | None,
-        tokenizer: Path | None,
-        facts: Mapping[str, Any],
-        corpora: RunData | None,
-        tasks: Tasks,
-        vocab: int | None = None,
-    ) -> None:
-        """Read the files.
-
-        facts: fields of the tokenizer's section.  corpora: None if they are not built here.  vocab: the model's number of
-        tokens, if it follows from the tokenizer.
-        """
-        self._folder, self.corpora = folder, corpora
-        self._paths = {TOKENIZER: tokenizer} if tokenizer is not None else {}
-        self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
-        self._data = {name: _content(path) for name, path in self._paths.items()}
-        self.sections: dict[str, dict[str, Any]] = {}
-        if self.corpora is not None:
-            self.sections["data"] = dict(self.corpora.section)
-            self._data |= self.corpora.files
-        if vocab is not None:
-            self.sections["model"] = {"vocab": vocab}
-        if tokenizer is not None:
-            self.sections["tokenizer"] = {**facts, "file": file_section(self._data[TOKENIZER]).model_dump()}
-        if tasks.paths:
-            files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks.paths)]
-            self.sections["rl"] = {**tasks.said, "files": files}
-
-    @property
-    def facts(self) -> Mapping[str, Any] | None:
-        """Facts, as in `Start.facts`."""
-        return self._folder.facts if self._folder is not None else None
-
-    @property
-    def flaws(self) -> Sequence[str]:
-        """Mistakes, as in `Start.flaws`."""
-        return self.corpora.flaws if self.corpora is not None else ()
-
-    def digest(self, piece_bytes: int) -> Hash:
-        """Return the digest as `Start.digest` describes."""
-        assert self._folder is not None, "asked only where there are facts"
-        return self._folder.digest(piece_bytes)
-
-    def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
-        """Read the data as a trainer will.  tell: called about corpora and tasks.  Raises `PeerError` with file and line."""
-        paths = {name: str(path) for name, path in self._paths.items()}
-        config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
-        try:
-            tokenizer = tokenizer_of(config)
-            if self.corpora is not None:
-                self.corpora.check(manifest, self._paths.get(TOKENIZER))
-            if manifest.rl is not None:
-                self._check_tasks(manifest.rl, tokenizer, tell)
-                _check_environment(config, manifest.rl, tokenizer, tell)
-        except ValueError as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
-        if TOKENIZER in self._paths and (said := loading_remark(manifest, self._paths[TOKENIZER])):
-            tell("tokenizer", f"in exports, {said}")
-        for remark in self.corpora.remarks if self.corpora is not None else ():
-            tell(*remark)
-
-    def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-        """Raise ValueError for unusable lines or prompts, naming the file, and if too few tasks are left."""
-        rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
-        left: dict[str, int] = {}
-        remarks: list[str] = []
-        for name in (name for name in self._data if name.startswith(TASKS)):
-            try:
-                tasks = read_tasks(io.BytesIO(self._data[name]))
-                stay = rates.left(tasks)
-                _check_prompts(stay, rl, tokenizer)
-                count = left[name.removeprefix(TASKS)] = len(stay)
-            except ValueError as error:
-                raise ValueError(f"{self._paths[name]}: {error}") from error
-            about = f"{name.removeprefix(TASKS)}: {told(count, len(tasks), rates)}"
-            tell("tasks", about)
-            texts = [task.prompt for task in stay if not isinstance(task.verification, CodeTests)]
-            if texts and not any(map(ASKS_FOR_FORM.search, texts)):
-                tell(
-                    "answers",
-                    "no prompt says in which form to answer, and a model that writes a sentence then gets 0; add to the "
-                    'prompts, for example, "End with Answer: and the number.", and try them with '
-                    "`peer tasks rate FILE --model FOLDER`",
-                )
-            if count < len(tasks):
-                remarks.append(about)
-        try:
-            check_named(rl.environment, rl.problems, left)
-        except ValueError as error:
-            raise ValueError("; ".join([str(error), *remarks])) from error
-
-    def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
-        if self._folder is not None:
-            self._folder.keep(signed, data)
-        files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
-        for name, file in signed.manifest.files.items():
-            if name in self._data:
-                _keep(files, file, self._data[name])
-        if self.corpora is not None:
-            self.corpora.link(run_dir(data, signed.run))
-
-
-def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raise ValueError for a prompt that no peer can answer or learn from."""
-    for task in tasks:
-        if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
-            raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
-
-
-def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell.
-
-    tell: called with the first problem, and a right answer to it.
-    """
-    with suppress(PackageMissing, SandboxUnavailable):
-        environment = environment_of(config)
-        first = environment.problem(0)
-        prompt, right = (clean(" ".join(text.split()), 200) for text in (first.prompt, environment.expected(first)))
-        tell("a task", f"»{prompt}«" + (f", right: {right}" if right else ""))
-        for index in range(0, environment.size, max(1, environment.size // SAMPLE)):
-            prompt = environment.problem(index).prompt
-            if flaw := prompt_flaw(prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
-                raise ValueError(f"the prompt of problem {index} of {rl.environment} {flaw}; change [tokenizer] or [rl]")
 
 
 @dataclass(frozen=True)
@@ -334,7 +192,121 @@ class _Named:
         """Return all that it names; None if that is nothing."""
         if self.start is None and self.tokenizer is None and corpora is None and "rl" not in self.sections:
             return None
-        return Brought(self.start, self.tokenizer, self.facts, corpora, self.tasks, self.vocab)
+        return Brought(self, corpora)
+
+
+class Brought:
+    """A `protocol.run.run_file.Start` made from a run file's data.  Raises `PeerError` for data that no run can use."""
+
+    def __init__(self, named: _Named, corpora: RunData | None) -> None:
+        """Read the files.  corpora: None if they are not built here."""
+        self._folder, self.corpora = named.start, corpora
+        tokenizer, tasks = named.tokenizer, named.tasks
+        self._paths = {TOKENIZER: tokenizer} if tokenizer is not None else {}
+        self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
+        self._data = {name: _content(path) for name, path in self._paths.items()}
+        self.sections: dict[str, dict[str, Any]] = {}
+        if self.corpora is not None:
+            self.sections["data"] = dict(self.corpora.section)
+            self._data |= self.corpora.files
+        if named.vocab is not None:
+            self.sections["model"] = {"vocab": named.vocab}
+        if tokenizer is not None:
+            self.sections["tokenizer"] = {**named.facts, "file": file_section(self._data[TOKENIZER]).model_dump()}
+        if tasks.paths:
+            files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks.paths)]
+            self.sections["rl"] = {**tasks.said, "files": files}
+
+    @property
+    def facts(self) -> Mapping[str, Any] | None:
+        """Facts, as in `Start.facts`."""
+        return self._folder.facts if self._folder is not None else None
+
+    @property
+    def flaws(self) -> Sequence[str]:
+        """Mistakes, as in `Start.flaws`."""
+        return self.corpora.flaws if self.corpora is not None else ()
+
+    def digest(self, piece_bytes: int) -> Hash:
+        """Return the digest as `Start.digest` describes."""
+        assert self._folder is not None, "asked only where there are facts"
+        return self._folder.digest(piece_bytes)
+
+    def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
+        """Read the data as a trainer will.  tell: called about corpora and tasks.  Raises `PeerError` with file and line."""
+        paths = {name: str(path) for name, path in self._paths.items()}
+        config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
+        with told_as(ExitCode.INPUT, ValueError):
+            tokenizer = tokenizer_of(config)
+            if self.corpora is not None:
+                self.corpora.check(manifest, self._paths.get(TOKENIZER))
+            if manifest.rl is not None:
+                self._check_tasks(manifest.rl, tokenizer, tell)
+                _check_environment(config, manifest.rl, tokenizer, tell)
+        if TOKENIZER in self._paths and (said := loading_remark(manifest, self._paths[TOKENIZER])):
+            tell("tokenizer", f"in exports, {said}")
+        for remark in self.corpora.remarks if self.corpora is not None else ():
+            tell(*remark)
+
+    def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
+        """Raise ValueError for unusable lines or prompts, naming the file, and if too few tasks are left."""
+        rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
+        left: dict[str, int] = {}
+        remarks: list[str] = []
+        for name in (name for name in self._data if name.startswith(TASKS)):
+            try:
+                tasks = read_tasks(io.BytesIO(self._data[name]))
+                stay = rates.left(tasks)
+                for task in stay:
+                    if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
+                        raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
+                count = left[name.removeprefix(TASKS)] = len(stay)
+            except ValueError as error:
+                raise ValueError(f"{self._paths[name]}: {error}") from error
+            about = f"{name.removeprefix(TASKS)}: {told(count, len(tasks), rates)}"
+            tell("tasks", about)
+            texts = [task.prompt for task in stay if not isinstance(task.verification, CodeTests)]
+            if texts and not any(map(ASKS_FOR_FORM.search, texts)):
+                tell(
+                    "answers",
+                    "no prompt says in which form to answer, and a model that writes a sentence then gets 0; add to the "
+                    'prompts, for example, "End with Answer: and the number.", and try them with '
+                    "`peer tasks rate FILE --model FOLDER`",
+                )
+            if count < len(tasks):
+                remarks.append(about)
+        try:
+            check_named(rl.environment, rl.problems, left)
+        except ValueError as error:
+            raise ValueError("; ".join([str(error), *remarks])) from error
+
+    def keep(self, signed: SignedManifest, data: Path) -> None:
+        """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
+        if self._folder is not None:
+            self._folder.keep(signed, data)
+        files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        for name, file in signed.manifest.files.items():
+            if name in self._data:
+                with told_as(ExitCode.RESOURCES, StoreFailed):
+                    keep_file(files, file, self._data[name])
+        if self.corpora is not None:
+            self.corpora.link(run_dir(data, signed.run))
+
+
+def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
+    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell.
+
+    tell: called with the first problem, and a right answer to it.
+    """
+    with suppress(PackageMissing, SandboxUnavailable):
+        environment = environment_of(config)
+        first = environment.problem(0)
+        prompt, right = (clean(" ".join(text.split()), 200) for text in (first.prompt, environment.expected(first)))
+        tell("a task", f"»{prompt}«" + (f", right: {right}" if right else ""))
+        for index in range(0, environment.size, max(1, environment.size // SAMPLE)):
+            prompt = environment.problem(index).prompt
+            if flaw := prompt_flaw(prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
+                raise ValueError(f"the prompt of problem {index} of {rl.environment} {flaw}; change [tokenizer] or [rl]")
 
 
 def brought_by(path: Path, built: Path, check: Callable[[Brought], object] = lambda sketch: None) -> Brought | None:
@@ -486,10 +458,3 @@ def _content(path: Path) -> bytes:
     if not data:
         raise PeerError(f"{path} is empty; give a file with something in it", ExitCode.INPUT)
     return data
-
-
-def _keep(files: BlobStore, file: FileSection, data: bytes) -> None:
-    try:
-        keep_file(files, file, data)
-    except StoreFailed as error:
-        raise PeerError(str(error), ExitCode.RESOURCES) from error

@@ -18,7 +18,8 @@ from typing import Self
 
 import numpy as np
 
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
+from peer.files import sync_folder
 from peer.paths import run_dir
 from peer.resources.computer import available_memory, free_gpu_memory
 from peer.weights.tokenizer_files import check_files, folder_tokenizer, take_tokenizer, write_tokenizer
@@ -26,7 +27,7 @@ from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
 from protocol.formatting import size
-from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.run.manifest import SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.sync.supplies import paths_of
 from protocol.wire.hashes import HASH_BYTES
@@ -81,9 +82,9 @@ def published_as(target: Path) -> Iterator[Path]:
     try:
         yield unfinished
         unfinished.chmod(0o777 & ~umask())
-        _sync(unfinished)
+        sync_folder(unfinished)
         os.rename(unfinished, target)
-        _sync(target.parent)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -102,14 +103,6 @@ def umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -156,7 +149,7 @@ def merge(
     form = ExportFormat(dtype)
     rule = _rule(len(models), options)
     sources = list(models) if options.base is None else [options.base, *models]
-    try:
+    with told_as(ExitCode.INPUT, FolderError):
         folders = [WeightsFolder(source) for source in sources]
         first = folders[0]
         check_files(first.folder)
@@ -174,8 +167,6 @@ def merge(
                 generation=first.generation,
             )
             total = sum(path.stat().st_size for path in unfinished.iterdir())
-    except FolderError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     return Merged(first.config.parameters, total, has_tokenizer)
 
 
@@ -288,26 +279,28 @@ def export(
     check_target(target)
     manifest, form = signed.manifest, ExportFormat(dtype)
     folder = run_dir(data, signed.run)
-    with _naming_errors():
+    with told_as(ExitCode.INPUT, NotStored):
         state = _stored_state(signed, folder, checkpoint)
         with published_as(target) as unfinished:
-            seeded = None
-            if state.start is None:
-                check_room(unfinished, (4 + form.width) * manifest.parameters)
-                seeded = _seeded(signed, unfinished / ".initial")
-            else:
-                check_room(unfinished, form.width * manifest.parameters)
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
+            seeded: F32 | None = None
+            check_room(unfinished, (form.width + 4 * (state.start is None)) * manifest.parameters)
+            if state.start is None:  # the parameters of the run's seed, in a file rather than in memory
+                seeded = np.memmap(unfinished / ".initial", np.float32, "w+", shape=(manifest.parameters,))
+                initial_parameters(config, manifest.seed, seeded)
             fetched = paths_of(manifest, BlobStore(Disk(), folder / "files")).get(TOKENIZER)
             has_tokenizer = fetched is not None and fetched.is_file()
+            ends: Sequence[int] = (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
+            if manifest.tokenizer is not None:
+                ends = manifest.tokenizer.ends
             remark = write_tokenizer(manifest, fetched, unfinished) if fetched is not None and has_tokenizer else ""
             write_folder(
                 unfinished,
                 config,
                 told(state.parameters(seeded), manifest.parameters, on_progress),
                 form,
-                context=_longest_row(manifest),
-                eos=_ends_of_text(manifest),
+                context=max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0),
+                eos=ends,
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
@@ -318,41 +311,12 @@ def export(
     return Exported(exported, manifest.parameters, total, has_tokenizer, remark)
 
 
-def _longest_row(manifest: RunManifest) -> int:
-    """Return the most tokens that a run's model reads in a row."""
-    return max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
-
-
-def _ends_of_text(manifest: RunManifest) -> Sequence[int]:
-    """Return the tokens that end a text."""
-    if manifest.tokenizer is not None:
-        return manifest.tokenizer.ends
-    return (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
-
-
 def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:
-    for attempt in range(ATTEMPTS):
+    for attempts_left in reversed(range(ATTEMPTS)):
         try:
             run = StoredRun(signed, folder)
             return run.newest() if checkpoint is None else run.checkpoint(checkpoint)
         except NotStored:
-            if attempt + 1 == ATTEMPTS:
+            if not attempts_left:
                 raise
     raise AssertionError("the last attempt returns or raises")
-
-
-def _seeded(signed: SignedManifest, path: Path) -> F32:
-    """Return the initial parameters of the run's seed, in a file rather than in memory."""
-    manifest = signed.manifest
-    values: F32 = np.memmap(path, np.float32, "w+", shape=(manifest.parameters,))
-    initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, values)
-    return values
-
-
-@contextmanager
-def _naming_errors() -> Iterator[None]:
-    """Turn the error of a missing state into a `PeerError`; `peer.cli.explain` handles errors of the disk."""
-    try:
-        yield
-    except NotStored as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from peer.environment import ChildKind, child_environment
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.weights.tokenizer_files import PLAIN_CLASS, folder_tokenizer, is_plain, take_config, take_tokenizer
 from protocol.formatting import clean
 from trainer.extras import install_command
@@ -140,12 +140,9 @@ def _scores(task: str, values: Mapping[str, Any], shots: Any, samples: Any) -> l
         error = values.get(f"{metric}_stderr,{filter}")
         name = metric if filter == "none" else f"{metric} ({filter})"
         counted = None if samples is None else int(samples["effective"])
-        found.append(HarnessScore(clean(task, 100), clean(name, 60), float(value), _number(error), int(shots or 0), counted))
+        known = float(error) if isinstance(error, int | float) and isfinite(error) else None
+        found.append(HarnessScore(clean(task, 100), clean(name, 60), float(value), known, int(shots or 0), counted))
     return found
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and isfinite(value) else None
 
 
 def _run(words: Sequence[str], place: Path, show: Callable[[str], None]) -> tuple[int, str]:
@@ -178,10 +175,8 @@ def _run(words: Sequence[str], place: Path, show: Callable[[str], None]) -> tupl
 
 def _tokenizer_for(model: Path, place: Path) -> Path:
     """Return `place` with copies of the tokenizer's files, completed for a folder that lacks some of them."""
-    try:
+    with told_as(ExitCode.INPUT, FolderError):
         weights = WeightsFolder(model)
-    except FolderError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     found = folder_tokenizer(model, weights.config.vocab)
     place.mkdir()
     take_tokenizer(model, place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outside_files import read_outside
 from peer.corpora.folder import FinishedCorpus
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from peer.weights.folders import check_memory
 from peer.weights.tokenizer_files import folder_tokenizer
 from protocol.corpora.manifest import MAX_MANIFEST_BYTES, read_manifest
@@ -39,7 +39,6 @@ from trainer.device import pick_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, SourceTotals
 from trainer.weights.folder import WeightsFolder
-from trainer.weights.safetensors_file import FolderError
 
 MANIFEST, SHARDS, TOKENIZER = "corpus.msgpack", "shards", "tokenizer.json"
 ROW_TOKENS = 1024
@@ -90,19 +89,16 @@ def measure(
     on_progress: called repeatedly with the share done, from 0 to 1.  Raises `PeerError`.
     """
     try:
-        weights = WeightsFolder(model)
-        stored = _stored(corpus)
-        reading = _reading(stored, corpus, weights, options)
-        folder_tokenizer(model, weights.config.vocab)
-        _check_tokenizers(model, corpus)
-        decoder = _decoder(weights, options.device)
-        return _measured(decoder, stored, reading, options.tokens, on_progress)
-    except FolderError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
+        with told_as(ExitCode.INPUT, ValueError):
+            weights = WeightsFolder(model)
+            stored = _stored(corpus)
+            reading = _reading(stored, corpus, weights, options)
+            folder_tokenizer(model, weights.config.vocab)
+            _check_tokenizers(model, corpus)
+            decoder = _decoder(weights, options.device)
+            return _measured(decoder, stored, reading, options.tokens, on_progress)
     except BlockMissing as error:
         raise PeerError(f"{corpus} lacks a block: {error}; copy the whole folder again", ExitCode.INPUT) from error
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
 
 
 def _stored(corpus: Path) -> StoredCorpus:
@@ -213,24 +209,21 @@ def _measured(
 ) -> list[HeldOutLoss]:
     totals, objective = SourceTotals(reading.names), LanguageModelObjective()
     count = max(1, BATCH_TOKENS // reading.length)
-    windows = [window for source in range(len(reading.names)) for window in _spread(reading, source, tokens)]
+    windows: list[int] = []
+    for source in range(len(reading.names)):  # spread over its held-out split, with about `tokens` tokens in all
+        split = reading.held_out_of(source)
+        wanted = min(len(split), max(1, tokens // reading.length))
+        windows += [split[number * len(split) // wanted] for number in range(wanted)]
     for start in range(0, len(windows), count):
         rows = reading.rows(windows[start : start + count], held_out=True)[:: stored.unit_rows]
         totals.add(objective.measured(rows, objective.loss(decoder, rows, 0.0)))
         on_progress(min(1.0, (start + count) / len(windows)))
     found = []
     for each in totals.losses:
-        split = stored.sources[each.source].held_out
-        bytes_per_token = split.text_bytes / split.tokens
+        held_out = stored.sources[each.source].held_out
+        bytes_per_token = held_out.text_bytes / held_out.tokens
         bits = None
         if stored.kind is RowKind.TEXT and bytes_per_token > 0:
             bits = each.loss / math.log(2) / bytes_per_token
         found.append(HeldOutLoss(each.source, each.tokens, each.loss, bits))
     return found
-
-
-def _spread(reading: CorpusReading, source: int, tokens: int) -> Iterator[int]:
-    """Yield windows that are spread over a source's held-out split, with about `tokens` tokens in all."""
-    split = reading.held_out_of(source)
-    count = min(len(split), max(1, tokens // reading.length))
-    return (split[number * len(split) // count] for number in range(count))

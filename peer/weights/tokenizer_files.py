@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.outside_files import read_outside
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from protocol.formatting import size
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TEMPLATES, chat_template
@@ -63,7 +63,8 @@ UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
 
 def check_readable(folder: Path) -> None:
     """Raise `PeerError` if the folder's tokenizer is not a tokenizer.json, because the run would then read bytes."""
-    if not os.path.lexists(folder / "tokenizer.json") and (unread := _unread_in(folder)):
+    unread = sorted({path.name for pattern in UNREAD for path in folder.glob(pattern) if path.is_file()})
+    if unread and not os.path.lexists(folder / "tokenizer.json"):
         raise PeerError(
             f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in an unsupported format; "
             f'convert it with transformers: AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}"), or name '
@@ -106,10 +107,8 @@ def loading_remark(manifest: RunManifest, source: Path) -> str:
 def _checked(manifest: RunManifest, source: Path) -> bytes:
     """Return the run's tokenizer.json as trainers read it."""
     assert manifest.tokenizer is not None, "a run whose model reads bytes has no tokenizer"
-    try:
+    with told_as(ExitCode.INPUT, ValueError):
         return checked_file(source, manifest.tokenizer.ends)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
 
 
 def _survives(manifest: RunManifest, data: bytes) -> bool:
@@ -150,26 +149,20 @@ def converses(manifest: RunManifest) -> bool:
 
 def take_tokenizer(source: Path, target: Path) -> bool:
     """Copy the tokenizer files from one Hugging Face folder to another; return True if the files include a tokenizer."""
-    _copy(source, target)
-    return _is_tokenizer(source)
+    for name in _present(source):
+        _write(target / name, _content(source / name), source / name)
+    return any((source / name).is_file() for name in ESSENTIAL)
 
 
 def take_config(source: Path, target: Path) -> None:
     """Copy the config.json, which may tell transformers the class of the tokenizer."""
-    _copy_file(source / "config.json", target / "config.json")
+    path = source / "config.json"
+    _write(target / path.name, _content(path), path)
 
 
 def is_plain(folder: Path) -> bool:
     """Return True if a folder names the class that reads its tokenizer.json as it is, whatever config.json says."""
     return _json(folder / "tokenizer_config.json").get("tokenizer_class") == PLAIN_CLASS
-
-
-def _unread_in(folder: Path) -> list[str]:
-    return sorted({path.name for pattern in UNREAD for path in folder.glob(pattern) if path.is_file()})
-
-
-def _is_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ESSENTIAL)
 
 
 def check_files(folder: Path) -> None:
@@ -180,15 +173,6 @@ def check_files(folder: Path) -> None:
 
 def _present(folder: Path) -> list[str]:
     return [name for name in NAMES if os.path.lexists(folder / name)]
-
-
-def _copy(source: Path, target: Path) -> None:
-    for name in _present(source):
-        _copy_file(source / name, target / name)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    _write(target, _content(source), source)
 
 
 def _write(target: Path, data: bytes, source: Path) -> None:
@@ -317,10 +301,8 @@ def folder_tokenizer(folder: Path, vocab: int) -> FolderTokenizer | None:
 
 def tokenizer_file(path: Path, ends: list[int], vocab: int) -> TokenizerFile:
     """Return the tokenizer in a file, for a model of `vocab` tokens.  Raises `PeerError`."""
-    try:
+    with told_as(ExitCode.INPUT, ValueError):
         tokenizer = TokenizerFile(path, ends)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     if tokenizer.vocab > vocab:
         raise PeerError(
             f"{path} has {tokenizer.vocab} tokens, more than the model ({vocab}); copy both from one place", ExitCode.INPUT
@@ -329,7 +311,5 @@ def tokenizer_file(path: Path, ends: list[int], vocab: int) -> TokenizerFile:
 
 
 def _names(path: Path) -> TokenNames:
-    try:
+    with told_as(ExitCode.INPUT, ValueError):
         return names_in(path)
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error

@@ -87,7 +87,7 @@ async def _push_when_asked(controls: Controls, fields: dict[str, Any]) -> dict[s
     """peer, seconds -> the fields of `Pushed`, and the way of the socket."""
     peer, daemon = PeerId(fields["peer"]), controls._peer
     assert isinstance(daemon, Daemon)
-    network = daemon._lives.part.network
+    network = daemon.part.network
     assert network is not None, "it listens before others can name it"
     try:
         pushed = await push_for(network, peer, fields["seconds"])

@@ -5,7 +5,7 @@
 The laptop sleeps (its clock runs on meanwhile, or stands still), changes its address, its router restarts, its clock is set,
 its trainer crashes.  The desktop meets all of that, and its disk fills up, and it is killed and starts again from its disk.
 Each meets something about once an hour, drawn from the seed; two more peers meet nothing.  Nobody helps: a peer whose disk
-was full is started again when there is room, as `peer.daemon.lives` does, and a killed one as by a service manager.
+was full is started again when there is room, as `peer.daemon.daemon` does, and a killed one as by a service manager.
 
 After each disturbance, the peer has to be a member of a record again, and all peers have to stand on one tip with one
 digest; then everything that each of them holds is counted (`census.py`).  At the end, `growth.py` says what has grown.

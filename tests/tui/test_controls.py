@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from peer.settings.file import LiveSettings, as_map, gather
+from peer.settings.file import gather
 from tests.tui.recording import Recorded, read
 from tests.tui.test_keys import asked, ready, view_of, with_textual
 from tests.tui.test_snapshots import NEWCOMER, Compare
@@ -22,14 +22,14 @@ class Answering(Recorded):
 
     def __init__(self, source: Recorded) -> None:
         super().__init__(source.told)
-        self.live = LiveSettings(gather({"max_up": 5e6}, {"PEER_CONFIG": "/home/ada/peer.toml", "PEER_SCHEDULE": "mon-fri"}))
+        self.live = gather({"max_up": 5e6}, {"PEER_CONFIG": "/home/ada/peer.toml", "PEER_SCHEDULE": "mon-fri"})
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         super().ask(command, **fields)
         if command == "set":
             self.live.change(fields["name"], fields["value"])
         month = {"month": "2026-11", "bytes": 12_300_000_000}
-        return {"month": month, "written": str(self.live.path), **as_map(self.live.gathered())}
+        return {"month": month, "written": str(self.live.path), **self.live.as_map()}
 
 
 def answering() -> tuple[PeerApp, Answering]:

@@ -208,7 +208,7 @@ def test_the_ledger_sums_teams_in_a_table_of_their_own(
     assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert rows[0].split() == ["TEAM", "PEERS", "TOKENS", "SHARE"]
-    assert rows[1].endswith("70.0 k   70.0 %") and len(rows[1]) == len(rows[0]) and rows[1].isprintable()
+    assert rows[1].endswith("70.0 k  70.0 %") and len(rows[1]) == len(rows[0]) and rows[1].isprintable()
 
 
 @pytest.mark.parametrize(("fragments", "rounds"), [(1, "48 rounds"), (4, "48 rounds (each of one of 4 fragments)")])
@@ -217,7 +217,8 @@ def test_the_ledger_says_that_rounds_exchange_fragments(
 ) -> None:
     found = {"run": "ab", "rounds": 48, "tokens": 9, "members": [], "names": {}, "me": "", "untold": 0, "teams": []}
     monkeypatch.setattr(contributions, "_find", lambda folder, run: dict(found))
-    monkeypatch.setattr(contributions, "_manifest", lambda folder, run: simulated_run(fragments=fragments).manifest)
+    signed = simulated_run(fragments=fragments)
+    monkeypatch.setattr("peer.joining.run_source.stored_manifest", lambda run, folder: signed)
     assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK
     assert capsys.readouterr().out.startswith(f"run ab: {rounds}, 9 tokens\n")
     assert main(["ledger", "--json", "--data-dir", str(tmp_path)]) == ExitCode.OK

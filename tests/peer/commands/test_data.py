@@ -173,7 +173,7 @@ def test_events_of_a_build_are_lines_of_json(inputs: Path, tmp_path: Path, capsy
 def test_import_keeps_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "tokens.npy", np.array(list(b"one\0two\0"), np.uint8))
     words = [str(tmp_path / "out"), str(tmp_path / "tokens.npy"), "--tokenizer", "bytes", "--held-out", "0"]
-    assert "tokens                  train" in said(capsys, "import", *words)
+    assert "tokens  train" in said(capsys, "import", *words)
     texts = said(capsys, "sample", str(tmp_path / "out"), "--json").splitlines()
     assert sorted(json.loads(line)["text"] for line in texts) == ["one", "two"]
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.daemon.lives import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
+from peer.daemon.away import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
 from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest
 from peer.rests.reasons import MonthlyQuota, MonthTraffic

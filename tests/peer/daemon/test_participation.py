@@ -16,7 +16,7 @@ from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.paths import SCRATCH, run_dir
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, DiskRoom
-from peer.settings.file import LiveSettings, gather
+from peer.settings.file import gather
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice, PhaseChanged
 from protocol.events.status import WhyIdle
@@ -30,9 +30,7 @@ class Table:
     def __init__(self, folder: Path, state: str = "auto", cap: int | None = None) -> None:
         self.signed, self.told = demo_manifest(), list[Event]()
         choice = RunChoice(self.signed.run, PeerId(self.signed.manifest.organiser), None)
-        settings = DaemonSettings(
-            folder, Style.SILENT, LiveSettings(gather({"role": "seed", "state": state}, {"PEER_CONFIG": ""}))
-        )
+        settings = DaemonSettings(folder, Style.SILENT, gather({"role": "seed", "state": state}, {"PEER_CONFIG": ""}))
         self.part = Participation(settings, Identity.generate(), choice, DiskRoom(folder, lambda: cap), self.told.append)
 
     @property

@@ -14,7 +14,6 @@ from peer.settings.file import (
     CHANGED,
     FILE_NAME,
     KEPT,
-    LiveSettings,
     config_file,
     gather,
     keep_name,
@@ -33,27 +32,27 @@ NONE = {"PEER_CONFIG": ""}
 def test_a_name_from_the_command_line_is_kept_for_later_starts(tmp_path: Path) -> None:
     keep_name(gather({"name": "attic"}, NONE), tmp_path)
     later = with_kept_name(gather({}, NONE), tmp_path)
-    assert (later.preferences.name, later.settings["name"].source) == ("attic", KEPT)
+    assert (later.now.name, later.settings["name"].source) == ("attic", KEPT)
     keep_name(later, tmp_path)
-    assert with_kept_name(gather({}, NONE), tmp_path).preferences.name == "attic"
+    assert with_kept_name(gather({}, NONE), tmp_path).now.name == "attic"
 
 
 def test_whatever_else_says_a_name_goes_before_the_kept_one(tmp_path: Path) -> None:
     keep_name(gather({"name": "attic"}, NONE), tmp_path)
-    assert with_kept_name(gather({"name": "cellar"}, NONE), tmp_path).preferences.name == "cellar"
-    assert with_kept_name(gather({}, {**NONE, "PEER_NAME": "roof"}), tmp_path).preferences.name == "roof"
+    assert with_kept_name(gather({"name": "cellar"}, NONE), tmp_path).now.name == "cellar"
+    assert with_kept_name(gather({}, {**NONE, "PEER_NAME": "roof"}), tmp_path).now.name == "roof"
 
 
 def test_an_empty_name_forgets_the_kept_one(tmp_path: Path) -> None:
     for name in ("attic", "", ""):
         keep_name(gather({"name": name}, NONE), tmp_path)
-    assert with_kept_name(gather({}, NONE), tmp_path).preferences.name == ""
+    assert with_kept_name(gather({}, NONE), tmp_path).now.name == ""
 
 
 @pytest.mark.parametrize("kept", [b"\xff", b"a\x1b[2J", b"x" * 50, b""])
 def test_a_damaged_file_keeps_no_name(tmp_path: Path, kept: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(kept)
-    assert with_kept_name(gather({}, NONE), tmp_path).preferences.name == ""
+    assert with_kept_name(gather({}, NONE), tmp_path).now.name == ""
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -64,14 +63,14 @@ ENVIRONMENT = {"PEER_CONFIG": "", "PEER_SCHEDULE": "mon"}
 
 
 def test_what_was_given_at_the_start_stays_until_it_is_changed(tmp_path: Path) -> None:
-    live, heard = LiveSettings(gather({"max_up": 5e6}, ENVIRONMENT)), list[float | None]()
-    live.on_change(lambda: heard.append(live.now.max_up))
-    sources = {name: each.source for name, each in live.gathered().settings.items()}
+    live, heard = gather({"max_up": 5e6}, ENVIRONMENT), list[float | None]()
+    live.listeners.append(lambda: heard.append(live.now.max_up))
+    sources = {name: each.source for name, each in live.settings.items()}
     assert (sources["max_up"], sources["schedule"], sources["max_down"]) == ("--max-up", "PEER_SCHEDULE", "default")
     live.change("max_up", "20Mbit")
     live.change("max_up", None)
     live.change("schedule", "tue 08:00-09:00")
-    found = live.gathered().settings
+    found = live.settings
     assert heard == [2.5e6, None, None] and found["max_up"].source == "default"
     assert live.now.schedule is not None and live.now.schedule.text == "tue 08:00-09:00"
     assert found["schedule"].source == CHANGED
@@ -86,12 +85,12 @@ def test_what_was_given_at_the_start_stays_until_it_is_changed(tmp_path: Path) -
     ],
 )
 def test_what_is_wrong_changes_nothing(name: str, text: str, said: str) -> None:
-    live, heard = LiveSettings(gather({}, ENVIRONMENT)), list[None]()
-    live.on_change(lambda: heard.append(None))
-    before = live.gathered()
+    live, heard = gather({}, ENVIRONMENT), list[None]()
+    live.listeners.append(lambda: heard.append(None))
+    before = dict(live.settings)
     with pytest.raises(PeerError, match=said):
         live.change(name, text)
-    assert live.gathered() == before and heard == []
+    assert live.settings == before and heard == []
 
 
 def test_each_setting_that_moves_nothing_else_is_live() -> None:
@@ -139,7 +138,7 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     assert found["name"] == ("attic", str(tmp_path / "peer.toml")), "an empty variable says nothing"
     assert found["role"] == ("auto", "default")
     assert gather({}, environment).settings["max_up"].source == "PEER_MAX_UP"
-    assert gathered.preferences.max_down == 1e6
+    assert gathered.now.max_down == 1e6
 
 
 @pytest.mark.parametrize(

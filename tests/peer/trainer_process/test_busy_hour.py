@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.trainer_process.busy_hour import HOUR_S, BusyHour
+from peer.trainer_process.process import HOUR_S, BusyHour
 
 
 def test_before_an_hour_has_passed_the_time_since_the_start_counts() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from peer.trainer_process.process import TrainerChannel
+from peer.trainer_process.channel import TrainerChannel
 from protocol.trainer_link import LimitsExceeded, TrainerDied
 from trainer.service import frames
 

@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from peer.trainer_process import process as trainer_process
-from peer.trainer_process.process import START_DEADLINE_S, TrainerChannel, TrainerProcess, TrainerSettings
+from peer.trainer_process.channel import TrainerChannel
+from peer.trainer_process.process import START_DEADLINE_S, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from tests.trainer import small
 

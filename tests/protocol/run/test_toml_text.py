@@ -62,4 +62,4 @@ def test_a_byte_order_mark_is_no_part_of_a_run_file_or_of_peer_toml(tmp_path: Pa
     run.write_bytes(b'\xef\xbb\xbfname = "mine"\r\n')
     settings.write_bytes(b'\xef\xbb\xbfname = "attic"\r\n')
     assert load_run_file(run, ME).name == "mine"
-    assert gather({}, {"PEER_CONFIG": str(settings)}).preferences.name == "attic"
+    assert gather({}, {"PEER_CONFIG": str(settings)}).now.name == "attic"
