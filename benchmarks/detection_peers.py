@@ -186,7 +186,7 @@ class Peer:
 
 def model_of(name: str, length: int) -> ModelConfig:
     """Return the model of a family that writes outputs of this length."""
-    return FAMILIES[name] if length <= SHORT else replace(FAMILIES[name], layers=LONG_LAYERS)
+    return FAMILIES[name] if length <= SHORT else FAMILIES[name].model_copy(update={"layers": LONG_LAYERS})
 
 
 def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:

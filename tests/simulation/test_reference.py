@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from protocol.blobs.store import leaves_of
+from protocol.blobs.store import Held, leaves_of
 from protocol.events.status import WhyIdle
 from protocol.rollouts.reference import LONG_S
 from protocol.wire.hashes import Hash, tree_root
@@ -199,22 +201,20 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
                 world.start(seat)
         await world.until_round(WARM + 2, within_s=240)
         assert liar.node is not None and honest.node is not None
-        find, find_honestly, root, sent = liar.node._shelves.find, honest.node._shelves.find, named(liar), list[int]()
+        find, find_honestly, root, sent = liar.node._swarm._find, honest.node._swarm._find, named(liar), list[int]()
 
-        def lying(name: Hash) -> object:
+        def lying(name: Hash) -> Held | None:
             held = find(name)
-            if name != root or held is None:
-                return held
-            return _Altered(held, sent)
+            return held if name != root or held is None else replace(held, read=partial(zeros, held, sent))
 
-        def after_the_liar(name: Hash) -> object:
+        def after_the_liar(name: Hash) -> Held | None:
             return find_honestly(name) if name != root or sent else None
 
-        liar.node._shelves.find = lying  # type: ignore[method-assign, assignment]
-        honest.node._shelves.find = after_the_liar  # type: ignore[method-assign, assignment]
+        liar.node._swarm._find = lying
+        honest.node._swarm._find = after_the_liar
         for seat in seats[Role.VALIDATOR]:
             assert seat.node is not None
-            seat.node._shelves.find = lambda name, find=seat.node._shelves.find: None if name == root else find(name)  # type: ignore[method-assign, misc]
+            seat.node._swarm._find = lambda name, find=seat.node._swarm._find: None if name == root else find(name)  # type: ignore[misc]
         world.start(late)
         await until_learning(world, late)
         check(late)
@@ -223,16 +223,8 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
     holds(simulate(sum(ROLES.values()), scenario, seed, signed=RUN))
 
 
-class _Altered:
-    """A blob whose chunks are zeros."""
-
-    def __init__(self, held: object, sent: list[int]) -> None:
-        self._held, self._sent = held, sent
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._held, name)
-
-    def read(self, chunk: int) -> bytes | None:
-        data = self._held.read(chunk)  # type: ignore[attr-defined]
-        self._sent.append(chunk)
-        return bytes(len(data)) if data is not None else None
+def zeros(held: Held, sent: list[int], chunk: int) -> bytes | None:
+    """Return zeros in place of a chunk, and note that it was read."""
+    data = held.read(chunk)
+    sent.append(chunk)
+    return bytes(len(data)) if data is not None else None

@@ -23,6 +23,8 @@ import pytest
 import trio
 import trio.testing
 
+from kernels.codecs.ladder import LADDER
+from kernels.layout import chunk_layouts
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, TrainerStarted, TrainerStopped
@@ -89,10 +91,10 @@ def with_trainer(
     async def main() -> None:
         theta = SharedRegion(4 * small.PARAMETERS)
         options: dict[str, Any] = {"threads": 1, "first_backoff_s": 0.0, "device": "cpu"} | settings
-        sections = options.pop("sections", SECTIONS)
+        sections, size = options.pop("sections", SECTIONS), options.pop("size", SIZE)
         bench = Bench(None, theta)  # type: ignore[arg-type]
         bench.trainer = TrainerProcess(
-            TrainerSettings(sections, SIZE, folder / "trainer.log", **options),
+            TrainerSettings(sections, size, folder / "trainer.log", **options),
             theta,
             bench.take,
         )
@@ -402,6 +404,10 @@ def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
+    """With a codec without error feedback, because the residual is in memory alone."""
+    sections = SECTIONS | {"codec": "int8"}
+    size = chunk_layouts(LADDER["int8"], small.PARAMETERS, SECTIONS["chunk_parameters"]).contribution.payload_bytes
+
     def scenario_of(kills: bool, contributions: list[bytes]) -> Callable[[Bench], Awaitable[None]]:
         async def scenario(bench: Bench) -> None:
             trainer, theta = bench.trainer, bench.theta.view
@@ -420,7 +426,7 @@ def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
     for kills in (False, True):
         folder = tmp_path / str(kills)
         folder.mkdir()
-        with_trainer(folder, scenario_of(kills, contributions), moments=folder)
+        with_trainer(folder, scenario_of(kills, contributions), moments=folder, sections=sections, size=size)
     assert contributions[0] == contributions[1]
 
 

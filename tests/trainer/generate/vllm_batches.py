@@ -9,7 +9,6 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ HEAD_DIM = 32
 def judged(family: str) -> dict[str, int | str]:
     """Verdicts on what vLLM generated, each by its reason, over two versions whose weights have nothing in common."""
     config, tasks = (
-        replace(FAMILIES[family], heads=2, kv_heads=1, head_dim=HEAD_DIM),
+        FAMILIES[family].model_copy(update={"heads": 2, "kv_heads": 1, "head_dim": HEAD_DIM}),
         RolloutTasks(Letters(again="more"), TemplatedTokenizer(TOKENIZER, "raw")),
     )
     peer, validator = (
