@@ -2,7 +2,8 @@
 
 A preference has a prompt and two answers.  Its record is `{"prompt": …, "chosen": …, "rejected": …}`, all texts, or lists of
 messages; or `chosen` and `rejected` are whole conversations, whose common beginning is the prompt.  It may also be a text
-of turns, each after an empty line and `Human:` or `Assistant:`, as in Anthropic's data.  A preference becomes two rows,
+of turns, each after an empty line and `Human:` or `Assistant:`, as in Anthropic's data; lines may end as on Windows.  Turns
+that are written in another way are refused, because their questions would be learned.  A preference becomes two rows,
 which begin with the same prompt.  The messages after the prompt count.  An answer that repeats the prompt, in whatever form,
 is the whole conversation or is refused: no question appears twice in a row.
 
@@ -31,6 +32,12 @@ WINDOW = 1024
 """Number of chats from which the next ones of a row are chosen."""
 TURN, MIN_TURNS = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"), 2
 """Beginning of a turn in a text of turns, and the turns that such a text has at least."""
+LOOSE_TURN = re.compile(r"^[ \t#*]*(Human|Assistant)[ \t*]*:[*]*", re.MULTILINE | re.IGNORECASE)
+"""Beginning of a line that people take for the beginning of a turn."""
+ANOTHER_FORM = (
+    "a text has turns of Human and Assistant that are not read: begin it with Human: and put an empty line before each "
+    "Human: and Assistant:, or write lists of messages"
+)
 ABOUT_ANSWERS = ("chosen_", "rejected_", "score_", "chosen-", "rejected-", "score-")
 """Beginnings of the names of fields that judge an answer and do not change it."""
 
@@ -127,17 +134,24 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
     prompt, chosen, rejected = (rest.pop(name, None) for name in ("prompt", "chosen", "rejected"))
     if chosen is None or rejected is None:
         raise ValueError("a preference is a record with prompt, chosen and rejected, all texts or lists of messages")
+    texts = [each for each in (prompt, chosen, rejected) if isinstance(each, str)]
     begun, chosen, rejected = _prompt(prompt), _turns(chosen), _turns(rejected)
     pair = [messages_of({**rest, "messages": _whole(begun, answer)}) for answer in (chosen, rejected)]
     common = _common(*pair)
     if common == 0:
+        if any(_turns(each) is each and len(_loose_turns(each)) >= MIN_TURNS for each in texts):
+            raise ValueError(ANOTHER_FORM)
         raise ValueError("chosen and rejected do not begin with the same prompt; add the field prompt")
     if any(not any(message.role == LEARNT for message in each[common:]) for each in pair):
         raise ValueError("chosen and rejected are the same, or one of them has no answer of the assistant")
     replies = [next(message.content for message in each[common:] if message.role == LEARNT) for each in pair]
-    if all(_begins_with(reply, pair[0][common - 1].content) for reply in replies):
+    if any(_is_loose(each) for each in [*(text for text in texts if _turns(text) is text), *replies]):
+        raise ValueError(ANOTHER_FORM)
+    asked = {_plain(each.content) for each in pair[0][:common] if each.role != LEARNT}
+    repeats = any(question in asked for reply in replies for question in _loose_questions(reply))
+    if repeats or all(_begins_with(reply, pair[0][common - 1].content) for reply in replies):
         raise ValueError(
-            "both answers begin with the text of the prompt, so that it would appear twice; remove it from them"
+            "the answers repeat the text of the prompt, so that it would appear twice; remove it from them"
         )
     ours, theirs = (
         [each._replace(excluded=each.excluded or place < common) for place, each in enumerate(whole)] for whole in pair
@@ -156,14 +170,40 @@ def _prompt(prompt: Any) -> list[Any]:
 
 def _turns(said: Any) -> Any:
     """Return the messages of a text of turns; anything else as it is."""
-    marks = [*TURN.finditer(said)] if isinstance(said, str) else []
+    text = _lines(said) if isinstance(said, str) else ""
+    marks = [*TURN.finditer(text)]
     if len(marks) < MIN_TURNS or marks[0].start() or marks[0][1] != "Human":
         return said
-    ends = [*(mark.start() for mark in marks[1:]), len(said)]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
     roles = {"Human": "user", "Assistant": LEARNT}
     return [
-        {"role": roles[mark[1]], "content": said[mark.end() : end].strip()} for mark, end in zip(marks, ends, strict=True)
+        {"role": roles[mark[1]], "content": text[mark.end() : end].strip()} for mark, end in zip(marks, ends, strict=True)
     ]
+
+
+def _lines(text: str) -> str:
+    """Return a text whose lines end with one character, wherever it was written."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _loose_turns(text: str) -> list[re.Match[str]]:
+    """Return the places in a text that people take for the beginnings of turns."""
+    return [*LOOSE_TURN.finditer(_lines(text).lstrip())]
+
+
+def _is_loose(text: str) -> bool:
+    """Return True for a text that begins with a turn and has several, in whatever form."""
+    marks = _loose_turns(text)
+    return len(marks) >= MIN_TURNS and marks[0].start() == 0
+
+
+def _loose_questions(text: str) -> Iterator[str]:
+    """Yield what Human says in the turns within a text, in the form of `_plain`."""
+    marks = _loose_turns(text)
+    ends = [*(mark.start() for mark in marks), None][1:]
+    for mark, end in zip(marks, ends, strict=True):
+        if mark[1].lower() == "human":
+            yield _plain(mark.string[mark.end() : end])
 
 
 def _whole(prompt: list[Any], answer: Any) -> list[Any]:

@@ -25,8 +25,6 @@ TOLERANCE = 2
 """Factor by which the tokens of whole documents may differ from the wanted share."""
 LEAST_CUT_TOKENS = 3
 """Tokens of the shortest text that is cut: one on each side, and its end token."""
-MOST_HELD_OUT_PERCENT = 50
-"""Largest share that a remedy names."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,8 @@ def shortage(manifest: CorpusManifest, percent: float, words: OptionWords) -> st
     remedy = "give more data"
     if manifest.kind is CorpusKind.TEXT:
         total = max(each.train.tokens + each.held_out.tokens for each in manifest.sources)
-        needed = 100 * (length + 1) // total + 1
-        remedy += f", or {words.held_out} {needed}" if needed <= MOST_HELD_OUT_PERCENT else ""
+        needed = 100 * TOLERANCE * (length + 1) // total + 1  # as the part may be that much smaller than its share, or larger
+        is_enough = percent < needed and total * (100 - TOLERANCE * needed) >= 100 * (length + 1)
+        remedy += f", or {words.held_out} {needed}" if is_enough else ""
     held_out = sum(each.held_out.tokens for each in manifest.sources)
     return f"{held_out} tokens are held out, which do not fill {of}, so a run could not measure its loss; {remedy}"

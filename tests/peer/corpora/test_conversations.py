@@ -129,6 +129,19 @@ PREFERENCES: dict[str, dict[str, Any]] = {
         "chosen": "Human: Question\n\nAssistant: good",
         "rejected": "Human:  question\n\nAssistant: bad",
     },
+    "texts of turns with line ends of Windows": {
+        "chosen": "\r\n\r\nHuman: question\r\n\r\nAssistant: good",
+        "rejected": "\r\n\r\nHuman: question\r\n\r\nAssistant: bad",
+    },
+    "texts of turns with carriage returns, one of them": {
+        "chosen": "Human: question\r\rAssistant: good",
+        "rejected": "\n\nHuman: question\n\nAssistant: bad",
+    },
+    "a prompt with line ends of Windows before whole conversations": {
+        "prompt": "question",
+        "chosen": "\r\n\r\nHuman: question\r\n\r\nAssistant: good",
+        "rejected": "\r\n\r\nHuman: question\r\n\r\nAssistant: bad",
+    },
     "answers with scores": {"prompt": "question", "chosen": "good", "rejected": "bad", "score_chosen": 8, "source": "s"},
 }
 
@@ -261,6 +274,38 @@ def test_turns_of_a_text_are_a_whole_conversation_and_a_colon_in_a_line_is_no_tu
     assert [each.excluded for each in chosen] == [True, True, True, False]
     plain = answers_of({"prompt": "q", "chosen": "Human: is a word", "rejected": "b"})
     assert plain[0][-1].content == "Human: is a word"
+
+
+def in_turns(layout: str) -> dict[str, str]:
+    return {"chosen": layout.format("good"), "rejected": layout.format("bad")}
+
+
+OTHER_TURNS: dict[str, dict[str, str]] = {
+    "one line end": in_turns("Human: a question\nAssistant: {}"),
+    "one line end of Windows": in_turns("Human: a question\r\nAssistant: {}"),
+    "one of the two texts": {**in_turns("Human: a question\n\nAssistant: {}"), "rejected": "Human: a question\nAssistant: b"},
+    "a blank in the empty line": in_turns("Human: a question\n \nAssistant: {}"),
+    "text before the first turn": in_turns("A talk.\n\nHuman: a question\n\nAssistant: {}"),
+    "marks of headings": in_turns("### Human: a question\n### Assistant: {}"),
+    "bold marks": in_turns("**Human:** a question\n\n**Assistant:** {}"),
+    "small letters": in_turns("human: a question\n\nassistant: {}"),
+    "another beginning": in_turns("Assistant: hello\n\nHuman: a question\n\nAssistant: {}"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_TURNS)
+def test_turns_in_another_form_are_told_and_are_no_answers_to_a_prompt(case: str) -> None:
+    with pytest.raises(ValueError, match="put an empty line before each Human: and Assistant:"):
+        answers_of(OTHER_TURNS[case])
+    with pytest.raises(ValueError, match=r"put an empty line|appear twice|could appear twice"):
+        answers_of({"prompt": "a question", **OTHER_TURNS[case]})
+    with pytest.raises(ValueError, match=r"put an empty line|appear twice|could appear twice"):
+        answers_of({"prompt": "a question", **{name: [GOOD | {"content": text}] for name, text in OTHER_TURNS[case].items()}})
+
+
+def test_prompt_of_turns_in_another_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="put an empty line before each Human: and Assistant:"):
+        answers_of({"prompt": "Human: a question\nAssistant:", "chosen": "good", "rejected": "bad"})
 
 
 def flagged(length: int, name: int) -> Flagged:

@@ -12,12 +12,12 @@ import pytest
 
 from peer.cli import main
 from peer.corpora.build import BuildResult, build
-from peer.corpora.division import Division, divided, division
+from peer.corpora.division import Division, divided, division, shortage
 from peer.corpora.folder import FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
-from peer.corpora.options import BuildOptions, TokenFormat
+from peer.corpora.options import BuildOptions, OptionWords, TokenFormat
 from peer.corpora.parts import KeptDocument
-from protocol.corpora.manifest import CorpusKind
+from protocol.corpora.manifest import CorpusKind, CorpusManifest, CorpusSource, Split
 from tests.peer.corpora.makers import chat_tokens, content_of, jsonl, texts_of
 
 
@@ -107,7 +107,7 @@ def test_few_chats_are_held_out_whole(count: int, tmp_path: Path) -> None:
     ("size", "percent", "said"),
     [
         (400_000, 1, ""),
-        (30_000, 1, "300 tokens are held out, .* a row of 512 tokens, .* give more data, or --held-out 2$"),
+        (30_000, 1, "300 tokens are held out, .* a row of 512 tokens, .* give more data, or --held-out 4$"),
         (900, 1, "9 tokens are held out, .*; give more data$"),
         (300, 1, r"the source all has 29\d tokens to learn from, which do not fill a row of 512 .*; give more data$"),
         (300, 0, "the source all has 301 tokens to learn from"),
@@ -120,8 +120,35 @@ def test_build_says_that_a_corpus_is_too_small_with_a_remedy(size: int, percent:
 
 
 def test_remedies_for_a_small_corpus_work(tmp_path: Path) -> None:
-    assert not built(["x" * 30_000], tmp_path / "larger", 2).shortage
+    assert not built(["x" * 30_000], tmp_path / "larger", 4).shortage
     assert not built(["x" * 3000], tmp_path / "out", 35).shortage
+
+
+@pytest.mark.parametrize("lengths", [[600] * 100, [997] * 55, [300] * 180, [20_000, *[900] * 30], [700] * 6])
+@pytest.mark.parametrize("percent", [0.3, 1, 3])
+def test_remedy_for_texts_of_any_lengths_is_another_share_and_works(
+    lengths: list[int], percent: float, tmp_path: Path
+) -> None:
+    texts = [prose(length, number) for number, length in enumerate(lengths)]
+    said = built(texts, tmp_path / "out", percent).shortage
+    if named := re.search(r"--held-out (\d+)$", said):
+        assert int(named[1]) > percent
+        assert not built(texts, tmp_path / "again", int(named[1])).shortage
+    else:
+        assert said.endswith("; give more data") or not said
+
+
+def test_remedy_is_not_the_share_in_force_where_the_hashes_give_less() -> None:
+    corpus = CorpusManifest.model_construct(
+        kind=CorpusKind.TEXT,
+        row_tokens=0,
+        sources=[
+            CorpusSource.model_construct(
+                name="s", train=Split.model_construct(tokens=54_500), held_out=Split.model_construct(tokens=500)
+            )
+        ],
+    )
+    assert shortage(corpus, 1.0, OptionWords()).endswith("; give more data, or --held-out 2")
 
 
 def test_summary_says_that_a_document_was_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
