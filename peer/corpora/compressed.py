@@ -27,7 +27,11 @@ ENDINGS = (".gz", ".zst", ".xz", ".bz2")
 
 
 class BrokenFile(Exception):
-    """Error for a file that breaks off; the text completes a sentence."""
+    """Error for a file that cannot be read to its end; the text completes a sentence."""
+
+
+class CutFile(BrokenFile):
+    """Error for a file whose end is missing, so that nobody knows how much is lost."""
 
 
 Note = Callable[[int], None]
@@ -130,7 +134,7 @@ def elements_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
         if depth:
             size += len(chunk) - start
             parts = [*parts, chunk[start:]] if size <= limit else []
-    raise BrokenFile("its JSON array breaks off; copy it again")
+    raise CutFile("its JSON array breaks off; copy it again")
 
 
 # -- compressions ------------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ def _gzip(compressed: BinaryIO, note: Note) -> Iterator[bytes]:
                 note(compressed.tell())
                 yield chunk
     except EOFError as error:
-        raise BrokenFile("the .gz file is cut short; copy it again") from error
+        raise CutFile("the .gz file is cut short; copy it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise BrokenFile(f"the .gz file is damaged ({error}); copy it again") from error
 
@@ -172,7 +176,7 @@ def _zstd(file: BinaryIO, note: Note) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         raise BrokenFile(f"the .zst file is damaged ({error}); copy it again") from error
     if is_inside:
-        raise BrokenFile("the .zst file is cut short; copy it again")
+        raise CutFile("the .zst file is cut short; copy it again")
 
 
 def _streams(
@@ -197,7 +201,7 @@ def _streams(
             raise
         raise BrokenFile(f"the {ending} file is damaged ({error}); copy it again") from error
     if is_inside:
-        raise BrokenFile(f"the {ending} file is cut short; copy it again")
+        raise CutFile(f"the {ending} file is cut short; copy it again")
 
 
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kernels.outside_files import UnusableFile, open_outside
-from peer.corpora.compressed import BrokenFile, Note, chunks_of, elements_of, head_of, lines_of
+from peer.corpora.compressed import BrokenFile, CutFile, Note, chunks_of, elements_of, head_of, lines_of
 from peer.corpora.forms import HEAD_BYTES, UTF16, UTF32, FolderTraits, Form, Skipped
 from peer.corpora.inputs import (
     HUB,
@@ -53,6 +53,8 @@ PARQUET_ROWS = 16
 """Rows that are decoded together from a file with columns."""
 PARQUET_BUFFER_BYTES = 1 << 20
 """Bytes that are read of a column at a time; by default the library reads whole row groups ahead and keeps them."""
+UNKNOWN_PERCENT = 50
+"""Share of bad rows that must be allowed for a file that was cut: what is lost counts as much as all the rest."""
 VALUE_BYTES = 8
 """Least memory that a value of a record takes, apart from its text."""
 
@@ -154,7 +156,7 @@ def beginnings(
 def _rows(file: InputFile, options: BuildOptions, traits: FolderTraits, note: Note) -> Iterator[RawRow]:
     """Yield the rows of a file; the last row has the flaw if the file breaks off, and the bytes that were not read.
 
-    note: called with the bytes of the file that were read, of files of many rows.
+    note: called with the bytes of the file that were read, of files of many rows.  Raises `PeerError` for one that was cut.
     """
     number = read = 0
 
@@ -167,6 +169,12 @@ def _rows(file: InputFile, options: BuildOptions, traits: FolderTraits, note: No
         for number, (form, content, size) in enumerate(_contents(file, options, traits, noted), 1):
             yield RawRow(file.number, number, form, content, size)
     except BrokenFile as error:
+        if isinstance(error, CutFile) and options.bad_percent < UNKNOWN_PERCENT:
+            raise PeerError(
+                f"an unknown share of {file.name} is lost, more than {options.bad_percent:g} %: {error}; or "
+                f"{options.fields.words.skipped}",
+                ExitCode.INPUT,
+            ) from error
         left = 0 if file.path is None else max(0, file.path.stat().st_size - read)
         yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), left)
     except UnusableFile as error:
@@ -388,13 +396,13 @@ def _library(opened: OpenedFile, name: str) -> Any:
 
 @contextmanager
 def _broken(arrow: Any, what: str) -> Iterator[None]:
-    """Raise `BrokenFile` for errors of the library; an error of the drive stays what it is."""
+    """Raise `CutFile` for errors of the library; an error of the drive stays what it is."""
     try:
         yield
     except (arrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise BrokenFile(f"{what} ({_first_line(error)}); copy it again") from error
+        raise CutFile(f"{what} ({_first_line(error)}); copy it again") from error
 
 
 def _without_column(opened: OpenedFile, names: list[str], rows: int) -> Iterator[Content]:

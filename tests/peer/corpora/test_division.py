@@ -124,8 +124,8 @@ def test_remedies_for_a_small_corpus_work(tmp_path: Path) -> None:
     assert not built(["x" * 3000], tmp_path / "out", 35).shortage
 
 
-@pytest.mark.parametrize("lengths", [[600] * 100, [997] * 55, [300] * 180, [20_000, *[900] * 30], [700] * 6])
-@pytest.mark.parametrize("percent", [0.3, 1, 3])
+@pytest.mark.parametrize("lengths", [[997] * 55, [20_000, *[900] * 30], [700] * 6])
+@pytest.mark.parametrize("percent", [0.3, 1])
 def test_remedy_for_texts_of_any_lengths_is_another_share_and_works(
     lengths: list[int], percent: float, tmp_path: Path
 ) -> None:
