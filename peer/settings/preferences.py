@@ -247,7 +247,7 @@ class Preferences:
     )
     track: tuple[str, ...] | None = _setting(
         None,
-        "trackers that get the run's curves as from `peer track`, with commas between them: tensorboard:FOLDER, "
+        "trackers that get the run's curves as from `peer track TARGET`, with commas between them: tensorboard:FOLDER, "
         "wandb:PROJECT, mlflow:URI",
         Notation(read_trackers, ",".join, "TARGET"),
         unset="none",
