@@ -150,7 +150,7 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
     else:
         tokens, rounds = goal.total * per_round, goal.total
         counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
-        if manifest.data_end is not None:
+        if manifest.data_end is not None and tokens * manifest.rounds.max_members > manifest.data_end.tokens:
             most = amount(manifest.data_end.tokens)
             counted += f", or fewer with more members, which together read {most} tokens at most (data.epochs)"
     if speed is None:
@@ -200,7 +200,7 @@ def ends_early(manifest: RunManifest) -> str:
 def _epochs(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return the line on how often the run reads its sources; none for a run without sources."""
     facts = run_definition(manifest)
-    said = epochs_read(facts, per_member=manifest.goal.unit is Unit.ROUNDS)
+    said = epochs_read(facts, per_member=manifest.goal.unit is Unit.ROUNDS, most_members=manifest.rounds.max_members)
     return [("epochs", said)] if said else []
 
 
