@@ -270,10 +270,11 @@ def rounded(times: float) -> float:
     return round(times) if times >= 9.95 else round(times, 1)
 
 
-def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
+def epochs_read(facts: RunDefinition, *, per_member: bool, most_members: int | None = None) -> str:
     """Describe how often a run reads its sources; empty if nothing is known.
 
-    per_member: True if the number is that of one member alone, because the run's total counts rounds.
+    per_member: True if the number is that of one member alone, because the run's total counts rounds.  most_members: of a
+    round; None if it is unknown.
     """
     times = sorted(facts.times_read.items(), key=lambda each: -each[1])
     if not times:
@@ -282,8 +283,10 @@ def epochs_read(facts: RunDefinition, *, per_member: bool) -> str:
     listed = ", ".join(f"{clean(name, 64)} {times_text(count)}" for name, count in times)
     said = f"each source {told.pop()}" if len(told) == 1 else listed
     more = " with one member, and more often with more" if per_member else ""
-    if facts.epochs and more:
-        more = f" with one member, and at most {facts.epochs} times with more" if rounded(times[0][1]) < facts.epochs else ""
+    is_reached = most_members is None or times[0][1] * most_members > facts.epochs
+    if facts.epochs and more and is_reached:
+        most = many(facts.epochs, "time")
+        more = f" with one member, and at most {most} with more" if rounded(times[0][1]) < facts.epochs else ""
     often = "; above 4 times a model learns its data by heart" if times[0][1] > MOST_EPOCHS else ""
     return f"reads {said}{more}{often}"
 

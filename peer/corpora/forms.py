@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 
@@ -171,31 +171,26 @@ class FolderTraits:
     """Traits of an input folder that decide about single files in it.
 
     has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
-    training: one of records, or a text beside a data card.  has_card: it has a data card.  names_text: a text is named so.
+    training: one of records, or a text beside a data card.  cards: paths of the folders in it that have a data card.
     """
 
     has_records: bool = False
     has_train: bool = False
-    has_card: bool = False
-    names_text: bool = False
+    cards: set[str] = field(default_factory=set)
 
-    def note(self, name: str, form: Form | Skipped, *, has_field: bool, is_card: bool = False) -> None:
-        """Take a file of the folder into account.  is_card: it begins as data cards do."""
+    def note(self, name: str, form: Form | Skipped, *, has_field: bool) -> None:
+        """Take a file of the folder into account.  The cards must be known."""
         if isinstance(form, Skipped):
             return
         if is_about(name):
-            self.has_records |= is_card
-            self.has_card |= is_card
+            self.has_records |= bool(self.cards)
             return
         self.has_records |= form in RECORDS or (form is Form.OBJECT and has_field)
-        is_train = split_of(name, form) == "train"
-        self.has_train |= is_train and form in RECORDS
-        self.names_text |= is_train and form not in RECORDS
+        self.has_train |= split_of(name, form) == "train" and (form in RECORDS or self.is_carded(name))
 
-    def settled(self) -> FolderTraits:
-        """Return the traits once all files are known: in folders of prose, words in names mean what they please."""
-        has_train = self.has_train or (self.has_card and self.names_text)
-        return FolderTraits(self.has_records, has_train, self.has_card)
+    def is_carded(self, name: str) -> bool:
+        """Return True for a file beside a data card or below; elsewhere words in the names of texts mean what they please."""
+        return any(str(folder) in self.cards for folder in PurePosixPath(name).parents)
 
 
 def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusKind, *, has_field: bool) -> Form | Skipped:
@@ -208,7 +203,7 @@ def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusK
     is_text = form in (Form.TEXT, Form.PAGE)
     if is_about(name) and (traits.has_records or traits.has_train or (is_text and kind is not CorpusKind.TEXT)):
         return Skipped.ABOUT
-    split = split_of(name, form) if traits.has_card or form in RECORDS else ""
+    split = split_of(name, form) if form in RECORDS or traits.is_carded(name) else ""
     if split == "other" and (traits.has_train or form in RECORDS):
         return Skipped.OTHER_SPLIT if traits.has_train else Skipped.ONLY_TEST
     if kind is not CorpusKind.TEXT:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from blake3 import blake3
@@ -29,6 +29,7 @@ from peer.corpora.forms import (
     Skipped,
     decided,
     form_of,
+    is_about,
     is_card,
 )
 from peer.corpora.options import MOST_NAMED, BuildOptions, FieldSelection
@@ -278,19 +279,19 @@ class InputsSurvey:
         }
 
 
-TRAITS = tuple(
-    FolderTraits(records, train, card) for records in (False, True) for train in (False, True) for card in (False, True)
-)
+TRAITS = tuple((records, train) for records in (False, True) for train in (False, True))
+"""All values of `has_records` and `has_train` of a folder."""
 
 
 def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
     """Look at the beginnings of all files.  Raises `PeerError` for an input that cannot be read, or mostly not.
 
-    The traits of a folder are known only after its last file, so its files are counted for all traits.
+    The traits of a folder are known only after its last file, so its files are counted for all traits.  Only data cards
+    are looked for before.
     """
     fields, inputs = options.fields, list(inputs)
     digest, files, is_known = blake3(), 0, True
-    traits = tuple(FolderTraits() for _ in inputs)
+    traits = tuple(FolderTraits(cards=cards) for cards in _cards(inputs, options))
     counts = [[_Counts() for _ in TRAITS] for _ in inputs]
     for each in files_of(inputs, fields.leave_out or ()):
         if each.skipped is not None and each.skipped in UNNUMBERED:
@@ -304,14 +305,14 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
         else:
             seen, found = _surveyed(each, each.path, options)
             facts += [str(found.st_size), str(found.st_mtime_ns)] if found is not None else [str(each.skipped)]
-            traits[each.place].note(each.name, seen.form, has_field=seen.has_field, is_card=seen.is_card)
+            traits[each.place].note(each.name, seen.form, has_field=seen.has_field)
             for some, counted in zip(TRAITS, counts[each.place], strict=True):
-                final = form_read(each, seen, some, options)
+                final = form_read(each, seen, FolderTraits(*some, traits[each.place].cards), options)
                 counted.note(each.name, final, found.st_size if found is not None else 0)
         digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
-    whole, traits = _Counts(), tuple(each.settled() for each in traits)
+    whole = _Counts()
     for each_input, its_traits, its_counts in zip(inputs, traits, counts, strict=True):
-        chosen = its_counts[TRAITS.index(its_traits)]
+        chosen = its_counts[TRAITS.index((its_traits.has_records, its_traits.has_train))]
         if Skipped.LEFT_OUT in chosen.skipped and not chosen.read and len(chosen.skipped.keys() - UNNUMBERED) == 0:
             raise PeerError(
                 f"the patterns that leave files out match all files of {each_input.name}; leave out fewer", ExitCode.INPUT
@@ -324,6 +325,17 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
             whole.skipped.setdefault(reason, SkippedFiles()).add(skipped)
     total = whole.bytes if is_known else None
     return InputsSurvey(digest.hexdigest(), files, total, traits, whole.read, whole.skipped)
+
+
+def _cards(inputs: Sequence[BuildInput], options: BuildOptions) -> list[set[str]]:
+    """Return the folders of each input that have a data card."""
+    found: list[set[str]] = [set() for _ in inputs]
+    for each in files_of(inputs, options.fields.leave_out or ()):
+        if each.path is not None and each.folder is not None and is_about(each.name):
+            seen, _ = _surveyed(each, each.path, options)
+            if seen.is_card and not isinstance(seen.form, Skipped):
+                found[each.place].add(str(PurePosixPath(each.name).parent))
+    return found
 
 
 class SeenForm(NamedTuple):

@@ -110,7 +110,8 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "
 
     speed: None if none was measured.  me: the peer ID of the reader; empty for other readers than the run's peers.
     """
-    epochs = epochs_read(run_definition(manifest), per_member=manifest.goal.unit is Unit.ROUNDS)
+    is_in_rounds, most_members = manifest.goal.unit is Unit.ROUNDS, manifest.rounds.max_members
+    epochs = epochs_read(run_definition(manifest), per_member=is_in_rounds, most_members=most_members)
     samples = ""
     if manifest.samples is not None:
         listed = ", ".join(f'"{clean(prompt, 200)}"' for prompt in manifest.samples.prompts)
@@ -160,7 +161,7 @@ def until(manifest: RunManifest, speed: Speed | None = None) -> str:
     else:
         tokens, rounds = goal.total * per_round, goal.total
         counted = f"{many(rounds, 'round')} ({amount(tokens)} tokens of each member)"
-        if manifest.data_end is not None:
+        if manifest.data_end is not None and tokens * manifest.rounds.max_members > manifest.data_end.tokens:
             most = amount(manifest.data_end.tokens)
             counted += f", or fewer with more members, which together read {most} tokens at most (data.epochs)"
     if speed is None:

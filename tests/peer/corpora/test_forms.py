@@ -237,6 +237,16 @@ CLONES: dict[str, tuple[dict[str, bytes], set[str], dict[Skipped, int]]] = {
         {"a", "b", "c"},
         {Skipped.ABOUT: 1},
     ),
+    "prose beside the folder of a card": (
+        {"clone/README.md": CARD, "clone/train.txt": b"a", "clone/x/test.txt": b"b", "mine/test.txt": b"c", "dev.txt": b"d"},
+        {"a", "c", "d"},
+        {Skipped.ABOUT: 1, Skipped.OTHER_SPLIT: 1},
+    ),
+    "a text for training beside the folder of a card": (
+        {"clone/README.md": CARD, "clone/test.txt": b"a", "mine/train.txt": b"b", "z/dev.txt": b"c"},
+        {"a", "b", "c"},
+        {Skipped.ABOUT: 1},
+    ),
     "prose beside records": (
         {"a.jsonl": b"a", "train.txt": b"b", "dev.txt": b"c", "changes-in-the-weather.txt": b"d", "notice of a.txt": b"e"},
         {"a", "b", "c", "d", "e"},

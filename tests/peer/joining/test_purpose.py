@@ -169,6 +169,14 @@ def test_a_run_that_may_read_its_data_twice_ends_with_them_and_not_with_its_tota
     assert run.inner.warmup_steps == 10, "the warm-up is a twentieth of what is trained"
 
 
+def test_a_run_whose_members_together_cannot_reach_the_end_of_its_data_does_not_mention_it() -> None:
+    members = "[rounds]\ninner_steps = 10\nmax_members = {}\n"
+    for most, is_told in ((4, False), (5, True)):
+        said = dict(purpose_lines(a_run("total_rounds = 5\n" + BOOK + members.format(most))))
+        assert ("or fewer with more members" in said["until"]) == ("at most 2 times with more" in said["epochs"]) == is_told
+        assert is_told or said["epochs"].endswith("with one member, and more often with more")
+
+
 def test_a_run_whose_total_comes_before_the_end_of_its_data_says_what_more_members_change() -> None:
     run = a_run("total_rounds = 15\n" + BOOK + ROUND)
     said = dict(purpose_lines(run))
