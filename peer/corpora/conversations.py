@@ -150,9 +150,7 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
     asked = {_plain(each.content) for each in pair[0][:common] if each.role != LEARNT}
     repeats = any(question in asked for reply in replies for question in _loose_questions(reply))
     if repeats or all(_begins_with(reply, pair[0][common - 1].content) for reply in replies):
-        raise ValueError(
-            "the answers repeat the text of the prompt, so that it would appear twice; remove it from them"
-        )
+        raise ValueError("the answers repeat the text of the prompt, so that it would appear twice; remove it from them")
     ours, theirs = (
         [each._replace(excluded=each.excluded or place < common) for place, each in enumerate(whole)] for whole in pair
     )

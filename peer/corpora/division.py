@@ -136,7 +136,9 @@ def shortage(manifest: CorpusManifest, percent: float, words: OptionWords) -> st
     remedy = "give more data"
     if manifest.kind is CorpusKind.TEXT:
         total = max(each.train.tokens + each.held_out.tokens for each in manifest.sources)
-        needed = 100 * TOLERANCE * (length + 1) // total + 1  # as the part may be that much smaller than its share, or larger
+        needed = (
+            100 * TOLERANCE * (length + 1) // total + 1
+        )  # as the part may be that much smaller than its share, or larger
         is_enough = percent < needed and total * (100 - TOLERANCE * needed) >= 100 * (length + 1)
         remedy += f", or {words.held_out} {needed}" if is_enough else ""
     held_out = sum(each.held_out.tokens for each in manifest.sources)

@@ -189,7 +189,7 @@ class FolderTraits:
         self.has_train |= split_of(name, form) == "train" and (form in RECORDS or self.is_carded(name))
 
     def is_carded(self, name: str) -> bool:
-        """Return True for a file beside a data card or below; elsewhere words in the names of texts mean what they please."""
+        """Return True for a file beside a data card or below; elsewhere the words in names of texts mean nothing."""
         return any(str(folder) in self.cards for folder in PurePosixPath(name).parents)
 
 

@@ -283,7 +283,10 @@ def in_turns(layout: str) -> dict[str, str]:
 OTHER_TURNS: dict[str, dict[str, str]] = {
     "one line end": in_turns("Human: a question\nAssistant: {}"),
     "one line end of Windows": in_turns("Human: a question\r\nAssistant: {}"),
-    "one of the two texts": {**in_turns("Human: a question\n\nAssistant: {}"), "rejected": "Human: a question\nAssistant: b"},
+    "one of the two texts": {
+        **in_turns("Human: a question\n\nAssistant: {}"),
+        "rejected": "Human: a question\nAssistant: b",
+    },
     "a blank in the empty line": in_turns("Human: a question\n \nAssistant: {}"),
     "text before the first turn": in_turns("A talk.\n\nHuman: a question\n\nAssistant: {}"),
     "marks of headings": in_turns("### Human: a question\n### Assistant: {}"),
@@ -300,7 +303,9 @@ def test_turns_in_another_form_are_told_and_are_no_answers_to_a_prompt(case: str
     with pytest.raises(ValueError, match=r"put an empty line|appear twice|could appear twice"):
         answers_of({"prompt": "a question", **OTHER_TURNS[case]})
     with pytest.raises(ValueError, match=r"put an empty line|appear twice|could appear twice"):
-        answers_of({"prompt": "a question", **{name: [GOOD | {"content": text}] for name, text in OTHER_TURNS[case].items()}})
+        answers_of(
+            {"prompt": "a question", **{name: [GOOD | {"content": text}] for name, text in OTHER_TURNS[case].items()}}
+        )
 
 
 def test_prompt_of_turns_in_another_form_is_refused() -> None:
