@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, Co
 from protocol.formats.section import shortened
 from protocol.formatting import amount, many
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, TOKENIZER, DataSection, builtin_source
+from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, SOURCE_NAME, TOKENIZER, DataSection, builtin_source
 from protocol.sync.supplies import file_section
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -237,7 +238,7 @@ def sketched_data(
         inputs = _inputs(section, beside, own)
     except PeerError as error:
         stand_in = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(_length(section)).model_dump()]}
-        return RunData((), stand_in, flaws=[error.text, *flaws])
+        return RunData((), stand_in, flaws=[*error.text.splitlines(), *flaws])
     folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
     manifests = [_manifest(folder) for folder in folders]
     files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
@@ -291,13 +292,20 @@ def _inputs(section: Mapping[str, Any], beside: Path, own: Mapping[str, OwnDocum
     own: documents that are not in files; None if they do not matter.
     """
     listed = section.get("sources", [{"from": section.get("from")}])
-    found = [_input(each, beside, own) for each in listed]
+    found, flaws = list[NamedInput](), list[str]()
+    for number, each in enumerate(listed, 1):
+        try:
+            found.append(_input(each, f" in entry {number} of data.sources" if "sources" in section else "", beside, own))
+        except PeerError as error:
+            flaws.append(error.text)
+    if flaws:
+        raise PeerError("\n".join(flaws), ExitCode.INPUT)
     if not found or len({each.weight is None for each in found}) > 1:
         raise PeerError("each of [[data.sources]] needs a weight, or none of them; add the missing ones", ExitCode.INPUT)
     return found
 
 
-def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> NamedInput:
+def _input(said: Any, place: str, beside: Path, own: Mapping[str, OwnDocuments] | None) -> NamedInput:
     if not isinstance(said, Mapping) or not isinstance(said.get("from"), str) or set(said) - {"name", "from", "weight"}:
         raise PeerError(
             "each of [[data.sources]] needs from, may have name and weight, and has no other field; write "
@@ -305,10 +313,15 @@ def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> N
             ExitCode.INPUT,
         )
     name, weight, named = said.get("name"), said.get("weight"), said["from"]
-    if not isinstance(name, str | None) or not (weight is None or _is_weight(weight)):
+    if name is not None and (not isinstance(name, str) or re.fullmatch(SOURCE_NAME, name) is None):
         raise PeerError(
-            f"in [[data.sources]], name must be text in quotes, and weight a number from 0 to {MAX_WEIGHT}; correct them",
+            f"name{place} is {shortened(name)}; it must be 1 to 64 letters, digits, _, . and - in quotes, and begin with a "
+            "letter, a digit or _",
             ExitCode.INPUT,
+        )
+    if weight is not None and not _is_weight(weight):
+        raise PeerError(
+            f"weight{place} is {shortened(weight)}; it must be a whole number from 0 to {MAX_WEIGHT}", ExitCode.INPUT
         )
     if named == EXAMPLES or (own is not None and named in own):
         if own is not None and named not in own:
@@ -320,7 +333,7 @@ def _input(said: Any, beside: Path, own: Mapping[str, OwnDocuments] | None) -> N
         return NamedInput(name, named, weight, own[named] if own is not None else None)
     origin = named if named.startswith(HUB) else beside / Path(os.path.expanduser(named))
     if isinstance(origin, Path) and not origin.exists():
-        raise PeerError(f"[data] from is {origin}, which does not exist; correct the path", ExitCode.INPUT)
+        raise PeerError(f"[data] from{place} is {origin}, which does not exist; correct the path", ExitCode.INPUT)
     return NamedInput(name, origin, weight)
 
 
@@ -522,13 +535,21 @@ def _weighted(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _phases(said: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the phases with their weights in the order of the sources."""
     phases = []
-    for phase in said if isinstance(said, list) else [{}]:
+    for number, phase in enumerate(said if isinstance(said, list) else [{}], 1):
         weights = phase.get("weights") if isinstance(phase, dict) else None
-        if not isinstance(weights, Mapping) or not set(weights) <= set(names) or not all(map(_is_weight, weights.values())):
-            raise PeerError(
-                f"[[data.phases]] needs weights = {{ SOURCE = WEIGHT }}, and the sources are {', '.join(names)}; correct it",
-                ExitCode.INPUT,
+        place = f"in entry {number} of data.phases"
+        flaw = ""
+        if not isinstance(weights, Mapping):
+            flaw = f"weights {place} must be {{ SOURCE = WEIGHT }}, and the sources are {', '.join(names)}; correct it"
+        elif unknown := sorted(set(weights) - set(names)):
+            flaw = f"weights {place} names {unknown[0]!r:.60}, and the sources are {', '.join(names)}; correct the name"
+        elif wrong := [name for name, weight in weights.items() if not _is_weight(weight)]:
+            flaw = (
+                f"the weight of {wrong[0]} {place} is {shortened(weights[wrong[0]])}; it must be a whole number from 0 to "
+                f"{MAX_WEIGHT}"
             )
+        if flaw or not isinstance(weights, Mapping):
+            raise PeerError(flaw, ExitCode.INPUT)
         phases.append({**phase, "weights": [weights.get(name, 0) for name in names]})
     return phases
 

@@ -144,12 +144,16 @@ class TasksSection(FileSection):
         return TASKS + self.path
 
 
+SOURCE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+"""Pattern of the name of a source."""
+
+
 class SourceSection(Section):
     """A source of rows: one source of one of the run's corpora."""
 
     LATER: ClassVar[frozenset[str]] = frozenset({"counted"})
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+    name: Annotated[str, Field(pattern=SOURCE_NAME)]
     """Name of the source in its corpus."""
     corpus: Annotated[int, Field(ge=0, lt=MAX_CORPORA)] = 0
     """Number of its corpus, from 0."""
