@@ -52,25 +52,29 @@ def train_tokenizer(inputs: Sequence[BuildInput], options: BuildOptions, tokens:
     """
     surveyed = survey(inputs, options)
     encoder, sample_bytes, tally = DocumentEncoder(options), 0, BuildTally()
+    refusal: PeerError | None = None
 
     def texts() -> Iterator[str]:
-        nonlocal sample_bytes
-        for batch in beginnings(inputs, options, surveyed.traits, surveyed.files, SAMPLE_BYTES):
-            for text in encoder.texts(batch, tally):
-                sample_bytes += len(text.encode(errors="replace"))
-                yield text
+        nonlocal sample_bytes, refusal
+        try:
+            for batch in beginnings(inputs, options, surveyed.traits, surveyed.files, SAMPLE_BYTES):
+                for text in encoder.texts(batch, tally):
+                    sample_bytes += len(text.encode(errors="replace"))
+                    yield text
+        except PeerError as error:  # the library would replace it by an error of its own
+            refusal = error
 
     size = tokens or tokens_for(surveyed.total_bytes)
     try:
         content = trained(texts(), size, SPECIAL)
     except LibraryError as error:
-        if not sample_bytes:
-            raise _nothing(tally, options) from error
+        if refusal is not None or not sample_bytes:
+            raise (refusal or _nothing(tally, options)) from error
         raise PeerError(
             f"no tokenizer can be trained on these inputs: {error}; name one with --tokenizer", ExitCode.INPUT
         ) from error
-    if not sample_bytes:
-        raise _nothing(tally, options)
+    if refusal is not None or not sample_bytes:
+        raise refusal or _nothing(tally, options)
     return TrainedTokenizer(content, sample_bytes)
 
 
