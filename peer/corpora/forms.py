@@ -172,11 +172,13 @@ class FolderTraits:
 
     has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
     training: one of records, or a text beside a data card.  cards: paths of the folders in it that have a data card.
+    size_bytes: of all its files.
     """
 
     has_records: bool = False
     has_train: bool = False
     cards: set[str] = field(default_factory=set)
+    size_bytes: int = 0
 
     def note(self, name: str, form: Form | Skipped, *, has_field: bool) -> None:
         """Take a file of the folder into account.  The cards must be known."""

@@ -306,6 +306,7 @@ def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
             seen, found = _surveyed(each, each.path, options)
             facts += [str(found.st_size), str(found.st_mtime_ns)] if found is not None else [str(each.skipped)]
             traits[each.place].note(each.name, seen.form, has_field=seen.has_field)
+            traits[each.place].size_bytes += found.st_size if found is not None else 0
             for some, counted in zip(TRAITS, counts[each.place], strict=True):
                 final = form_read(each, seen, FolderTraits(*some, traits[each.place].cards), options)
                 counted.note(each.name, final, found.st_size if found is not None else 0)

@@ -53,8 +53,6 @@ PARQUET_ROWS = 16
 """Rows that are decoded together from a file with columns."""
 PARQUET_BUFFER_BYTES = 1 << 20
 """Bytes that are read of a column at a time; by default the library reads whole row groups ahead and keeps them."""
-UNKNOWN_PERCENT = 50
-"""Share of bad rows that must be allowed for a file that was cut: what is lost counts as much as all the rest."""
 VALUE_BYTES = 8
 """Least memory that a value of a record takes, apart from its text."""
 
@@ -169,13 +167,13 @@ def _rows(file: InputFile, options: BuildOptions, traits: FolderTraits, note: No
         for number, (form, content, size) in enumerate(_contents(file, options, traits, noted), 1):
             yield RawRow(file.number, number, form, content, size)
     except BrokenFile as error:
-        if isinstance(error, CutFile) and options.bad_percent < UNKNOWN_PERCENT:
+        size = file.path.stat().st_size if file.path is not None else 0
+        # What was lost of a file that was cut is unknown; it counts as much as what is here.
+        if isinstance(error, CutFile) and 100 * size > options.bad_percent * (traits.size_bytes + size):
             raise PeerError(
-                f"an unknown share of {file.name} is lost, more than {options.bad_percent:g} %: {error}; or "
-                f"{options.fields.words.skipped}",
-                ExitCode.INPUT,
+                f"an unknown share of {file.name} is lost: {error}; or {options.fields.words.skipped}", ExitCode.INPUT
             ) from error
-        left = 0 if file.path is None else max(0, file.path.stat().st_size - read)
+        left = max(0, size - read)
         yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), left)
     except UnusableFile as error:
         flaw = f"{error.strerror}; put the file itself into the folder"
