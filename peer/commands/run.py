@@ -431,9 +431,9 @@ def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[t
 def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
     from peer.joining.purpose import about_lines
     from peer.resources.requirements import need_lines
-    from protocol.formatting import amount
+    from protocol.formatting import amount, many
 
-    model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {manifest.chunks} chunks a round"
+    model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {many(manifest.chunks, 'chunk')} a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
     return [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest, whole=whole)]
 

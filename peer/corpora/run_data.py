@@ -435,7 +435,8 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
     size = f"{amount(sum(split.tokens for split in train)).strip()} tokens"
     if manifest.row_tokens:
         size = f"{sum(manifest.rows(split, manifest.row_tokens - 1) for split in train)} windows"
-    told = f"{documents} {noun} in {size} to learn from, {sum(split.documents for split in held_out)} held out"
+    learned, kept = many(documents, noun.removesuffix("s")), sum(split.documents for split in held_out)
+    told = f"{learned} in {size} to learn from, {kept} held out"
     recipe = json.loads(manifest.recipe)
     told += ", the end of one of them" if recipe.get("cut_for_held_out") else ""
     if recipe.get("cut"):
