@@ -9,8 +9,8 @@ There are four kinds:
 * Two statements of one peer that contradict each other.
 * A certificate that contradicts a record proposal: its signers voted in the proposer's ballot, but for another record.
 
-Some evidence can be judged only by a peer that knows the
-electors of the evidence's tip (`tip_needed`); every peer that has the chain up to this tip knows them.
+Some evidence can be judged only by a peer that knows the electors of the evidence's tip (`tip_needed`); every peer that has
+the chain up to this tip knows them.
 
 Pure.  `judge` relies only on signatures and hashes.
 """
