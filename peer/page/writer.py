@@ -61,9 +61,11 @@ async def keep_page(
     """
     said = ""
     while True:
-        level, text = "", said
+        level, text, now = "", said, status()
         try:
-            written = await history.read(partial(write_page, status=status(), folder=folder))
+            # a first page of a peer that does not listen yet would lack the invitation for a minute
+            ready = bool(said or now.addresses)
+            written = await history.read(partial(write_page, status=now, folder=folder)) if ready else None
             if written is not None:
                 level, text = "info", f"the page {written.path} is kept current"
         except OSError as error:

@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_used_later(
             folder.unlink()
         if looks == WRITTEN:
             enough.set()
-        return status(2)
+        return status(2, addresses=["/ip4/10.0.0.7/tcp/1"])
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -83,15 +83,18 @@ def test_the_command_goes_on_after_a_page_that_could_not_be_written(
     assert (folder / "index.html").is_file()
 
 
-def test_before_the_manifest_is_here_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("manifest", "addresses"), [(False, ["/ip4/10.0.0.7/tcp/1"]), (True, [])])
+def test_there_is_no_page_before_the_manifest_is_here_and_the_peer_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: bool, addresses: list[str]
+) -> None:
     monkeypatch.setattr(writer, "EVERY_S", 0.0)
     monkeypatch.setattr(writer, "START_S", 0.0)
     asked = list[None]()
-    keeper = HistoryKeeper(lambda: None, EventLog(), lambda: None, status)
+    keeper = HistoryKeeper(lambda: RunHistory(SIGNED, tmp_path) if manifest else None, EventLog(), lambda: None, status)
 
     def look() -> PeerStatus:
         asked.append(None)
-        return status()
+        return status(addresses=addresses)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
