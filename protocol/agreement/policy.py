@@ -13,6 +13,8 @@ Pure.  Safety does not depend on this module: two peers may judge differently, a
   short, it would never catch up with the swarm.
 * Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
   to bring a quorum within reach.
+* Where no elector is left, the members vote, and any of them may certify a record.  So that two parts do not fork the run,
+  the round then waits up to `eviction_s` until most members of the last record that are still here are ready.
 """
 
 from __future__ import annotations
@@ -291,6 +293,8 @@ class ClosingPolicy:
             self._late |= dict.fromkeys([*at_work, *coming])
         waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
         waiting += [peer for peer in coming if late_s < self._share(peer) * grace_s]
+        if late_s < self.settings.eviction_s:
+            waiting += self._decisive(view)
         out = [peer for peer in self.base.electors if peer in view and view[peer].on_tip and peer not in self.readys]
         ask = {*out, *at_work} if not waiting else at_work
         asks = self._hurry(
@@ -299,6 +303,25 @@ class ClosingPolicy:
         if not waiting:
             judge(self.patience.trainers, self.base, [*self._late, *at_work, *coming], [*self.readys])
         return asks, not waiting
+
+    def _decisive(self, view: View) -> list[PeerId]:
+        """Return the members of the last record without which no majority of them is ready, where no elector is left.
+
+        Then any members may certify a record, so two parts that do not wait for each other would fork the run.  That a peer
+        stalled earlier rounds does not matter here: a busy computer would split its friends.
+        """
+        if set(self.absent(view)) != set(self.base.electors):
+            return []
+        here = [peer for peer in self.base.contributors if self._may_come(peer, view)]
+        out = [peer for peer in here if peer not in self.readys]
+        return out if 2 * len(out) >= len(here) else []
+
+    def _may_come(self, peer: PeerId, view: View) -> bool:
+        """Return True if a peer trains on this tip, arrives at it, or is silent for too short a time to be gone."""
+        seen = view.get(peer)
+        if peer == self.me or seen is None:
+            return peer == self.me
+        return seen.on_tip or seen.near or not (seen.live or self.is_gone(peer, view))
 
     def _fair(self, took_s: float) -> float:
         """Return the fair time: the seconds for which the round waits for one more trainer.

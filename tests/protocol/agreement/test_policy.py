@@ -12,7 +12,7 @@ import pytest
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, STRANGERS, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof
@@ -41,7 +41,7 @@ from tests.protocol.council import (
 )
 
 ME = PEERS[0]
-GRACE_S = SETTINGS.grace_s
+GRACE_S, EVICTION_S = SETTINGS.grace_s, SETTINGS.eviction_s
 OTHER_STATE = Hash(b"\x04" * 32)
 
 
@@ -318,6 +318,35 @@ def test_the_time_for_which_members_trained_before_the_round_is_part_of_what_the
     closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)
     assert says_ready(closing, 3) and closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)[1]
     assert patience.trainers.share(PEERS[3], BASE.round + 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ready", "looks", "closable_after_s"),
+    [
+        ([0], [AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], EVICTION_S),
+        ([0], [AT_WORK, AT_WORK, ELSEWHERE, GONE], EVICTION_S),
+        ([0], [AT_WORK, QUIET, ELSEWHERE, GONE], EVICTION_S),
+        ([0, 1], [AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], 0.0),
+        ([0], [AT_WORK, LONG_SILENT, GONE, LONG_SILENT], 0.0),
+        ([0], [AT_WORK, ELSEWHERE, ELSEWHERE, LONG_SILENT], 0.0),
+        ([0, 3], [AT_WORK, AT_WORK, AT_WORK, AT_WORK], 0.0),
+    ],
+    ids=["one of three", "one of two", "one is quiet", "most", "alone", "others elsewhere", "the elector is here"],
+)
+def test_without_electors_most_of_the_last_members_here_are_waited_for_whatever_they_did(
+    ready: list[int], looks: list[PeerView], closable_after_s: float
+) -> None:
+    """The fourth peer is the elector; the first three were in the last record, and nobody would wait for a stranger."""
+    base = replace(BASE, electors=(PEERS[3],), contributors=tuple(PEERS[:3]))
+    patience = Patience()
+    for round in (base.round - 2, base.round - 1):
+        patience.trainers.lost_with(STRANGERS, round)
+    closing = ClosingPolicy(ME, replace(SETTINGS, min_members=1), base, patience)
+    view = a_view(*looks)
+    for number in ready:
+        assert says_ready(closing, number)
+    closable = [closing.gather(view, wait_s)[1] for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
+    assert closable == [wait_s >= closable_after_s for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
