@@ -317,7 +317,7 @@ class RoundMachine:
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
             case ViewChange() as roll:
-                objection = self._calls.on_view_change(sender, roll, arrived.signature, now)
+                objection = self._calls.on_view_change(sender, roll, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
                 help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []

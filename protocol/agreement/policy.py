@@ -13,8 +13,8 @@ Pure.  Safety does not depend on this module: two peers may judge differently, a
   short, it would never catch up with the swarm.
 * Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
   to bring a quorum within reach.
-* Where no elector is left, the members vote, and any of them may certify a record.  So that two parts do not fork the run,
-  the round then waits up to `eviction_s` until most members of the last record that are still here are ready.
+* Where no elector is heard, the members will vote, and any of them may certify a record.  So that two parts do not fork the
+  run, the round then waits up to `eviction_s` until members with most of the recent work of those still here are ready.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from itertools import islice
 from protocol.agreement.ballot import most_chunks
 from protocol.agreement.events import RoundEffect, Send, View
 from protocol.allreduce.assignment import assign_owners
-from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff, Patience, fair_time, is_tenured, judge, share_of
+from protocol.allreduce.lateness import (
+    STRANGERS,
+    ExclusionBackoff,
+    Patience,
+    deputised,
+    fair_time,
+    is_tenured,
+    judge,
+    share_of,
+)
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import check_claims
@@ -178,6 +187,7 @@ class ClosingPolicy:
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
+        self._judging, self._deputised = base, deputised(base, ())
         self.readys: dict[PeerId, SignedReady] = {}
         self.amendment: bytes | None = None
         """Amendment of the task sets, for inclusion in our plans."""
@@ -241,6 +251,7 @@ class ClosingPolicy:
     def awaited(self, view: View) -> tuple[list[PeerId], list[PeerId]]:
         """Return the trainers for which the round waits: the ones at work on this tip, and the ones that soon will be."""
         at_work, coming = list[PeerId](), list[PeerId]()
+        self._judging = self._deputised if self.hears_no_elector(view) else self.base
         for peer in view:
             if peer not in self.readys:
                 seen = view[peer]
@@ -266,7 +277,11 @@ class ClosingPolicy:
 
     def _share(self, peer: PeerId) -> float:
         """Return the fraction of the time that this trainer gets to become ready."""
-        return share_of(self.patience.trainers, self.base, peer)
+        return share_of(self.patience.trainers, self._judging, peer)
+
+    def hears_no_elector(self, view: View) -> bool:
+        """Return True if no elector is alive: once all of them are gone, the members of the record vote."""
+        return not any(self.lives(peer, view) for peer in self.base.electors)
 
     def has_quorum(self, view: View) -> bool:
         """Return True if enough peers are ready to hurry the others: a quorum of the electors, or all that train."""
@@ -301,20 +316,23 @@ class ClosingPolicy:
             [peer for peer in sorted(ask) if late_s >= min(self._share(peer) * grace_s, self._fair_s / 2)], now
         )
         if not waiting:
-            judge(self.patience.trainers, self.base, [*self._late, *at_work, *coming], [*self.readys])
+            judge(self.patience.trainers, self._judging, [*self._late, *at_work, *coming], [*self.readys])
         return asks, not waiting
 
     def _decisive(self, view: View) -> list[PeerId]:
-        """Return the members of the last record without which no majority of them is ready, where no elector is left.
+        """Return the members without which those that are ready did not do most of the recent work of all that are here.
 
-        Then any members may certify a record, so two parts that do not wait for each other would fork the run.  That a peer
-        stalled earlier rounds does not matter here: a busy computer would split its friends.
+        The list is empty while an elector is heard.  Once all of them are gone, any members may certify a record, so two
+        parts that do not wait for each other would fork the run, and only the part with most of the recent work wins
+        (`protocol.sync.fork_choice`).  That a peer stalled earlier rounds does not matter here: a busy computer would split
+        its friends.
         """
-        if set(self.absent(view)) != set(self.base.electors):
+        if not self.hears_no_elector(view):
             return []
-        here = [peer for peer in self.base.contributors if self._may_come(peer, view)]
+        work = self.base.work
+        here = [peer for peer in work.tokens if self._may_come(peer, view)]
         out = [peer for peer in here if peer not in self.readys]
-        return out if 2 * len(out) >= len(here) else []
+        return out if 2 * work.of(out) >= work.of(here) else []
 
     def _may_come(self, peer: PeerId, view: View) -> bool:
         """Return True if a peer trains on this tip, arrives at it, or is silent for too short a time to be gone."""
@@ -380,7 +398,7 @@ class ClosingPolicy:
 
     def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
         """Return the places of the ready peers, the most important first, as many as a plan may have."""
-        peers = choose_members(self.base, self.patience.members, ready, held)
+        peers = choose_members(self._judging, self.patience.members, ready, held)
         places = {PeerId(each.peer): each for each in within_uses(self.base, {peer: self.member(peer) for peer in peers})}
         apart = reading_apart(self.settings, self.base, [*places])
         return [places[peer] for peer in apart[: min(most, self.settings.max_members)]]

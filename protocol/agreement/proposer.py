@@ -56,7 +56,7 @@ LOCKS_KEPT = 2
 class ViewChangeLog:
     """Log of each voter's view change for its highest attempt, and of the locks that each voter proved.
 
-    If there are electors, only their view changes advance us to another attempt, because keys are free.
+    Where electors are heard, only their view changes advance us to another attempt, because keys are free.
     """
 
     def __init__(self, state: RoundState) -> None:
@@ -66,10 +66,11 @@ class ViewChangeLog:
         self._locks: dict[PeerId, list[Lock]] = {}
         self._pulled: dict[PeerId, None] = {}
         """Voters that we have followed to a higher attempt."""
+        self._members_vote = not state.base.electors
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, now: float) -> str | None:
+    def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, view: View, now: float) -> str | None:
         """Record a view change; return an objection if it is not accepted, else None.
 
         An attempt that some honest voter has entered becomes due for us as well.  With fewer than four electors every voter
@@ -87,8 +88,9 @@ class ViewChangeLog:
             return None
         raw = rebuild(state.settings.run, ViewChange.KIND, sender, roll.encode(), signature).raw
         self._rolls[sender] = (roll, raw)
+        self._members_vote = state.closing.hears_no_elector(view)
         ahead = sorted(self._entered().values(), reverse=True)
-        needed = state.ballot(0, ()).some_honest
+        needed = 1 if self._members_vote else state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
             limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
             state.go_to_attempt(min(ahead[needed - 1], limit), now)
@@ -113,7 +115,7 @@ class ViewChangeLog:
     def _entered(self) -> dict[PeerId, int]:
         """Return the attempt that each voter has entered."""
         electors = self._state.base.electors
-        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if not electors or peer in electors}
+        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if self._members_vote or peer in electors}
 
     def pull(self) -> int:
         """Return the highest attempt, within `MAX_LEAD`, of a voter that we have not followed before; 0 if none is ahead."""
@@ -136,8 +138,9 @@ class ViewChangeLog:
         return others + (self._state.me in ballot.voters)
 
     def are_calling(self) -> bool:
-        """Return True if some honest voter other than us wants the round closed."""
-        others = sum(peer != self._state.me for peer in self._entered())
+        """Return True if some honest voter other than us wants the round closed; members do not count beside electors."""
+        electors = self._state.base.electors
+        others = sum(peer != self._state.me for peer in self._rolls if not electors or peer in electors)
         return others >= self._state.ballot(0, ()).some_honest
 
     # -- justification of a proposal ----------------------------------------------------------------------------------

@@ -528,6 +528,7 @@ class Patience:
     def limits(self, me: PeerId, members: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> ExchangeLimits:
         """Return our limits in an exchange of these members.  fair_s: seconds that are nobody's fault."""
         electors = [peer for peer in members if peer in base.electors]
+        base = deputised(base, members)
         return ExchangeLimits(
             stall_s=stall_s,
             wait_s=fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
@@ -540,7 +541,7 @@ class Patience:
         self, me: PeerId, members: Collection[PeerId], base: Base, seen: Observed, stall_s: float, fair_s: float
     ) -> None:
         """Remember the members of a record that stalled its exchange, and credit its other members."""
-        named = {*members}
+        named, base = {*members}, deputised(base, members)
         seen = replace(seen, left_out=named & {*seen.left_out}, stalled=named & {*seen.stalled})
         judge(self.members, base, self.judge_late(me, seen, base, stall_s, fair_s), members, each=True)
 
@@ -575,6 +576,15 @@ class Patience:
 def is_tenured(base: Base, peer: PeerId) -> bool:
     """Return True if this peer is judged individually, because it is an elector or a contributor to the last record."""
     return peer in base.electors or peer in base.contributors
+
+
+def deputised(base: Base, here: Collection[PeerId]) -> Base:
+    """Return `base` with the members that did recent work in the electors' place, if no elector is `here`.
+
+    They are then remembered by name instead of as strangers.  Otherwise one slow newcomer would have the others give each
+    other up.  It costs nothing: members vote in this case, so a crowd of keys can stop the round anyway.
+    """
+    return base if any(peer in base.electors for peer in here) else replace(base, electors=tuple(sorted(base.work.tokens)))
 
 
 def share_of(stalls: ExclusionBackoff, base: Base, peer: PeerId) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from protocol.chain.finality import RecentWork
 from protocol.chain.leases import (
     MAX_COLUMN,
     Leases,
@@ -89,7 +90,7 @@ class Base:
     electors: the peers that vote on the round, sorted; empty at the genesis of a run without founders.  contributors:
     members of the previous record whose parts it contains, sorted.  known: members of all records.  uses: uses of admission
     tokens in all records.  tasks: task sets of the version that the round begins with.  progress: of the run before the
-    round.  leases: state of the leases before the round.
+    round.  leases: state of the leases before the round.  work: the recent work of the members.
     """
 
     round: int
@@ -102,6 +103,7 @@ class Base:
     tasks: TasksInForce = TasksInForce()
     progress: RunProgress = RunProgress()
     leases: Leases = Leases()
+    work: RecentWork = RecentWork()
 
     def check_amendment(self, run: Hash, manifest: RunManifest, raw: bytes | None) -> None:
         """Check that the next record may carry this amendment, or none; raises `Malformed` otherwise."""

@@ -377,6 +377,7 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
         roster.tasks,
         roster.progress,
         roster.leases.on(round, tip),
+        roster.work,
     )
 
 

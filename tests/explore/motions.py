@@ -198,7 +198,7 @@ class Motions:
                     calls.on_lock(council.peers[seat], council.lock(lock.record, proof))
             sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
             assert isinstance(body, ViewChange)
-            calls.on_view_change(sender, body, envelope.signature, 0.0)
+            calls.on_view_change(sender, body, envelope.signature, {}, 0.0)
         effects = Proposer(state, calls).lead(self.ballot(key), council.view(key.absent), 0.0)
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
         return next((body for body in bodies if isinstance(body, RecordProposal)), None)

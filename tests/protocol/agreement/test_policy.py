@@ -12,8 +12,9 @@ import pytest
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, STRANGERS, Patience
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
 from protocol.chain.electorate import quorum_size
+from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof
 from protocol.run.manifest import Admission, RunManifest
@@ -333,14 +334,15 @@ def test_the_time_for_which_members_trained_before_the_round_is_part_of_what_the
     ],
     ids=["one of three", "one of two", "one is quiet", "most", "alone", "others elsewhere", "the elector is here"],
 )
-def test_without_electors_most_of_the_last_members_here_are_waited_for_whatever_they_did(
+def test_where_no_elector_is_heard_most_of_the_recent_work_is_waited_for(
     ready: list[int], looks: list[PeerView], closable_after_s: float
 ) -> None:
-    """The fourth peer is the elector; the first three were in the last record, and nobody would wait for a stranger."""
-    base = replace(BASE, electors=(PEERS[3],), contributors=tuple(PEERS[:3]))
+    """The fourth peer is the elector; the first three did the recent work, and stalled so often that nobody waits."""
+    work = RecentWork((tuple((peer, 10) for peer in PEERS[:3]),))
+    base = replace(BASE, electors=(PEERS[3],), work=work)
     patience = Patience()
-    for round in (base.round - 2, base.round - 1):
-        patience.trainers.lost_with(STRANGERS, round)
+    for peer, round in product(PEERS[:3], (base.round - 2, base.round - 1)):
+        patience.trainers.lost_with(peer, round)
     closing = ClosingPolicy(ME, replace(SETTINGS, min_members=1), base, patience)
     view = a_view(*looks)
     for number in ready:

@@ -195,7 +195,7 @@ def test_late_parts_and_late_averages_are_one_stall_each_for_itself_and_one_toge
 def test_our_own_waiting_is_nobodys_stall() -> None:
     patience = Patience()
     assert patience.judge_late(PEERS[1], Observed({}, {}, 1e3, [], []), BASE, STALL_S, FAIR_S) == set()
-    assert patience.limits(PEERS[1], [], BASE, STALL_S, FAIR_S).wait_s < 0, "until some rounds have passed"
+    assert patience.limits(PEERS[1], PEERS[:2], BASE, STALL_S, FAIR_S).wait_s < 0, "until some rounds have passed"
 
 
 def test_who_is_left_out_has_stalled_when_half_of_our_waiting_was_for_it() -> None:
