@@ -266,9 +266,12 @@ class BuildTally:
             if not too_many:
                 share += f", with {size(self.bad_bytes)} of {size(self.bytes)}"
             first, more = self.first(True), options.fields.words.bad
+            named = f"{share}, more than {bad_percent:g} %; the first is" if self.rows > 1 else "the only row is bad:"
             remedy = "" if first is not None and "; " in first.flaw else "; correct such rows"
+            if first is not None and first.name.endswith((".csv", ".tsv")) and first.flaw.startswith("it has no field"):
+                remedy += ", or name the columns in the first line of the table"
             remedy += f", or {more}" if more else ""
-            raise PeerError(f"{share}, more than {bad_percent:g} %; the first is {first}{remedy}", ExitCode.INPUT)
+            raise PeerError(f"{named} {first}{remedy}", ExitCode.INPUT)
 
     def first(self, is_bad: bool) -> NamedRow | None:
         """Return the first row of those left out."""

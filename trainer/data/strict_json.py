@@ -29,7 +29,8 @@ def parsed(data: bytes, *, has_nan: bool = True) -> Any:
         raise UndecodableText(f"it is not UTF-8 text at byte {error.start + 1}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"it is not JSON ({error.msg} at {line}column {error.colno})") from error
+        flaw = error.msg.removesuffix(" at")
+        raise ValueError(f"it is not JSON ({flaw} at {line}column {error.colno})") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:

@@ -64,6 +64,20 @@ BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        ("a.jsonl", b'{"text": "x', "row 1: it is not JSON (Unterminated string starting at column 10)"),
+        ("a.csv", b"first line,1\nsecond line,2\n", "or name the columns in the first line of the table"),
+    ],
+)
+def test_sentence_about_the_only_row(name: str, data: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(PeerError) as error:
+        build([BuildInput("s", tmp_path / name)], alone(fields=TEXT, held_out_percent=0), tmp_path / "out")
+    assert error.value.text.startswith(f"the only row is bad: {name}, row 1: ") and sentence in error.value.text
+
+
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_bad_row_is_named_and_fatal_only_above_its_share(case: str, tmp_path: Path) -> None:
     name, data, fields, reason, flaw = BAD_ROWS[case]
