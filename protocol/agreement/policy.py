@@ -329,10 +329,17 @@ class ClosingPolicy:
         """
         if not self.hears_no_elector(view):
             return []
-        work = self.base.work
-        here = [peer for peer in work.tokens if self._may_come(peer, view)]
+        work, here = self.base.work, self._workers(view)
         out = [peer for peer in here if peer not in self.readys]
         return out if 2 * work.of(out) >= work.of(here) else []
+
+    def are_outweighed(self, peers: Collection[PeerId], view: View) -> bool:
+        """Return True if these peers did less than half of the recent work of all that are here."""
+        return 2 * self.base.work.of(peers) < self.base.work.of({*peers, *self._workers(view)})
+
+    def _workers(self, view: View) -> list[PeerId]:
+        """Return the peers with recent work that are here."""
+        return [peer for peer in self.base.work.tokens if self._may_come(peer, view)]
 
     def _may_come(self, peer: PeerId, view: View) -> bool:
         """Return True if a peer trains on this tip, arrives at it, or is silent for too short a time to be gone."""

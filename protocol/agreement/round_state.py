@@ -165,7 +165,8 @@ class Doubts:
 # Lock, plan and certified record: a round carries each of them on while the peers needed for it are present.  Pure.
 #
 # If members vote, only crashes are tolerated, and too many members may be gone for a quorum to carry on a lock or a plan.
-# The lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.
+# The lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.  It is also dropped if
+# others here did most of the recent work: they would not follow its record, and its members would make it again and again.
 
 
 def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
@@ -194,6 +195,7 @@ def is_result_lost(state: RoundState, commit: Commit, view: View) -> bool:
 
 
 def _are_here(state: RoundState, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
-    """Return True if a quorum of these members is present, or if members do not vote."""
-    here = sum(not state.closing.is_gone(PeerId(member.peer), view) for member in members)
-    return not ballot.members or here > len(members) // 2
+    """Return True if a quorum of these members is present, and others do not outweigh them, or if members do not vote."""
+    peers = [PeerId(member.peer) for member in members]
+    here = sum(not state.closing.is_gone(peer, view) for peer in peers)
+    return not ballot.members or (here > len(peers) // 2 and not state.closing.are_outweighed(peers, view))

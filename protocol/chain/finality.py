@@ -160,13 +160,14 @@ class RecentWork:
     def bounded_by(self, electors: Collection[PeerId]) -> RecentWork:
         """Return the work with the tokens of all other peers together at most half of the electors'.
 
-        The work of others is scaled down in proportion.  If no elector has done any work, nothing is bounded.
+        The work of others is scaled down in proportion: instead, both are multiplied, so that equal parts stay equal.  If no
+        elector has done any work, nothing is bounded.
         """
         own = self.of(electors)
         others, most = sum(self.tokens.values()) - own, int(MOST_OF_OTHERS * own)
         if not own or others <= most:
             return self
-        bounded = ((peer, tokens if peer in electors else tokens * most // others) for peer, tokens in self.tokens.items())
+        bounded = ((peer, tokens * (others if peer in electors else most)) for peer, tokens in self.tokens.items())
         return RecentWork((tuple(bounded),))
 
     def of(self, peers: Collection[PeerId]) -> int:

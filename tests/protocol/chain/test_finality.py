@@ -144,7 +144,8 @@ def test_strangers_have_at_most_half_of_the_electors_work() -> None:
     work = RecentWork((record,) * RECENT_RECORDS)
     assert work.is_most(strangers), "they claim most of it"
     bounded = work.bounded_by([A, B])
-    assert (bounded.of([A]), bounded.of([B])) == (1600, 1600) and bounded.of(strangers) == 1600
+    assert 2 * bounded.of([A]) == 2 * bounded.of([B]) == bounded.of([A, B]) == 2 * bounded.of(strangers)
     assert not bounded.is_most(strangers) and not bounded.is_most(strangers, without=[A])
+    assert len({bounded.of([peer]) for peer in strangers}) == 1, "equal parts stay equal"
     assert work.bounded_by([C]) is work, "no elector has worked"
     assert RecentWork((((A, 100), (C, 50)),)).bounded_by([A]).tokens == {A: 100, C: 50}
