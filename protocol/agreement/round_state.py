@@ -165,8 +165,8 @@ class Doubts:
 # Lock, plan and certified record: a round carries each of them on while the peers needed for it are present.  Pure.
 #
 # If members vote, only crashes are tolerated, and too many members may be gone for a quorum to carry on a lock or a plan.
-# The lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.  It is also dropped if
-# others here did most of the recent work: they would not follow its record, and its members would make it again and again.
+# The lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.  It is also dropped
+# if others here did most of the recent work: they would not follow its record, and its members would make it for ever.
 
 
 def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
