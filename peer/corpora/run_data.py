@@ -236,15 +236,15 @@ def sketched_data(
     flaws = list(_option_flaws(section))
     try:
         inputs = _inputs(section, beside, own)
+        folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
+        manifests = [_manifest(folder) for folder in folders]
+        files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
+        if any(each.folder is None for each in inputs):
+            files.append(BUILTIN.model_dump())
+        return RunData((), _fields(section, inputs, manifests, files), flaws=flaws)
     except PeerError as error:
         stand_in = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(_length(section)).model_dump()]}
         return RunData((), stand_in, flaws=[*error.text.splitlines(), *flaws])
-    folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
-    manifests = [_manifest(folder) for folder in folders]
-    files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
-    if any(each.folder is None for each in inputs):
-        files.append(BUILTIN.model_dump())
-    return RunData((), _fields(section, inputs, manifests, files), flaws=flaws)
 
 
 def _fields(

@@ -113,9 +113,10 @@ class ViewChangeLog:
     # -- the attempt that is due --------------------------------------------------------------------------------------
 
     def _entered(self) -> dict[PeerId, int]:
-        """Return the attempt that each voter has entered."""
-        electors = self._state.base.electors
-        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if self._members_vote or peer in electors}
+        """Return the attempt that each voter has entered; of members that vote, only of those with recent work, if any."""
+        base = self._state.base
+        voters = base.electors if not self._members_vote else base.work.tokens or self._rolls
+        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if peer in voters}
 
     def pull(self) -> int:
         """Return the highest attempt, within `MAX_LEAD`, of a voter that we have not followed before; 0 if none is ahead."""

@@ -12,6 +12,8 @@ import pytest
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
+from protocol.agreement.proposer import ViewChangeLog
+from protocol.agreement.round_state import RoundState
 from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RecentWork
@@ -38,6 +40,7 @@ from tests.protocol.council import (
     STATE,
     TIP,
     a_ready,
+    a_roll,
     signature_of,
 )
 
@@ -349,6 +352,28 @@ def test_where_no_elector_is_heard_most_of_the_recent_work_is_waited_for(
         assert says_ready(closing, number)
     closable = [closing.gather(view, wait_s)[1] for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
     assert closable == [wait_s >= closable_after_s for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
+
+
+def test_members_are_outweighed_by_others_that_are_here_and_did_more_of_the_recent_work() -> None:
+    work = RecentWork((tuple(zip(PEERS[:3], (10, 10, 25), strict=True)),))
+    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=(PEERS[3],), work=work), Patience())
+    assert closing.are_outweighed(PEERS[:2], a_view(*[AT_WORK] * 3, GONE))
+    assert not closing.are_outweighed(PEERS[:2], a_view(AT_WORK, AT_WORK, GONE, GONE))
+    assert not closing.are_outweighed([PEERS[0], PEERS[2]], a_view(*[AT_WORK] * 3, GONE))
+
+
+@pytest.mark.parametrize(("elector", "number", "attempt"), [(GONE, 1, 5), (GONE, 2, 0), (AT_WORK, 1, 0)])
+def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
+    elector: PeerView, number: int, attempt: int
+) -> None:
+    """The fourth peer is the elector, the second one has worked, and the third one is a stranger that says READY."""
+    base = replace(BASE, electors=(PEERS[3],), work=RecentWork((((PEERS[1], 10),),)))
+    state = RoundState(ME, SETTINGS, base, 0.0, None, Patience(), abstains=False)
+    assert says_ready(state.closing, number)
+    roll = a_roll(5, PEERS[3], on=base)
+    calls, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
+    assert calls.on_view_change(PEERS[number], roll, signature_of(PEERS[number], roll), view, 0.0) is None
+    assert state.attempt == attempt
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
