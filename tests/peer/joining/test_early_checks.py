@@ -104,3 +104,11 @@ def test_model_has_the_tokens_of_a_corpus_with_a_tokenizer_of_its_own(folder: Pa
     manifest = create_run(folder / "run.toml", folder / "data").manifest
     assert 258 < manifest.model.vocab <= 400
     assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
+
+
+def test_two_sources_of_one_name_are_told_with_the_other_mistakes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = '[[data.sources]]\nfrom = "rows.jsonl"\n' * 2
+    (folder / "run.toml").write_text(f'name = ""\n{sources}[model]\ndim = 127\n')
+    assert main(["run", "show", str(folder / "run.toml"), "--data-dir", str(folder / "data")]) == ExitCode.INPUT
+    told = capsys.readouterr().err
+    assert "has 3 mistakes:" in told and "two of [[data.sources]] are called rows" in told and "name is ''" in told
