@@ -301,7 +301,10 @@ def _inputs(section: Mapping[str, Any], beside: Path, own: Mapping[str, OwnDocum
     if flaws:
         raise PeerError("\n".join(flaws), ExitCode.INPUT)
     if not found or len({each.weight is None for each in found}) > 1:
-        raise PeerError("each of [[data.sources]] needs a weight, or none of them; add the missing ones", ExitCode.INPUT)
+        raise PeerError(
+            "some of [[data.sources]] have a weight and some have none; give a weight to all of them, or to none",
+            ExitCode.INPUT,
+        )
     return found
 
 

@@ -209,7 +209,7 @@ class Mlflow:
         except (OSError, HTTPException, ValueError) as error:  # an HTTPError is an OSError
             raise PeerError(f"the MLflow server did not take {what}: {error}", ExitCode.FAILED) from error
         if not isinstance(told, dict):
-            raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
+            raise PeerError(f"the MLflow server answered {what} with something other than a JSON object", ExitCode.FAILED)
         return told
 
 

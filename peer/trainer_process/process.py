@@ -158,13 +158,13 @@ class BusyHour:
             self._is_shift = False
 
     def pause(self, now: float) -> None:
-        """Count no more of a shift until `resume`."""
+        """Stop counting a shift until `resume`."""
         if self._since is not None:
             self._shifts.append((self._since, now))
             self._since = None
 
     def resume(self, now: float) -> None:
-        """Count the rest of a shift that was paused."""
+        """Continue to count a shift that was paused."""
         if self._is_shift and self._since is None:
             self._since = now
 

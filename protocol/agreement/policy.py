@@ -284,7 +284,7 @@ class ClosingPolicy:
         return not any(self.lives(peer, view) for peer in self.base.electors)
 
     def has_quorum(self, view: View) -> bool:
-        """Return True if enough peers are ready to hurry the others: a quorum of the electors, or all that train."""
+        """Return True if enough peers are READY to set the others a deadline: a quorum of electors, or all trainers."""
         electors = self.base.electors
         ready = {peer for peer in electors if peer in self.readys and self.lives(peer, view)}
         if len(ready) < quorum_size(len(electors)):
