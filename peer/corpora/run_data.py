@@ -187,7 +187,7 @@ def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
 
 
 def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapping[str, Any]) -> TokenFormat:
-    """Return the form of the tokens of a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
+    """Return the form of the tokens in a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
     kind = CorpusKind.TEXT
     with suppress(ValueError):  # a wrong format, which the run file's check reports
         kind = CorpusKind(section.get("format", "text"))

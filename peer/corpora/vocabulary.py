@@ -29,7 +29,7 @@ SPECIAL = (TURN_END, TURN_BEGIN)
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """Tokenizer that was trained.  content: its tokenizer.json.  sample_bytes: of the texts in the sample, as UTF-8."""
+    """Tokenizer that was trained.  content: its tokenizer.json.  sample_bytes: size of the texts in the sample, as UTF-8."""
 
     content: bytes
     sample_bytes: int

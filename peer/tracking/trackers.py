@@ -1,4 +1,4 @@
-"""Trackers of curves, each of which says what it has, so that a writer that was killed leaves no gap and repeats nothing.
+"""Trackers of curves.  Each reports the points that it has, so a writer that was killed leaves no gap and repeats nothing.
 
 * `tensorboard:FOLDER`: event files, of which the last steps are read at the start.
 * `wandb:PROJECT`: a run with the ID of ours, which Weights & Biases resumes; with WANDB_MODE=offline each start writes a

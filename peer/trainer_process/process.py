@@ -73,7 +73,7 @@ COMPILED = "compiled"
 async def start_trainer(fds: Sequence[int], folder: Path) -> trio.Process:
     """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError and PeerError.
 
-    folder: of its compiled layers.
+    folder: folder of its compiled layers.
     """
     options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
     return await trio.lowlevel.open_process(

@@ -260,7 +260,7 @@ class ClosingPolicy:
         return sorted(at_work), sorted(coming)
 
     def note_training(self, ahead_s: float) -> None:
-        """Note for how many seconds members have trained for this round before it began: that is part of their work."""
+        """Note the seconds for which members trained for this round before it began, which are part of their work."""
         self._begun -= ahead_s
 
     def can_wait(self, peer: PeerId) -> bool:

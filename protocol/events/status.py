@@ -244,9 +244,9 @@ class RunDefinition:
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
     times_read: how often the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires: what a
-    computer needs to train, in words.
-    prompts: what a member completes at each evaluation.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires:
+    requirements of a computer that trains, in words.
+    prompts: prompts that a member completes at each evaluation.
     """
 
     description: str = ""
