@@ -230,7 +230,7 @@ def read_json(path: Path, limit: int) -> Any:
 def remove_left_overs(folder: Path, name: str = "") -> None:
     """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and is kept.
 
-    name: of the file that they wrote; empty for every file.
+    name: name of the file that they wrote; empty for every file.
     """
     for path in folder.glob(f".{name}*{SUFFIX}"):
         try:

@@ -223,7 +223,7 @@ def rounds_line(status: PeerStatus) -> str:
 
 
 def votes_line(status: PeerStatus) -> str:
-    """Describe the peers that vote on the next round, and what it costs that founders vote alone; empty if unknown."""
+    """Describe the voters on the next round, and the cost of a vote of founders alone; empty if unknown."""
     voters = status.electors
     if status.founders_vote_until is not None:
         return founders_alone(voters, status.peer, status.organiser, status.founders_vote_until)
@@ -237,7 +237,7 @@ def votes_line(status: PeerStatus) -> str:
 
 
 def founders_alone(founders: Sequence[str], me: str, organiser: str, until_round: int) -> str:
-    """Say what it costs an open run that its founders alone vote at first.  me: the peer ID of the reader."""
+    """Describe the cost to an open run of the rule that only its founders vote at first.  me: the peer ID of the reader."""
     if len(founders) > 1:
         who, which, others = f"the {len(founders)} founders alone vote", "most of their computers are", "the others"
     else:

@@ -86,7 +86,7 @@ class BoundedDict(MutableMapping[K, V]):
 
 
 class Backoffs(BoundedDict[K, Backoff]):
-    """Backoffs of keys: those of the `most` keys that failed last are remembered."""
+    """Backoffs of the `most` keys that failed last."""
 
     def __init__(self, first_s: float, longest_s: float, most: int) -> None:
         super().__init__(most)

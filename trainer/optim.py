@@ -430,9 +430,9 @@ FILLED = 0.9
 class MicroBatches:
     """Finder of the largest micro-batch that fits this device.
 
-    model: its layers are computed again if one unit does not fit otherwise; None for work without gradients.  memory: of a
-    GPU, of which the first unit is measured; None to begin with all units.  parameters: those of several ranks, whose sizes
-    are equal and cannot be changed after an error, because the other ranks wait; None for one process.
+    model: its layers are computed again if one unit does not fit otherwise; None for work without gradients.  memory: memory
+    of a GPU, on which the first unit is measured; None to begin with all units.  parameters: parameters of several ranks,
+    whose sizes are equal and cannot be changed after an error, because the other ranks wait; None for one process.
     """
 
     def __init__(

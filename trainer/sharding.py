@@ -4,8 +4,8 @@ Tensors that are sharded by rows are contiguous parts of the flat vector. So a r
 whole blocks in them where they belong; only blocks in which parts of several ranks meet, a few for each tensor and rank, are
 added up over all ranks. The contribution has the bytes that one process would write.
 
-With offload each rank's part lies in the memory of the computer, also that of a single rank, and FSDP2 copies a layer to the
-GPU to gather it, and its gradient back. The optimiser then works on the CPU.
+With offload each rank keeps its part in the memory of the computer, even if there is only one rank.  FSDP2 copies a layer to
+the GPU to gather it, and copies its gradient back.  The optimiser then works on the CPU.
 
 The module is imported only by trainers that need it, because torch's FSDP takes 80 MB.
 """

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 
 LOOK_S = 5.0
-"""Longest time (s) between two looks at a silent child: what it does is judged for the whole time between them."""
+"""Longest time (s) between two looks at a silent child; its activity is judged for the whole time between them."""
 LONGEST = 20.0
 """Factor by which the limit may be exceeded on the wall."""
 LEAST_SHARE = 0.1
@@ -45,7 +45,7 @@ class SilenceClock:
     """Clock that starts with the silence of a child.  Times are in seconds.
 
     now: the time at the start, and then at the last look.  used_s: the processor time of the child and its children until
-    then.  cores: that they may use.  counted_s: the silence as this clock counts it.  wall_s: the silence on the wall.
+    then.  cores: cores that they may use.  counted_s: the silence as this clock counts it.  wall_s: the silence on the wall.
     computed_s: the processor time in it.  busy: the sentence about a busy computer; empty if the child has been getting the
     processor time that it wants.
     """

@@ -22,7 +22,7 @@ from trainer.weights.safetensors_file import FolderError
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """Model on disk.  folder: the one that was named; empty for a run.  state: of a run; None if the folder names none."""
+    """Model on disk.  folder: the named folder; empty for a run.  state: state of a run; None if the folder names none."""
 
     weights: WeightsFolder
     form: ChatForm

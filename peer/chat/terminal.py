@@ -29,7 +29,7 @@ STOPPED, LENGTH, END = "stopped", "length", "end token"
 
 
 class ChatAnswer(NamedTuple):
-    """Answer to one text.  first_s: seconds until its first token.  seconds: of the whole answer.
+    """Answer to one text.  first_s: seconds until its first token.  seconds: duration of the whole answer.
 
     dropped: number of turns that the model no longer read.
     """

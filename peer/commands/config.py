@@ -58,9 +58,9 @@ def run_config(args: argparse.Namespace) -> int:
     name = known(args.setting) if args.setting is not None else None
     changes = name is not None and (args.value is not None or args.unset)
     if args.unset and (name is None or args.value is not None):
-        raise PeerError("--unset takes a setting and no value, as `peer config max_up --unset`", ExitCode.USAGE)
+        raise PeerError("--unset takes a setting and no value; for example, `peer config max_up --unset`", ExitCode.USAGE)
     if args.now and not changes:
-        raise PeerError("--now changes a setting, as `peer config max_up 20Mbit --now`", ExitCode.USAGE)
+        raise PeerError("--now changes a setting; for example, `peer config max_up 20Mbit --now`", ExitCode.USAGE)
     effect = _change(args, name) if name is not None and changes else ""
     try:
         found = {"running": True, **ControlClient(args.data_dir).request("settings")}

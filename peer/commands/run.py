@@ -326,7 +326,7 @@ def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -
     if len(runs) > 1:
         known = ", ".join(f"{run.run.hex()[:12]} ({run.manifest.name})" for run in runs[:8])
         raise PeerError(
-            f"you have created several runs: {known}; name one, as `peer run invite {runs[0].run.hex()[:12]}`",
+            f"you have created several runs: {known}; name one, for example `peer run invite {runs[0].run.hex()[:12]}`",
             ExitCode.USAGE,
         )
     return runs[0]

@@ -126,7 +126,10 @@ def run_replay(args: argparse.Namespace) -> int:
     from peer.console.streams import draws
 
     if not (sys.stdin.isatty() and draws(sys.stdout)):
-        raise PeerError("this terminal cannot show the interface; the event log is plain JSON lines", ExitCode.USAGE)
+        raise PeerError(
+            "this terminal cannot show the interface; read events.jsonl in the run's folder, one JSON object a line",
+            ExitCode.USAGE,
+        )
     files = recorded(Path(args.events) if args.events is not None else args.data_dir)
     become_interface(ChildKind.INTERFACE, "--replay", *map(str, files))
 

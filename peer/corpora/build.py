@@ -102,7 +102,7 @@ class BuildProgress:
 
 
 class _Meter:
-    """Speed of a phase.  tokens, done: those of an earlier process, which do not count for the speed."""
+    """Speed of a phase.  tokens, done: amounts of an earlier process, which do not count for the speed."""
 
     def __init__(self, phase: str, total: int | None, tokens: int, done: int = 0) -> None:
         self._phase, self._total, self._start = phase, total, time.monotonic()
@@ -196,7 +196,10 @@ def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) 
         )
     is_text = options.tokens.kind is CorpusKind.TEXT
     if is_text != (options.tokens.row_tokens == 0):
-        raise PeerError("chats and preferences need the length of their rows, and text has none", ExitCode.INPUT)
+        raise PeerError(
+            "a corpus of chats or preferences needs a row length, and a corpus of text takes none; correct it",
+            ExitCode.INPUT,
+        )
 
 
 class _Build:

@@ -172,7 +172,7 @@ class FolderTraits:
 
     has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
     training: one of records, or a text beside a data card.  cards: paths of the folders in it that have a data card.
-    size_bytes: of all its files.
+    size_bytes: total size of its files.
     """
 
     has_records: bool = False

@@ -197,7 +197,7 @@ def is_read_with(folder: Path, path: Path) -> bool:
 
 @dataclass
 class SkippedFiles:
-    """Files that are passed over for one reason.  names: of the first ones."""
+    """Files that are passed over for one reason.  names: names of the first files."""
 
     files: int = 0
     bytes: int = 0

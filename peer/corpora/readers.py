@@ -135,7 +135,7 @@ def beginnings(
 ) -> Iterator[RawBatch]:
     """Yield the first rows of files that are spread over the inputs, a batch for each file.
 
-    files: number of all files.  most_bytes: of the rows of all files together, roughly; each gives an equal share.
+    files: number of all files.  most_bytes: approximate limit for the rows of all files together, in equal shares.
     """
     step = -(-files // MOST_BEGINNINGS)
     share = most_bytes // -(-files // step) if files else 0

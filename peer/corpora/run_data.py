@@ -187,7 +187,7 @@ def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
 
 
 def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapping[str, Any]) -> TokenFormat:
-    """Return the form of the tokens of a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
+    """Return the form of the tokens in a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
     kind = CorpusKind.TEXT
     with suppress(ValueError):  # a wrong format, which the run file's check reports
         kind = CorpusKind(section.get("format", "text"))
@@ -301,7 +301,10 @@ def _inputs(section: Mapping[str, Any], beside: Path, own: Mapping[str, OwnDocum
     if flaws:
         raise PeerError("\n".join(flaws), ExitCode.INPUT)
     if not found or len({each.weight is None for each in found}) > 1:
-        raise PeerError("each of [[data.sources]] needs a weight, or none of them; add the missing ones", ExitCode.INPUT)
+        raise PeerError(
+            "some of [[data.sources]] have a weight and some have none; give a weight to all of them, or to none",
+            ExitCode.INPUT,
+        )
     return found
 
 

@@ -24,12 +24,12 @@ SIZES = ((10 << 20, 1 << 12), (100 << 20, 1 << 13), (1 << 30, 1 << 14))
 """Numbers of tokens for inputs of fewer bytes; `LARGEST` for all others."""
 LARGEST = 1 << 15
 SPECIAL = (TURN_END, TURN_BEGIN)
-"""Special tokens: those of the template chatml.  The first one ends a document."""
+"""Special tokens of the template chatml.  The first one ends a document."""
 
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """Tokenizer that was trained.  content: its tokenizer.json.  sample_bytes: of the texts in the sample, as UTF-8."""
+    """Tokenizer that was trained.  content: its tokenizer.json.  sample_bytes: size of the texts in the sample, as UTF-8."""
 
     content: bytes
     sample_bytes: int
@@ -46,9 +46,10 @@ class TrainedTokenizer:
 
 
 def train_tokenizer(inputs: Sequence[BuildInput], options: BuildOptions, tokens: int | None = None) -> TrainedTokenizer:
-    """Train a tokenizer on a sample of the inputs.  tokens: size of its vocabulary; None to choose it by their size.
+    """Train a tokenizer on a sample of the inputs.
 
-    options: those of the build, with bytes as tokens.  Raises `PeerError`.
+    tokens: size of its vocabulary; None to choose it by the size of the inputs.  options: the options of the build, with
+    bytes as tokens.  Raises `PeerError`.
     """
     surveyed = survey(inputs, options)
     encoder, sample_bytes, tally = DocumentEncoder(options), 0, BuildTally()

@@ -419,6 +419,8 @@ class StateExamination:
             examiner = Examiner(self._signed.manifest, files)
             self._aim.conclude(Comparison(examiner.measure(*self._start), examiner.measure(*end)))
         except (NotStored, ValueError) as error:
-            raise PeerError(f"the states at the start and at the end could not be compared: {error}") from error
+            raise PeerError(
+                f"the states at the start and at the end could not be compared: {error}; start the demo again"
+            ) from error
         except SandboxUnavailable as error:
             raise PeerError(str(error), ExitCode.RESOURCES) from error

@@ -327,7 +327,7 @@ def requirements(folder: Path, run: Path, manifest: RunManifest, role: Role, pre
 def memory(manifest: RunManifest, role: Role, division: TrainerDivision, place: StatePlace = StatePlace.RAM) -> list[Check]:
     """Check the memory of the computer and of the GPU against the run's need at a peer with this role.
 
-    division: of the trainer, as `peer join` chooses it.
+    division: division of the trainer's steps, as `peer join` chooses it.
     """
     setup, gpu_free, available = division.setup, division.gpu, available_memory()
     need, on_disk = (memory_need(manifest, role, setup, each) for each in (place, StatePlace.DISK))

@@ -296,7 +296,7 @@ def ledger_remark(manifest: RunManifest) -> str:
     return "each member trained on data of its own: nobody can audit what it read, so its tokens are its own statement"
 
 
-ROWS = {"text": "text", "chat": "chats (what the assistant says counts)", "preference": "preferences (DPO)"}
+ROWS = {"text": "text", "chat": "chats (only the assistant's turns count)", "preference": "preferences (DPO)"}
 """Kinds of rows, for people."""
 OWN_SOURCES = {SOURCE: "the source and documentation of this program", EXAMPLES: "the environment's solved problems"}
 """Sources that no organiser brings, by their names."""

@@ -220,7 +220,7 @@ def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
     try:
         running = client.status().run
         if run is not None and running != run:
-            raise PeerError(f"the peer here takes part in another run, {running[:12]}; measure with that", ExitCode.INPUT)
+            raise PeerError(f"the peer here takes part in another run, {running[:12]}; name that run", ExitCode.INPUT)
         speed = _line_speed(client.request("lines"))
     except NotRunning as error:
         raise PeerError(f"{error}; start one with `peer join` to measure its lines", ExitCode.NOT_RUNNING) from error

@@ -133,7 +133,7 @@ class AnswerFacts:
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """A peer that is here.  rounds: that it has committed.  tokens_per_s: its last known rate of training."""
+    """A peer that is here.  rounds: number of rounds that it has committed.  tokens_per_s: last known training rate."""
 
     peer: str
     name: str

@@ -29,7 +29,7 @@ START_S = 1.0
 
 @dataclass(frozen=True)
 class Written:
-    """A page on disk.  size_bytes: of its two files."""
+    """A page on disk.  size_bytes: total size of its two files."""
 
     path: Path
     name: str

@@ -67,8 +67,8 @@ class Doing(Enum):
 class TrainerCourse:
     """Course of one peer through a round of `seconds` that it repeats, from the close of a round on.
 
-    speed: tokens per second.  begun: time at which its trainer begins.  changes: what the trainer does until which time, in
-    order.  exchange_s: seconds in which its line carries the exchange.
+    speed: tokens per second.  begun: time at which its trainer begins.  changes: activities of the trainer
+    and the time at which each ends, in order.  exchange_s: seconds in which its line carries the exchange.
     """
 
     speed: float
@@ -288,7 +288,7 @@ def _fair_s(traffic: RoundTraffic, trainers: Trainers, voters: Indices, quorum_s
 
 
 class _RoundFigures(NamedTuple):
-    """Figures of a round if nobody goes away, in the words of `Forecast`.  tokens: of all members, those that count."""
+    """Figures of a round if nobody goes away, in the words of `Forecast`.  tokens: tokens of all members that count."""
 
     round_s: float
     exchange_s: float

@@ -71,7 +71,7 @@ DAY_S, YEAR_S = 86_400, 31_557_600
 
 
 def peers_line(groups: Sequence[PeerGroup], source: str = "") -> list[str]:
-    """Return a line for each group of peers.  source: of their speed, as a phrase; empty if the user said it."""
+    """Return a line for each group of peers.  source: source of their speed, as a phrase; empty if the user gave it."""
     shown = f" ({source})" if source else ""
 
     def speed(group: PeerGroup) -> str:
@@ -186,7 +186,7 @@ MOST_LOST = 0.01
 
 
 def remarks(each: NamedForecast, max_members: int) -> list[str]:
-    """Return sentences on what another exchange would not save, or not make up for.  max_members: of the run."""
+    """Return sentences on costs that another exchange would not save or make up for.  max_members: limit of the run."""
     found, forecast = [], each.forecast
     if each.setting.inner_steps >= LONG_ROUND and forecast.members >= MANY_MEMBERS:
         found.append(

@@ -1,4 +1,4 @@
-"""Trackers of curves, each of which says what it has, so that a writer that was killed leaves no gap and repeats nothing.
+"""Trackers of curves.  Each reports the points that it has, so a writer that was killed leaves no gap and repeats nothing.
 
 * `tensorboard:FOLDER`: event files, of which the last steps are read at the start.
 * `wandb:PROJECT`: a run with the ID of ours, which Weights & Biases resumes; with WANDB_MODE=offline each start writes a
@@ -209,7 +209,7 @@ class Mlflow:
         except (OSError, HTTPException, ValueError) as error:  # an HTTPError is an OSError
             raise PeerError(f"the MLflow server did not take {what}: {error}", ExitCode.FAILED) from error
         if not isinstance(told, dict):
-            raise PeerError(f"the MLflow server answered {what} with something else than an object", ExitCode.FAILED)
+            raise PeerError(f"the MLflow server answered {what} with something other than a JSON object", ExitCode.FAILED)
         return told
 
 

@@ -73,7 +73,7 @@ COMPILED = "compiled"
 async def start_trainer(fds: Sequence[int], folder: Path) -> trio.Process:
     """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError and PeerError.
 
-    folder: of its compiled layers.
+    folder: folder of its compiled layers.
     """
     options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
     return await trio.lowlevel.open_process(
@@ -158,13 +158,13 @@ class BusyHour:
             self._is_shift = False
 
     def pause(self, now: float) -> None:
-        """Count no more of a shift until `resume`."""
+        """Stop counting a shift until `resume`."""
         if self._since is not None:
             self._shifts.append((self._since, now))
             self._since = None
 
     def resume(self, now: float) -> None:
-        """Count the rest of a shift that was paused."""
+        """Continue to count a shift that was paused."""
         if self._is_shift and self._since is None:
             self._since = now
 

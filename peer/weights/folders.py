@@ -179,7 +179,7 @@ def _rule(models: int, options: MergeOptions) -> Rule:
     for name in RULES_OF:
         if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
             raise PeerError(
-                f"{options.rule} has no --{name}, which is of {' and '.join(RULES_OF[name])}; leave it out, or "
+                f"{options.rule} has no --{name}, which belongs to {' and '.join(RULES_OF[name])}; leave it out, or "
                 "name another --rule",
                 ExitCode.USAGE,
             )

@@ -54,7 +54,7 @@ class HarnessScore:
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """Results of all tasks.  version: of the harness."""
+    """Results of all tasks.  version: version of the harness."""
 
     version: str
     scores: list[HarnessScore]

@@ -172,11 +172,11 @@ def check_view_change(ballot: Ballot, roll: ViewChange) -> str | None:
     """Return the reason why this view change does not count in the ballot; None if it counts."""
     base = ballot.base
     if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
-        return "a roll of another ballot"
+        return "a view change of another ballot"
     if tuple(roll.absent) != ballot.absent:
-        return "a roll with other electors absent"
+        return "a view change with other absent electors"
     if held_in(base.electors, roll.held) is None:
-        return "a roll that holds READYs of others than electors"
+        return "a view change that holds READYs of non-electors"
     return flaw_of_locks(roll)
 
 
@@ -184,27 +184,27 @@ def flaw_of_locks(roll: ViewChange) -> str | None:
     """Return the reason why no honest elector names these locks in a view change; None if an honest elector may."""
     locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
     if any(lock.attempt >= roll.attempt for lock in locks):
-        return "a roll with a lock that is not of a lower attempt"
+        return "a view change with a lock that is not of a lower attempt"
     if (roll.lock is not None and roll.lock.absent) or (roll.reduced is not None and not roll.reduced.absent):
-        return "a roll that takes a part for the whole electorate"
+        return "a view change that confuses a lock of the whole electorate with one of a part"
     return None
 
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
     """Decode the view changes of a proposal or record proposal; raise `Malformed` if they are no quorum of this ballot."""
     if len(rolls) > len(ballot.voters):
-        raise Malformed("more rolls than voters")
+        raise Malformed("more view changes than voters")
     opened: dict[PeerId, ViewChange] = {}
     for raw in rolls:
         sender, body, _ = unpack(raw, run, max_bytes=MAX_VIEW_CHANGE_BYTES)
         if not isinstance(body, ViewChange) or sender in opened or sender not in ballot.voters:
-            raise Malformed("a quorum with a roll of somebody who does not vote, or votes twice")
+            raise Malformed("a quorum with a view change of a non-voter, or with two of one voter")
         flaw = check_view_change(ballot, body)
         if flaw is not None:
             raise Malformed(flaw)
         opened[sender] = body
     if len(opened) < ballot.quorum:
-        raise Malformed(f"{len(opened)} rolls of the {ballot.quorum} that it needs")
+        raise Malformed(f"{len(opened)} of the {ballot.quorum} view changes that it needs")
     return Justification(ballot, opened)
 
 
@@ -223,11 +223,11 @@ def carries_lock(run: Hash, justification: Justification, record: Record, proof:
     locks, name = justification.highest_locks(), record_hash(record)
     if not locks:
         if proof is not None:
-            raise Malformed("a proof of a lock that its rolls do not name")
+            raise Malformed("a proof of a lock that its view changes do not name")
         return False
     lock = next((lock for lock in locks if lock.record_hash == name), None)
     if lock is None or proof is None:
-        raise Malformed("it does not carry on the highest lock that its rolls name")
+        raise Malformed("it does not carry on the highest lock that its view changes name")
     check_lock(run, justification.ballot, record, lock, proof)
     return True
 
@@ -266,7 +266,7 @@ def name_of(lock: Lock | None) -> LockName | None:
 
 def view_change_of(kept: VoterState, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
     """Return our view change for `ballot`, which we have entered; None if we hold a lock of its attempt already."""
-    assert ballot.attempt == kept.attempt, "a roll follows what is kept"
+    assert ballot.attempt == kept.attempt, "a view change follows the stored state"
     lock, reduced = name_of(kept.lock), name_of(kept.reduced)
     if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
         return None

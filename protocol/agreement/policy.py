@@ -260,7 +260,7 @@ class ClosingPolicy:
         return sorted(at_work), sorted(coming)
 
     def note_training(self, ahead_s: float) -> None:
-        """Note for how many seconds members have trained for this round before it began: that is part of their work."""
+        """Note the seconds for which members trained for this round before it began, which are part of their work."""
         self._begun -= ahead_s
 
     def can_wait(self, peer: PeerId) -> bool:
@@ -284,7 +284,7 @@ class ClosingPolicy:
         return not any(self.lives(peer, view) for peer in self.base.electors)
 
     def has_quorum(self, view: View) -> bool:
-        """Return True if enough peers are ready to hurry the others: a quorum of the electors, or all that train."""
+        """Return True if enough peers are READY to set the others a deadline: a quorum of electors, or all trainers."""
         electors = self.base.electors
         ready = {peer for peer in electors if peer in self.readys and self.lives(peer, view)}
         if len(ready) < quorum_size(len(electors)):

@@ -388,7 +388,7 @@ def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal
     except Malformed as error:
         return str(error)
     if justification.highest_locks():
-        return "its rolls name a lock, which is to be put to the vote"
+        return "its view changes name a lock, whose record must be put to the vote"
     if not justification.allows_plan(plan, settings.max_members):
         return "its plan leaves out an elector that was ready"
     return None

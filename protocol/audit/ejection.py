@@ -334,7 +334,7 @@ class Ejections:
         try:
             verdict = await self._judge(raw)
         except (Malformed, UnknownTip) as error:
-            self._session.emit(Notice("warning", f"what looked like proof of a lie is none: {error}"))
+            self._session.emit(Notice("warning", f"an apparent proof of a lie proves nothing: {error}"))
             return None
         return await self._eject(raw, verdict)
 
@@ -414,7 +414,7 @@ class Ejections:
         try:
             verdict = await self._judge(raw)
             if verdict.peer != accused:
-                raise Malformed("the proof is about somebody else")
+                raise Malformed("the proof is about another peer")
         except (Malformed, UnknownTip) as error:
             if isinstance(error, UnknownTip) and error.signer == accused:
                 self._postpone(raw, error)

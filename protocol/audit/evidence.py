@@ -178,7 +178,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, bas
     if sender not in base.electors:
         return None
     if not ballot.is_sound:
-        return "it takes others than electors for absent, or is of an attempt that has no ballot"
+        return "it lists a non-elector as absent, or is of an attempt without a ballot"
     if not ballot.may_propose(sender):
         return "it was not its turn"
     try:
@@ -188,7 +188,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, bas
     except Malformed as error:
         return str(error)
     if justification.highest_locks():
-        return "its rolls name a lock, which is to be put to the vote"
+        return "its view changes name a lock, whose record must be put to the vote"
     plan: Plan = body.plan if isinstance(body, Proposal) else plan_of(body.record, body.provenance)
     return None if justification.allows_plan(plan, max_members) else "its plan leaves out an elector that was ready"
 
@@ -379,7 +379,7 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
             return _two_statements(law, evidence, base)
         case ContraryMotion():
             if base is None:
-                raise Malformed("no motion")
+                raise Malformed("not a record proposal")
             return _contrary_motion(law, evidence, base)
 
 
@@ -393,7 +393,7 @@ def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
     if plan.fragment != fragment_of(plan.round, law.fragments):
         raise Malformed("a statement about a plan of another fragment than the round's")
     if len(plan.owners) != len(layout) or signer not in [member.peer for member in plan.members]:
-        raise Malformed("a statement of somebody who had nothing to average")
+        raise Malformed("a statement of a peer that had nothing to average")
     averaged = members_in(body.entry.mask, len(plan.members))
     if [part.member for part in case.parts] != averaged:
         raise Malformed("other parts than the mask names")
@@ -443,12 +443,12 @@ def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> ProvenLie:
         or certificate.absent
         or motion.absent
     ):
-        raise Malformed("a certificate of another ballot than the motion's, or of a part of the electorate")
+        raise Malformed("a certificate of another ballot than the record proposal's, or of a part of the electorate")
     if record_hash(motion.record) == case.record_hash:
         raise Malformed("a certificate for the record that was put to the vote")
     ballot = Ballot(base, motion.attempt)
     if not base.electors or not ballot.may_propose(sender):
-        raise Malformed("a motion of another peer than the proposer")
+        raise Malformed("a record proposal whose sender is not the proposer")
     vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
     verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
     return ProvenLie(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")

@@ -95,7 +95,7 @@ class Source:
     """A source of the blob.
 
     is_mirror: True if it sends ranges, one at a time.  has: its chunks, as far as we know.  debts: chunks that it owes us.
-    late: chunks that were overdue, which are still accepted.  withheld: those of them since it last brought a chunk.
+    late: chunks that were overdue, which are still accepted.  withheld: chunks among them since it last brought a chunk.
     rate: bytes a second, 0 while unknown.  window: chunks that it is asked for at a time.
     """
 

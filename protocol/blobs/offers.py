@@ -326,7 +326,7 @@ class OriginOffer(Offer):
         return self._showing.shown_to(peer)
 
     def _to_remove_for(self, peer: PeerId) -> PeerId | None:
-        """Return a guest as `Offer._to_remove_for` does, or an idle one; a member gives way to members alone."""
+        """Return the guest of `Offer._to_remove_for`, or else an idle guest; only a member may replace a member."""
         idlers = sorted(self._showing.idlers, key=self._is_member)
         idler = next((idler for idler in idlers if self._is_member(peer) or not self._is_member(idler)), None)
         return super()._to_remove_for(peer) or idler

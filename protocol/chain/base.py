@@ -154,7 +154,7 @@ class Base:
         return self._slots_before(manifest) + own + rounds * (len(self._holders) + 1)
 
     def lease_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> Ranges:
-        """Return the rows of a slot of a peer's column, by its place in it; place 0 is the peer's lease."""
+        """Return the rows of the slot at `place` in a peer's column; place 0 is the peer's lease."""
         if place == 0:
             return self.lease(manifest, peer)
         slot, terms = self._slot_of_column(manifest, peer, place), lease_terms(manifest)

@@ -13,8 +13,7 @@ one record.
 The first record that reaches the total is the last one: the only record that may follow it carries the organiser's
 `Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that is made
 during the cooldown of the rate, or after the end, begins a new stage: the rate warms up again, stays, and cools down in the
-last
-share of the added rounds or tokens.
+last share of the added rounds or tokens.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
     if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
-        raise Malformed("a member that is against a set of tasks that there is not")
+        raise Malformed("a member that votes against a set of tasks that does not exist")
     for member in members:
         ready = ready_of(member, base.round, base.fragment, base.tip, state)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
@@ -151,12 +151,12 @@ def _check_stretches(manifest: RunManifest, base: Base, peer: PeerId, said: Read
     """Return the number of rows in the stretches that a member states; raise `Malformed` unless they are in its column."""
     stretches = stretches_in(said.stretches)
     if not manifest.leases_rows(base.round) or stretches[-1][1] > MAX_COLUMN * manifest.round_steps:
-        raise Malformed("stretches of data that are not leased, or beyond the column")
+        raise Malformed("stretches in a round without leases, or beyond the end of the column")
     if said.steps > manifest.round_steps or count_rows(stretches) != said.steps or not stretches_from(stretches):
         raise Malformed("stretches that are not as long as its steps, or that are the first steps")
     rows = count_rows(base.rows_read(manifest, peer, said.steps, stretches))
     if rows != said.steps * manifest.data.sequences_per_step:
-        raise Malformed("stretches of rows that there are not")
+        raise Malformed("stretches of rows that do not exist")
     return rows
 
 
@@ -182,7 +182,7 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     """Check that a quorum cast the vote of `step` for this record; raises `Malformed` with the reason."""
     absent = list(certificate.absent)
     if absent != sorted(set(absent)) or not set(absent) <= set(base.electors):
-        raise Malformed("a certificate that takes others than electors for absent")
+        raise Malformed("a certificate that lists a non-elector as absent")
     vote = Vote(
         round=record.round,
         base=base.tip,
@@ -198,9 +198,9 @@ def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, v
     """Check that enough of `voters` signed `vote`; raises `Malformed` with the reason."""
     signers = [each.peer for each in votes]
     if signers != sorted(set(signers)) or not set(signers) <= set(voters):
-        raise Malformed("a certificate with votes of others than electors")
+        raise Malformed("a certificate with votes of non-electors")
     if set(signers) & set(vote.absent):
-        raise Malformed("a certificate that takes one of its signers for absent")
+        raise Malformed("a certificate that lists one of its signers as absent")
     needed = quorum_of(base, voters, vote.absent)
     if len(signers) < needed:
         raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")

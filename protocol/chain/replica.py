@@ -197,7 +197,7 @@ class Serving:
 
     @answers("commits", CommitsRequest)
     async def answer_commits(self, peer: PeerId, question: CommitsRequest) -> bytes:
-        """Return commits of our chain: as many of the requested commits, from the first on, as one answer may hold."""
+        """Return the requested commits of our chain, from the first on, up to the limit of one answer."""
         return await self._offloaded(self._commits, question)
 
     @answers("have", HaveRequest)

@@ -6,8 +6,8 @@ hashes of (peer, block), as in rendezvous hashing (Thaler and Ravishankar 1998).
 blocks get other keepers.
 
 A peer keeps all blocks if they fit under its cache's cap, and otherwise the blocks of which it is a keeper.  It begins with
-the blocks of which it is the first keeper: so peers that fetch at the same time take different blocks from the peer that has
-them, and then pass them to each other.  Among these, those come first that the fewest peers have.  A peer that has all its
+the blocks of which it is the first keeper.  So peers that fetch at the same time take different blocks from the peer that
+has them, and then pass them to each other.  Among these blocks, the rarest come first.  A peer that has all its
 own blocks also takes blocks that fewer than `COPIES` peers show, because their keepers may have no room, or be gone.
 
 What other peers show is not checked: a liar that shows blocks that it lacks makes others copy these later, or not at all if

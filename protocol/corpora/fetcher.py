@@ -2,12 +2,12 @@
 
 The user of a fetcher says which blocks are needed now and which are needed next (`BlockFetcher.need`).  Policy:
 
-* **Order.**  Blocks needed now come first, in reading order.  Those needed next are asked for once these are here or late.
-  Blocks to keep for others (`protocol.corpora.copies`) are fetched while nothing is needed that somebody could send, and not
-  while a round is exchanged.
+* **Order.**  Blocks needed now come first, in reading order.  Blocks needed next are requested once these are here or late.
+  Blocks to keep for others (`protocol.corpora.copies`) are fetched only while no peer could send a needed block, and
+  never during an exchange.
 * **Batches.**  A few blocks of one shard are fetched together through the swarm (`protocol.blobs.swarm`), from all peers
   that have some and from a mirror.
-* **Retries.**  A block that nobody gives is asked for again after a pause, twice as long each time.
+* **Retries.**  A block that no peer sends is requested again after a pause, which doubles each time.
 * **Bounds.**  At most `BATCHES` are under way, of `BATCH_BYTES` each.
 * **Full disks.**  If a block does not fit on the disk, blocks needed next may leave it.  Then blocks are fetched after
   pauses only, until one fits or other blocks are needed.

@@ -141,7 +141,8 @@ def space_of(block: Block) -> int:
 class BlockCache:
     """Blocks as files in a folder (a part of `BlockStore`).  Blocking; thread-safe.  Call `load` before anything else.
 
-    cap_bytes: disk space that the blocks take at most, unless the pinned ones alone take more.  used_bytes: what they take.
+    cap_bytes: disk space that the blocks take at most, unless the pinned ones alone take more.  used_bytes: disk space that
+    they take.
     """
 
     def __init__(self, disk: Disk, folder: Path, shards: Shards, cap_bytes: int) -> None:

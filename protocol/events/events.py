@@ -1013,7 +1013,7 @@ class NoticeCode(StrEnum):
     TASK_SET_OFFERED = "task_set_offered"
     """A peer, possibly this one, offers a set of tasks.
 
-    peer: its ID.  root: ID of the set.  name: of the set.  tasks: their number.  size_bytes: of all of them.
+    peer: its ID.  root: ID of the set.  name: name of the set.  tasks: their number.  size_bytes: their total size.
     """
     TASKS_AMENDED = "tasks_amended"
     """Other sets of tasks are in force.
@@ -1024,7 +1024,7 @@ class NoticeCode(StrEnum):
     TASK_SET_FELL_OUT = "task_set_fell_out"
     """No more problems come from a set of tasks, because more than half of a record's voters were against it.
 
-    root: ID of the set.  name: of the set.  version: the first version without it.
+    root: ID of the set.  name: name of the set.  version: the first version without it.
     """
 
 

@@ -60,13 +60,13 @@ REMEDIES = {
     WhyIdle.WAITING_FOR_PEERS: "nothing; or invite others",
     WhyIdle.FETCHING_STATE: "nothing; your line, the others' and `max_down` limit how fast it comes",
     WhyIdle.WAITING_FOR_MEMBERS: "nothing; a slow member is waited for as long as the run allows",
-    WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or join with more peers `--role rollout`",
+    WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or start more peers with `--role rollout`",
     WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
     WhyIdle.FETCHING_REFERENCE: "nothing; or start again a trainer or seed that was in this run before",
     WhyIdle.FETCHING_DATA: "nothing; or ask the organiser to start a peer that has the corpus",
     WhyIdle.PREPARING_DATA: "nothing; it is done again only when the data change",
     WhyIdle.WAITING_FOR_WEIGHTS: "nothing; a coming round brings them",
-    WhyIdle.WAITING_FOR_VERDICTS: "nothing; or join with more peers `--role validator`",
+    WhyIdle.WAITING_FOR_VERDICTS: "nothing; or start more peers with `--role validator`",
     WhyIdle.NOTHING_TO_CHECK: "nothing; batches are dealt by lot",
     WhyIdle.EXCHANGING: "nothing; over a relayed or slow line it takes longer",
     WhyIdle.COMMITTING: "nothing; it takes seconds when enough of the electors are here",
@@ -244,9 +244,9 @@ class RunDefinition:
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
     times_read: how often the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires: what a
-    computer needs to train, in words.
-    prompts: what a member completes at each evaluation.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires:
+    requirements of a computer that trains, in words.
+    prompts: prompts that a member completes at each evaluation.
     """
 
     description: str = ""
@@ -274,10 +274,10 @@ class RunDefinition:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuStatus:
-    """A GPU that a peer may use, with all programs on it; None for a figure that its driver does not tell.
+    """A GPU that a peer may use, with the load of all programs on it; None for a figure that its driver does not report.
 
-    name: its model.  busy_share: share of about a second, 0 to 1, in which it worked.  memory_used, memory_total: bytes.
-    temperature: Celsius.  watts: power that it draws.
+    name: its model.  busy_share: share of the last second or so in which it was busy, 0 to 1.  memory_used, memory_total:
+    bytes.  temperature: Celsius.  watts: power that it draws.
     """
 
     name: str = ""
@@ -316,7 +316,7 @@ class ContributionStatus:
     """Credit of a peer on the record chain, as `peer ledger` counts it.
 
     rounds: rounds that count its work.  tokens: tokens that it trained, and those of its rollouts that were learned from.
-    tokens_today: those of them since midnight, local time.
+    tokens_today: tokens counted since midnight, local time.
     rank: its place in the ledger; None before its first credit.  contributors: peers with credit.
     streak: number of the latest rounds in a row that count its work.  days: number of days in a row with such a round, up to
     today or yesterday.

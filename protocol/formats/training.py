@@ -62,7 +62,7 @@ class DataConfig(Section):
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     """Windows in one inner step of one member."""
     format: Literal["text", "chat", "preference"] = "text"
-    """The rows: "text"; "chat", of which what the assistant says counts; or "preference", pairs of answers (DPO)."""
+    """The rows: "text"; "chat", where only the assistant's turns count; or "preference", pairs of answers (DPO)."""
     documents: Literal["masked", "joined"] = "joined"
     """The documents of a row of text: "masked" (none sees another, and positions restart) or "joined"."""
     beta: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.1

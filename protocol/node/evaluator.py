@@ -94,7 +94,7 @@ def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Se
     if sender not in order:
         return "it was no member of that round"
     if any(able(peer) for peer in order[: order.index(sender)]):
-        return "somebody else was drawn to measure"
+        return "another peer was drawn to measure"
     return ""
 
 

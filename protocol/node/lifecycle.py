@@ -88,7 +88,7 @@ class LivenessTicker:
             await trio.sleep(TICK_S)
 
     def _come_back(self) -> None:
-        """Give up the running round: the others may have taken us for absent, and made records meanwhile."""
+        """Give up the running round: the others may have counted us as absent and made records meanwhile."""
         self._activity.note_away(slept=True)
         runner = self._current.runner
         if runner is not None and not runner.deciding:

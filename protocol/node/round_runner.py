@@ -463,7 +463,7 @@ class VoteLog:
         kept = read_voter_state(await self._offload(votes.load, base.round, base.tip))
         lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
         if lost:
-            self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
+            self._session.emit(Notice("warning", f"our votes of round {base.round} cannot be read, so we do not vote in it"))
         has_confirmed = votes.confirmed_on(base.round, base.tip) is not None
         is_bound = await self._offload(self._is_bound_elsewhere)
         return kept, lost or self._abstentions > 0 or has_confirmed or is_bound

@@ -229,7 +229,7 @@ class RoundHandlers:
     async def told(self, said: Statement[Body]) -> None:
         """Receive a statement about the round that was sent to us alone.  Raises `Offence`."""
         if said.sender != said.by and not isinstance(said.body, (Commit, *RELAYED)):
-            raise Offence("a statement of somebody else")
+            raise Offence("a statement that another peer signed")
         self._ejections.compare(said)
         self._round.receive(said.sender, said.body, said.envelope, by=said.by)
 

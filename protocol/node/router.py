@@ -153,7 +153,7 @@ class MessageRouter:
         self._note_heard(peer)
         with self._guard.watch(peer, f"question '{kind:.40}'"):
             return await self._answer(peer, kind, data)
-        raise Refused("this peer failed at the question")
+        raise Refused("this peer failed to answer the question")
 
     async def _answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if peer in self._ejections:
@@ -178,7 +178,7 @@ class MessageRouter:
 
     def _require_hello(self, peer: PeerId, kind: str) -> None:
         if not self._handshake.may_speak(peer):
-            raise Refused(f"not without a hello: {kind:.40}")
+            raise Refused(f"a hello must come first: {kind:.40}")
 
     async def _opened(self, bringer: PeerId, declared: IsTold, data: bytes) -> Statement[Body]:
         """Decode and return a statement that was sent to us alone.  Raises `Offence`."""

@@ -142,7 +142,7 @@ class GossipDeal:
 
 @dataclass(frozen=True)
 class FetchBatch:
-    """Request to get the bytes of a batch."""
+    """Request to fetch the bytes of a batch."""
 
     batch: PooledBatch
 

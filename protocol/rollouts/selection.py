@@ -35,7 +35,7 @@ class SelectedBatches:
     """Batches selected for a round, in the order of their roots, and their files.
 
     reference: the file of the reference weights, if the run has a KL term.
-    against: without batches, the sets of tasks against which READY votes; some of these sets are lost.
+    against: the sets of tasks against which READY votes, if there are no batches; at least one of these sets is lost.
     """
 
     batches: Sequence[PooledBatch]

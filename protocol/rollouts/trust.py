@@ -191,7 +191,9 @@ class TrustStore:
         try:
             known = decode_body(KnownPeers, raw)
         except Malformed as error:
-            self._session.emit(Notice("warning", f"nothing is known of rollout peers and validators: {error}"))
+            self._session.emit(
+                Notice("warning", f"the stored trust in rollout peers and validators cannot be read: {error}")
+            )
             return
         for each in known.peers:
             self._standing.recall(PeerId(each.peer), each.clean, each.aside)
@@ -211,7 +213,7 @@ class TrustStore:
             await self._offload(self._store.keep_standing, KnownPeers(peers=peers).encode())
         except StoreFailed as error:
             self._failed = True
-            self._session.emit(Notice("warning", f"who lied about rollouts is not kept: {error}"))
+            self._session.emit(Notice("warning", f"the trust in rollout peers and validators cannot be stored: {error}"))
             return
         self._raised, self._lowered, self._failed = raised, lowered, False
 

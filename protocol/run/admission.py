@@ -209,7 +209,7 @@ def verify_admission(
         if token.peer != peer:
             raise Malformed(f"the token is for {token.peer}")
         if shown.signature is not None:
-            raise Malformed("a token for one peer with the signature of a key")
+            raise Malformed("a signature of a key beside a token for one peer, which needs none")
     elif shown.signature is None or not verify(peer_id_of(token.key), shown.signature, _signed_bytes(run, peer)):
         raise Malformed("a bearer token without its key's signature for this peer")
     admitted = AdmittedBy(token.name, token.role, token.expires, token.until_round, token.uses)

@@ -112,7 +112,7 @@ class RoundSection(Section):
     grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds that a quorum that is ready waits for the others; longer in long rounds, as far as their work is worth it."""
     eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
-    """Seconds after which an elector that stays gone may be taken for absent."""
+    """Seconds after which a missing elector may be counted as absent."""
     stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds without any progress after which an attempt is given up."""
     seasoning_rounds: Annotated[int, Field(ge=1, le=100)] = 3
@@ -537,7 +537,7 @@ def open_manifest(raw: bytes | memoryview) -> SignedManifest:
         raise Malformed("a signed statement, but not a manifest")
     manifest = decode_body(RunManifest, envelope.body, max_bytes=MAX_MANIFEST_BYTES)
     if manifest.organiser != envelope.sender:
-        raise Malformed("manifest signed by somebody else than its organiser")
+        raise Malformed("a manifest that its organiser did not sign")
     if manifest.encode() != envelope.body:
         raise Malformed("manifest is not in canonical form")
     return SignedManifest(manifest, run_id(manifest), envelope.raw)

@@ -144,8 +144,8 @@ def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
 def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
     """Return the total of a run that ends after some epochs of its data, and the steps of its rounds; empty for others.
 
-    The total counts what the loss counts, so the epochs are as many with any number of members.  A source that is weighted
-    more than others ends the run, as with `data.epochs`.
+    The total is in the tokens that the loss counts, so the number of epochs does not depend on the number of members.  A
+    source that is weighted more than others ends the run, as with `data.epochs`.
     """
     data, said = fields.get("data"), fields.get("rounds", {})
     if "rl" in fields or not isinstance(data, dict) or not isinstance(said, dict):
@@ -372,7 +372,7 @@ def _count_names(fields: Mapping[str, Any]) -> int:
 def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start | None) -> RunManifest:
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
-            f"{name}: organiser is somebody else than this peer ({organiser}); join that run with its organiser's "
+            f"{name}: organiser names another peer ({organiser}); join that run with its organiser's "
             "invitation, or remove the line to found one of your own"
         )
     for name_of_list in ("allowlist", "founders"):  # people list peers in any order; the manifest in one

@@ -264,7 +264,7 @@ class TaskSets:
         try:
             self.counting = OutcomeCounts.decode(counts) if counts is not None else self.counting
         except ValueError as error:
-            self._session.emit(Notice("warning", f"what was counted of tasks cannot be read, and is counted anew: {error}"))
+            self._session.emit(Notice("warning", f"the counts of task outcomes cannot be read, and begin at 0: {error}"))
 
     async def _tend(self) -> None:
         tasks = self.in_force

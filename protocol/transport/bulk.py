@@ -326,7 +326,7 @@ class Bulk:
             with trio.fail_after(HANDSHAKE_S):
                 await send(sock, FIRST_BYTE + token + keys.proof(b"dialer"))
                 if not hmac.compare_digest(await receive(sock, MAC_BYTES), keys.proof(b"listener")):
-                    raise LinkBroken("the bulk connection reached somebody else")
+                    raise LinkBroken("the bulk connection reached another peer")
             return Link(self._bare(sock), keys, dialled=True)
         except (GoneAway, trio.TooSlowError) as error:
             sock.close()

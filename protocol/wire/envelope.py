@@ -275,7 +275,7 @@ def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
         where = ".".join(str(part) for part in first["loc"])
         raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
     if body.encode() != raw:  # for example, an integer in place of a float, or keys in another order
-        raise Malformed(f"{cls.__name__} that does not say again what it said")
+        raise Malformed(f"{cls.__name__} that is not in canonical form")
     object.__setattr__(body, "__pydantic_fields_set__", _field_names(cls))
     return body
 

@@ -125,7 +125,7 @@ def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None
     if named != sorted(set(named)) or len({each.author for each in learned.used}) != len(learned.used):
         raise Malformed("batches of rollouts that are named twice, or not in order")
     if len(named) > most_batches:
-        raise Malformed(f"{len(named)} batches of rollouts, and a round has {most_batches} of a member at most")
+        raise Malformed(f"{len(named)} batches of rollouts, but a member may name at most {most_batches} in a round")
     if any(batch.tokens > most_tokens for batch in learned.batches):
         raise Malformed("a batch of rollouts with more tokens than the run allows")
 
@@ -243,13 +243,13 @@ class Pledge(Body):
 
 
 class Ready(OnState, Pledge):
-    """Commitment to a finished contribution by its root, before any contribution is shown.
+    """Commitment to a finished contribution by its root, before any contribution is sent.
 
     fragment: part of the state that the contribution covers.  serial: grows with every READY of an incarnation; two
     different READYs with one serial prove a lie.  admission: proof that the sender was admitted; empty if the run needs
     none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
-    against: the sets of tasks that the sender's counts exclude.  losses: of the sources, in a run that mixes several.
-    stretches: of the sender's column, if it lacked blocks of its first steps.
+    against: the sets of tasks that the sender's counts exclude.  losses: the losses on the sources, in a run that mixes
+    several.  stretches: the stretches that the sender read of its column, if it lacked blocks of its first steps.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -355,7 +355,7 @@ class LockName(Body):
 class ViewChange(Body):
     """View change of an elector: it takes part in this attempt and in no lower one.
 
-    absent: the electors that it takes for absent.  held: the electors whose READY it holds, bit i for the i-th elector.
+    absent: the electors that it counts as absent.  held: the electors whose READY it holds, bit i for the i-th elector.
     plan: the plan that it has adopted, while its contribution to that plan is alive.  lock, reduced: its locks, by a quorum
     of the whole electorate and by a quorum of the rest.
     """

@@ -78,7 +78,7 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
                 ("tips", TipsRequest(start=0, count=9).encode()),
                 ("round", pack(intruder, signed.run, Goodbye(incarnation=1, seq=1)).raw),
             ):
-                with pytest.raises(Refused, match="not without a hello"):
+                with pytest.raises(Refused, match="a hello must come first"):
                     await network.request(peer, kind, data, timeout_s=PATIENCE_S)
             return str(refusal.value)
 

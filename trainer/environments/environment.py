@@ -187,7 +187,7 @@ def read_turns(
         reply = environment.reply(problem, turns) if ended else None
         said = [] if reply is None else tokenizer.reply(reply)
         if list(output[place : place + len(said)]) != said or any(made[place : place + len(said)]):
-            raise ValueError(f"after turn {len(turns)} the rollout has something else than the environment's reply")
+            raise ValueError(f"after turn {len(turns)} the rollout lacks the environment's reply")
         place += len(said)
         if reply is None and place < len(output):
             raise ValueError(f"the rollout continues after turn {len(turns)}, the end of the conversation")

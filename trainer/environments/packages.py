@@ -142,7 +142,7 @@ class PackageProgram:
         try:
             return json.loads(outcome.output)
         except (ValueError, RecursionError) as error:
-            raise ValueError("the package's process answered something else than JSON") from error
+            raise ValueError("the package's process did not answer with JSON") from error
 
     def score(self, question: Any) -> float:
         """Return the score in the answer to a question, clamped to [0, 1]; 0 without a finite number in an answer."""

@@ -255,7 +255,7 @@ def _read_numeric(info: Mapping[str, Any]) -> Verification:
 def _read_code(info: Mapping[str, Any]) -> Verification:
     _check_fields("verification_info", info, {"language", "test_cases"}, set())
     if info["language"] != "python":
-        raise ValueError("language is something else than 'python'")
+        raise ValueError("language is not 'python'")
     cases = info["test_cases"]
     if not isinstance(cases, list) or not 1 <= len(cases) <= MAX_CASES:
         raise ValueError(f"test_cases is not a list of 1 to {MAX_CASES} cases")

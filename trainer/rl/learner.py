@@ -117,7 +117,7 @@ class LearnTask:
 
 
 class Learner:
-    """Learner of one run, on the ranks of a trainer.  work: what they do together."""
+    """Learner of one run, on the ranks of a trainer.  work: their common work."""
 
     def __init__(self, config: RlConfig, work: RankWork) -> None:
         self.config, self.work = config, work

@@ -16,7 +16,7 @@ NAME, BAR = 26, 20
 """Columns of a source's name, and of the bar of its share."""
 NUMBER = 12
 """Columns of a share in a later mixture."""
-ROWS = {"text": "text", "chat": "chats, of which what the assistant says counts", "preference": "preferences (DPO)"}
+ROWS = {"text": "text", "chat": "chats, of which only the assistant's turns count", "preference": "preferences (DPO)"}
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:

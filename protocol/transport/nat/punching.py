@@ -268,7 +268,7 @@ class Race:
         try:
             await send(sock, RACE_FIRST_BYTE + self.token + ours)
             if not has_said and await receive(sock, HELLO_BYTES) != RACE_FIRST_BYTE + self.token + other:
-                raise GoneAway("somebody else is there")
+                raise GoneAway("another peer is at that address")
             if self._leads and self._won is None:
                 self._won = sock, kind  # from here on no other socket may win
                 await send(sock, TAKEN)

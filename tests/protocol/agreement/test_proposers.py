@@ -239,11 +239,11 @@ def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer()
     locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
     rolls.append(signed(one, locked))
     seat = liar.parliament.seats[three]
-    must = "it does not carry on the highest lock that its rolls name"
+    must = "it does not carry on the highest lock that its view changes name"
     for update, objection in [
         ({"attempt": attempt, "rolls": rolls}, must),
         ({"attempt": attempt, "rolls": rolls, "proof": proof.certificate}, must),
-        ({"attempt": attempt, "rolls": rolls[:2]}, "2 rolls of the 3 that it needs"),
+        ({"attempt": attempt, "rolls": rolls[:2]}, "2 of the 3 view changes that it needs"),
     ]:
         [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
         assert effect == Reject(liar.peer, "motion", objection)

@@ -210,8 +210,8 @@ def test_nobody_takes_itself_for_absent(body: Body) -> None:
         (a_roll(2, lock=name_of(2)), "not of a lower attempt"),
         (a_roll(2, lock=name_of(3)), "not of a lower attempt"),
         (a_roll(2, reduced=name_of(2, DAN)), "not of a lower attempt"),
-        (a_roll(2, lock=name_of(1, DAN)), "takes a part for the whole"),
-        (a_roll(2, reduced=name_of(1)), "takes a part for the whole"),
+        (a_roll(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
+        (a_roll(2, reduced=name_of(1)), "confuses a lock of the whole"),
     ],
 )
 def test_a_roll_with_an_impossible_lock(roll: Body, flaw: str) -> None:
@@ -240,13 +240,13 @@ def test_what_the_rolls_permit(body: Body) -> None:
         (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, [ANN, BOB], 1)), "2 of the 3 votes"),
         (a_motion(2, rolls=WITH_LOCK, proof=votes_for(OTHER_RECORD, PEERS[:3], 1)), "a false signature"),
         (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, PEERS[:3], 0)), "a proof of another lock"),
-        (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, [ANN, BOB, EVE], 1)), "others than electors"),
-        (a_motion(2, proof=LOCK.proof), "a lock that its rolls do not name"),
-        (a_motion(2, rolls=WITH_LOCK[:2]), "2 rolls of the 3"),
-        (a_motion(2, rolls=[signed(ANN, a_roll(1))] * 3), "a roll of another ballot"),
+        (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, [ANN, BOB, EVE], 1)), "non-electors"),
+        (a_motion(2, proof=LOCK.proof), "a lock that its view changes do not name"),
+        (a_motion(2, rolls=WITH_LOCK[:2]), "2 of the 3 view changes"),
+        (a_motion(2, rolls=[signed(ANN, a_roll(1))] * 3), "a view change of another ballot"),
         (a_motion(2, rolls=[b"rubbish"] * 3), "not"),
-        (a_proposal(2, rolls=WITH_LOCK), "its rolls name a lock"),
-        (a_proposal(2, rolls=[signed(ANN, a_roll(2))]), "1 rolls of the 3"),
+        (a_proposal(2, rolls=WITH_LOCK), "its view changes name a lock"),
+        (a_proposal(2, rolls=[signed(ANN, a_roll(2))]), "1 of the 3 view changes"),
         (a_proposal(2, rolls=[signed(peer, a_roll(2, held=[DAN])) for peer in PEERS[:3]]), "leaves out an elector"),
         (a_motion(2, rolls=[signed(peer, a_roll(2, held=[DAN])) for peer in PEERS[:3]]), "leaves out an elector"),
     ],
@@ -278,7 +278,7 @@ def test_proposing_out_of_turn_and_absent_strangers() -> None:
     rival = next(peer for peer in PEERS[:4] if peer != LEADER)
     assert "not its turn" in lie(rival, a_motion(2)) and "not its turn" in lie(rival, a_proposal(2))
     strange = a_motion(2).model_copy(update={"absent": [EVE]})
-    assert "others than electors for absent" in lie(LEADER, strange)
+    assert "a non-elector as absent" in lie(LEADER, strange)
     assert lie(EVE, a_motion(2)) == "", "a stranger's motion proves nothing: whoever votes drops it"
 
 

@@ -93,8 +93,8 @@ def stated(peer: PeerId, bounds: Sequence[int]) -> Member:
         ([5, 3], "not ascending"),
         ([2, 3, 7], "a part of one"),
         ([0, 4], "the first steps"),
-        ([MAX_COLUMN * 20, MAX_COLUMN * 20 + 2], "beyond the column"),
-        ([(1 << 32) - 9, (1 << 32) - 1], "beyond the column"),
+        ([MAX_COLUMN * 20, MAX_COLUMN * 20 + 2], "beyond the end of the column"),
+        ([(1 << 32) - 9, (1 << 32) - 1], "beyond the end of the column"),
         ([3, 24], "as long as its steps"),
     ],
 )
@@ -109,7 +109,7 @@ def test_stretches_are_ascending_in_the_column_and_no_longer_than_a_round(bounds
 def test_stretches_beyond_the_end_of_the_data_are_refused() -> None:
     with limited(70 * TERMS.rows):
         check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [21, 24]))
-        with pytest.raises(Malformed, match="rows that there are not"):
+        with pytest.raises(Malformed, match="rows that do not exist"):
             check_claims(MANIFEST, BASE, PEERS[0], stated(PEERS[0], [1999, 2001]))
 
 

@@ -47,7 +47,7 @@ def test_a_greeting_is_answered_and_its_sender_welcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", sorted(set(QUESTIONS) - BEFORE_HELLO))
 def test_whoever_may_not_speak_may_not_ask(tmp_path: Path, kind: str) -> None:
     async def check(stage: Stage) -> None:
-        assert str(await refusal(stage, kind, asker=BOB)) == f"not without a hello: {kind}"
+        assert str(await refusal(stage, kind, asker=BOB)) == f"a hello must come first: {kind}"
 
     on_stage(tmp_path, check, ANNS_ALONE)
 

@@ -56,7 +56,7 @@ def test_a_reward_that_is_no_number_is_not_said(reward: float | None) -> None:
         ([(ANN, b"\x01" * ENTRY_BYTES + bytes(ENTRY_BYTES))], "twice, or not in order"),
         ([(BOB, bytes(ENTRY_BYTES)), (ANN, bytes(ENTRY_BYTES))], "twice, or not in order"),
         ([(ANN, bytes(ENTRY_BYTES)), (ANN, b"\x01" + bytes(ENTRY_BYTES - 1))], "twice, or not in order"),
-        ([(ANN, b"".join(bytes([number]) + bytes(ENTRY_BYTES - 1) for number in range(4)))], "3 of a member at most"),
+        ([(ANN, b"".join(bytes([number]) + bytes(ENTRY_BYTES - 1) for number in range(4)))], "at most 3 in a round"),
         ([(ANN, bytes(ENTRY_BYTES - 1) + b"\x65")], "more tokens"),
     ],
 )

@@ -44,7 +44,7 @@ def test_reply_of_somebody_else_is_refused() -> None:
     example = example_tokens(LOOKUP, 0, BYTES)
     problem = LOOKUP.problem(0)
     forged = [*example.output[:3], ord("7"), *example.output[4:]]
-    with pytest.raises(ValueError, match="after turn 1 the rollout has something else than the environment's reply"):
+    with pytest.raises(ValueError, match="after turn 1 the rollout lacks the environment's reply"):
         read_turns(LOOKUP, problem, forged, example.made, BYTES)
     claimed = [*example.made[:3], True, True, *example.made[5:]]
     with pytest.raises(ValueError, match="after turn 1"):

@@ -89,7 +89,7 @@ def test_only_four_fields_are_needed() -> None:
         (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is not a number"),
         (line("numeric_answer", verification_info={"ground_truth": "1e999999999"}), "ground_truth is not a number"),
         (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
-        (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "something else than 'python'"),
+        (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "language is not 'python'"),
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
         (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
         (b'{"prompt": NaN}', "NaN is not a number in JSON"),
