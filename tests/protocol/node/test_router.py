@@ -46,7 +46,7 @@ def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, mon
 
         monkeypatch.setattr(Serving, "answer_tips", answers("tips", TipsRequest)(fail))
         monkeypatch.setattr(router, "unpack", fail_at_once)
-        with pytest.raises(Refused, match="failed at the question"):
+        with pytest.raises(Refused, match="failed to answer the question"):
             await stage.router.on_request(ANN.peer_id, "tips", TipsRequest(start=0, count=1).encode())
         assert stage.router.on_gossip(ANN.peer_id, b"") is Acceptance.IGNORE
         assert [event.what for event in stage.events if isinstance(event, HandlerFailed)] == ["question 'tips'", "gossip"]
