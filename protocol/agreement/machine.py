@@ -272,9 +272,12 @@ class RoundMachine:
         return missed
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Return the peers that the round waits for before it is closed: peers at work on it, else peers about to start."""
+        """Return the peers that the round waits for before it is closed.
+
+        These are peers at work on it, else peers about to start, else peers without which members would fork the run.
+        """
         at_work, coming = self._state.closing.awaited(view)
-        return at_work or coming
+        return at_work or coming or sorted(peer for peer in self._state.closing.decisive(view) if peer != self.me)
 
     # -- events -------------------------------------------------------------------------------------------------------
 

@@ -309,7 +309,7 @@ class ClosingPolicy:
         waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
         waiting += [peer for peer in coming if late_s < self._share(peer) * grace_s]
         if late_s < self.settings.eviction_s:
-            waiting += self._decisive(view)
+            waiting += self.decisive(view)
         out = [peer for peer in self.base.electors if peer in view and view[peer].on_tip and peer not in self.readys]
         ask = {*out, *at_work} if not waiting else at_work
         asks = self._hurry(
@@ -319,7 +319,7 @@ class ClosingPolicy:
             judge(self.patience.trainers, self._judging, [*self._late, *at_work, *coming], [*self.readys])
         return asks, not waiting
 
-    def _decisive(self, view: View) -> list[PeerId]:
+    def decisive(self, view: View) -> list[PeerId]:
         """Return the members without which those that are ready did not do most of the recent work of all that are here.
 
         The list is empty while an elector is heard.  Once all of them are gone, any members may certify a record, so two

@@ -579,10 +579,10 @@ def is_tenured(base: Base, peer: PeerId) -> bool:
 
 
 def deputised(base: Base, here: Collection[PeerId]) -> Base:
-    """Return `base` with the members that did recent work in the electors' place, if no elector is `here`.
+    """Return `base` with the members that did recent work in place of the electors, if no elector is `here`.
 
-    They are then remembered by name instead of as strangers.  Otherwise one slow newcomer would have the others give each
-    other up.  It costs nothing: members vote in this case, so a crowd of keys can stop the round anyway.
+    Each of them is then remembered by name.  As strangers they share one memory, and a slow newcomer would make them give
+    each other up.  Many keys could then stall often, but members vote in this case, so such keys can stop the round anyway.
     """
     return base if any(peer in base.electors for peer in here) else replace(base, electors=tuple(sorted(base.work.tokens)))
 

@@ -160,8 +160,8 @@ class RecentWork:
     def bounded_by(self, electors: Collection[PeerId]) -> RecentWork:
         """Return the work with the tokens of all other peers together at most half of the electors'.
 
-        The work of others is scaled down in proportion: instead, both are multiplied, so that equal parts stay equal.  If no
-        elector has done any work, nothing is bounded.
+        The work of others loses weight in proportion.  To keep equal parts equal without rounding, both sides are multiplied
+        instead of dividing one, so only ratios of the result mean anything.  If no elector has worked, nothing is bounded.
         """
         own = self.of(electors)
         others, most = sum(self.tokens.values()) - own, int(MOST_OF_OTHERS * own)

@@ -352,6 +352,7 @@ def test_where_no_elector_is_heard_most_of_the_recent_work_is_waited_for(
         assert says_ready(closing, number)
     closable = [closing.gather(view, wait_s)[1] for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
     assert closable == [wait_s >= closable_after_s for wait_s in (0.0, EVICTION_S - 0.25, EVICTION_S)]
+    assert bool(closing.decisive(view)) == (closable_after_s > 0), "the view names those that are waited for"
 
 
 def test_members_are_outweighed_by_others_that_are_here_and_did_more_of_the_recent_work() -> None:
