@@ -23,7 +23,7 @@ from blake3 import blake3
 from peer.corpora.conversations import ConversationEncoder, NothingToLearn
 from peer.corpora.forms import UTF16, UTF32
 from peer.corpora.inputs import Document
-from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow
+from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, FieldSelection, LeftOut, NamedRow, OptionWords
 from peer.corpora.readers import RawBatch, RawRow, RowForm
 from protocol.corpora.manifest import CorpusKind
 from trainer.data.rows import Tokens
@@ -315,6 +315,13 @@ def _record(raw: RawRow, remedy: str) -> Mapping[str, Any]:
     return record
 
 
+def _remedy(record: Mapping[str, Any], words: OptionWords) -> str:
+    """Return the remedy for a row without the field of a text: it may be a row of another kind."""
+    if record.keys() >= {"chosen", "rejected"}:
+        return words.kind.format("preference")
+    return words.kind.format("chat") if record.keys() & {"messages", "conversations"} else words.text
+
+
 def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
     name = fields.text
     text = field_of(record, name)
@@ -324,7 +331,7 @@ def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
         others = ", ".join(map(str, record))[:80]
         if not others:
             raise _Rejected(LeftOut.FIELD, "it has no field at all")
-        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others}; {fields.words.text}")
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others}; {_remedy(record, fields.words)}")
     if not isinstance(text, str):
         raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
     return text

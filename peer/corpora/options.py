@@ -80,9 +80,9 @@ def special_token(path: Path, name: str) -> int:
 class OptionWords:
     """Words for options in remedies: the defaults are those of `peer data build`.
 
-    held_out: name of an option.  text, source, json, skipped, workers: remedies for a text in another field, too many
-    sources, a row that is not JSON, files that are passed over, or processes.  bad: a remedy for bad rows of all kinds;
-    empty if there is none.
+    held_out: name of an option.  text, kind, source, json, skipped, workers: remedies for a text in another field, rows of
+    another kind, too many sources, a row that is not JSON, files that are passed over, or processes.  bad: a remedy for bad
+    rows of all kinds; empty if there is none.
     """
 
     text: str = "name one with --text"
@@ -92,6 +92,7 @@ class OptionWords:
     bad: str = "allow more with --bad"
     skipped: str = "leave files out with --leave-out PATTERN, or allow more with --bad"
     workers: str = "run the command again with fewer --workers"
+    kind: str = "build it with --kind {}"
 
 
 @dataclass(frozen=True)

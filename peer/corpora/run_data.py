@@ -50,10 +50,12 @@ WORDS = OptionWords(
     "",
     "leave files out with leave_out in [data], or name the files to read",
     "close other programs, and run the command again",
+    'set format = "{}" in [data]',
 )
 MEMBERS_WORDS = replace(
     WORDS,
     text="the run reads no other, so rename the field",
+    kind="the run reads no rows of another kind, so give texts",
     json="correct it",
     skipped="move such files elsewhere, or name other data with --data",
 )

@@ -181,6 +181,8 @@ REMEDIES: dict[str, tuple[str, bytes, str]] = {
     "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is no text; correct such rows, or allow more with --bad"),
     "a table": ("a.csv", b"text,b\nc\n", "and the header 2; mend its quotes, or allow more with --bad"),
     "an open quote": ("a.csv", b'text\n"c\n' + b"d\n" * 59, "end of data, after 60 lines); mend its quotes, or allow"),
+    "preferences": ("a.jsonl", b'{"chosen": "y", "rejected": "z"}\n', "; build it with --kind preference, or"),
+    "chats": ("a.jsonl", b'{"messages": []}\n', "but messages; build it with --kind chat, or allow more with --bad"),
     "a field": ("a.jsonl", b'{"body": "x"}\n', "but body; name one with --text, or allow more with --bad"),
 }  # fmt: skip
 
