@@ -47,9 +47,9 @@ CONNECTED_S = 30.0
 """Seconds until the connections of a sleeping peer break."""
 BACK_WITHIN_S, BACK_WITHIN_ROUNDS = 240.0, 8
 """Deadline for the next record with a returned peer: seconds, plus lengths of a round."""
-LULL_AFTER_S, LULL_TICK_S, LULL_SLOWNESS = 120.0, 3.0, 24.0
+LULL_AFTER_S, LULL_TICK_S, LULL_SLOWNESS = 120.0, 10.0, 48.0
 """Of a long absence, all but the first and the last seconds are a lull: peers sleep for at least so long, and an inner step
-takes so many times longer, so that a night has about a hundred rounds and few ticks."""
+takes so many times longer, so that a night has about fifty rounds and few ticks."""
 STANDSTILL_S = 600.0
 """Absence (s) from which on those that stayed must have made a round."""
 
