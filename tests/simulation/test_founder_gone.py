@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import trio
 
 from protocol.events.events import Event, RolledBack, RoundCommitted
 from tests.attacks.stage import founded_run
@@ -15,12 +16,20 @@ from tests.simulation.world import World
 ROUNDS = 25
 
 
-@pytest.mark.parametrize(("seed", "jitter"), [(1, 4.0), pytest.param(2, 1.0, marks=pytest.mark.slow)])
-def test_friends_go_on_in_one_history_beside_a_slow_newcomer(seed: int, jitter: float) -> None:
+@pytest.mark.parametrize(
+    ("seed", "jitter", "killed"),
+    [
+        (1, 4.0, True),
+        pytest.param(1, 4.0, False, marks=pytest.mark.slow),
+        pytest.param(2, 1.0, False, marks=pytest.mark.slow),
+    ],
+)
+def test_friends_go_on_in_one_history_beside_a_slow_newcomer(seed: int, jitter: float, killed: bool) -> None:
     """A busy computer (`jitter`: one of four rounds takes so many times as long) splits nobody.
 
     Strangers are remembered together, so the friends gave each other up because of the newcomer, and made records alone.
-    With seed 2 the founder is another peer, which never comes.
+    With seed 2 the founder is another peer, which never comes.  killed: one of the two friends is killed meanwhile, and
+    comes back after a minute.
     """
 
     async def scenario(world: World) -> None:
@@ -45,6 +54,11 @@ def test_friends_go_on_in_one_history_beside_a_slow_newcomer(seed: int, jitter: 
         await world.until_round(5, within_s=120)
         world.faults.kill(founder)
         world.start(newcomer)
+        if killed:
+            await world.until_round(max(world.rounds()) + 5, within_s=120)
+            world.faults.kill(cousin)
+            await trio.sleep(60)
+            world.start(cousin)
         wanted = max(world.rounds()) + ROUNDS
         await world.until("rounds without it", lambda: min(map(done, (friend, cousin))) >= wanted, within_s=600)
         assert not back, "nobody has lost a round"
