@@ -14,7 +14,7 @@ from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
 from protocol.agreement.proposer import ViewChangeLog
 from protocol.agreement.round_state import RoundState
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Observed, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
@@ -375,6 +375,24 @@ def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
     calls, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
     assert calls.on_view_change(PEERS[number], roll, signature_of(PEERS[number], roll), view, 0.0) is None
     assert state.attempt == attempt
+
+
+@pytest.mark.parametrize("members", [PEERS[:3], PEERS[:4]], ids=["no elector", "the elector is here"])
+def test_members_with_recent_work_answer_for_strangers_only_beside_an_elector(members: list[PeerId]) -> None:
+    """The fourth peer is the elector, the first two did the recent work, and the third one stalls each exchange."""
+    base = replace(BASE, electors=(PEERS[3],), work=RecentWork((tuple((peer, 10) for peer in PEERS[:2]),)))
+    patience, stalled = Patience(), Observed({}, {}, 0.0, [], [PEERS[2]])
+    patience.judge_exchange(ME, members, base, stalled, stall_s=20.0, fair_s=1.0)
+    shares = patience.limits(ME, members, replace(base, round=base.round + 1), stall_s=20.0, fair_s=1.0).shares
+    assert shares[PEERS[2]] < 1.0 and (shares[PEERS[1]] == 1.0) == (PEERS[3] not in members)
+
+
+def test_equal_parts_stay_equal_where_the_work_of_strangers_is_bounded() -> None:
+    """A part that looks heavier by a rounding would take back the rounds of the other one."""
+    tokens = tuple(zip(PEERS[:4], (100, 33, 33, 34), strict=True))
+    work = RecentWork((tokens,)).bounded_by([PEERS[0]])
+    assert work.of(PEERS[1:3]) * 34 == work.of([PEERS[3]]) * 66
+    assert 2 * work.of(PEERS[1:4]) == work.of([PEERS[0]])
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
