@@ -105,19 +105,15 @@ def test_what_is_read_from_disk_waits_for_no_line() -> None:
 @pytest.mark.parametrize(
     ("members", "said"), [(1, "with nobody, alone in this round"), (2, "with 1 other"), (3, "with 2 others")]
 )
-def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
+async def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
     activity = Activity(lambda event: None)
     report = RoundReport(SimpleNamespace(), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
     plan: Any = SimpleNamespace(members=[None] * members, round=41)
-
-    async def exchanging() -> None:
-        report.exchanging(plan)
-
-    trio.run(exchanging)
+    report.exchanging(plan)
     assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
 
 
-def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
+async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: {"x": "kitchen", "y": "attic"}[peer])
     report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
@@ -125,24 +121,20 @@ def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     exchange: Any = SimpleNamespace(done=trio.Event(), machine=SimpleNamespace(waiting_for=lambda: awaited))
     plan: Any = SimpleNamespace(members=[None] * 3, round=41)
     told: list[tuple[float, str]] = []
-
-    async def main() -> None:
-        begun = trio.current_time()
-        report.exchanging(plan)
-        for tick in range(80):
-            report.exchange_waits(exchange)
-            if not told or told[-1][1] != activity.detail:
-                told.append((trio.current_time() - begun, activity.detail))
-            if tick == 30:
-                awaited.remove("x")
-            if tick == 50:
-                exchange.done.set()
-            await trio.sleep(0.25)
-        activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
-        await trio.sleep(10)
+    begun = trio.current_time()
+    report.exchanging(plan)
+    for tick in range(80):
         report.exchange_waits(exchange)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        if not told or told[-1][1] != activity.detail:
+            told.append((trio.current_time() - begun, activity.detail))
+        if tick == 30:
+            awaited.remove("x")
+        if tick == 50:
+            exchange.done.set()
+        await trio.sleep(0.25)
+    activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
+    await trio.sleep(10)
+    report.exchange_waits(exchange)
     assert told == [
         (0, "with 2 others"),
         (5, "with 2 others, waiting for kitchen, attic"),

@@ -29,7 +29,7 @@ LAYOUTS = chunk_layouts(LADDER["int4"], 1024 * CHUNKS, 1024)
 LAYOUT = LAYOUTS.contribution
 
 
-def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
+async def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
     plan = Plan(round=0, fragment=0, base=ZERO_HASH, owners=bytes(CHUNKS), state_digest=ZERO_HASH, members=[a_member(ME)])
     own, result = (memoryview(bytearray(LAYOUT.payload_bytes)) for _ in range(2))
     for span in LAYOUT:
@@ -51,15 +51,12 @@ def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
         assert done is not None
         averaged.append(done)
 
-    async def main() -> None:
-        session: Any = SimpleNamespace(seal=lambda body: body)
-        averager = Averager(machine, session, buffers, offload, "mean")
-        async with trio.open_nursery() as nursery:
-            for effect in machine.handle(ContributionReady(), 0.0):
-                assert isinstance(effect, Reduce)
-                nursery.start_soon(reduce, averager, effect)
-
-    trio.run(main)
+    session: Any = SimpleNamespace(seal=lambda body: body)
+    averager = Averager(machine, session, buffers, offload, "mean")
+    async with trio.open_nursery() as nursery:
+        for effect in machine.handle(ContributionReady(), 0.0):
+            assert isinstance(effect, Reduce)
+            nursery.start_soon(reduce, averager, effect)
     assert {each.chunk for each in averaged} == {*range(CHUNKS)} and max(counts) == AVERAGES_AT_ONCE
     bodies = [[data[span.encoded][HEADER_BYTES:] for span in LAYOUT] for data in (own, result)]
     assert bodies[0] == bodies[1], "the mean of one"

@@ -56,14 +56,10 @@ def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
     ],
     ids=["a part", "a short part", "another fragment", "no such chunk", "another size", "a stranger"],
 )
-def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, size: int, taken: bool) -> None:
+async def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, size: int, taken: bool) -> None:
     fields: dict[str, Any] = {"plan": ZERO_HASH, "fragment": 0, "chunk": 0, "proof": [], "statement": None}
     header = PushHeader(**{**fields, **changes}).encode()
-
-    async def main() -> None:
-        assert (await receiver().open(peer, header, size) is not None) is taken
-
-    trio.run(main)
+    assert (await receiver().open(peer, header, size) is not None) is taken
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,9 @@ def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, 
     ],
     ids=["its owner's", "one made out of turn", "a stranger's"],
 )
-def test_a_result_is_taken_if_it_was_its_signers_turn(signer: PeerId, chunk: int, taken: bool, reason: str | None) -> None:
+async def test_a_result_is_taken_if_it_was_its_signers_turn(
+    signer: PeerId, chunk: int, taken: bool, reason: str | None
+) -> None:
     """We own the first and the last chunk, and the other member the one between them."""
     identity = next(identity for identity in IDENTITIES if identity.peer_id == signer)
     place = [member.peer for member in PLAN.members].index(OTHER)
@@ -85,51 +83,39 @@ def test_a_result_is_taken_if_it_was_its_signers_turn(signer: PeerId, chunk: int
     result = ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry_of(chunk_hash(b"average"), range(2), 2))
     statement = pack(identity, Hash(ZERO_HASH), result).raw
     header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=chunk, proof=[], statement=statement).encode()
-
-    async def main() -> None:
-        assert (await taker.open(OTHER, header, LAYOUT[chunk].size) is not None) is taken
-
-    trio.run(main)
+    assert (await taker.open(OTHER, header, LAYOUT[chunk].size) is not None) is taken
     assert [event.reason for event in told if isinstance(event, Dropped)] == ([reason] if reason is not None else [])
 
 
-def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_room() -> None:
+async def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_room() -> None:
     header = PushHeader(plan=plan_hash(PLAN), fragment=0, chunk=0, proof=[], statement=None).encode()
-
-    async def main() -> None:
-        taker = receiver()
-        assert taker.moving() == []
-        landings = [await taker.open(OTHER, header, LAYOUT[0].size) for _ in range(PART_BUFFERS)]
-        assert taker.moving() == [], "an announcement is no byte"
-        landing = landings[-1]
-        assert landing is not None
-        landing.on_bytes()
-        assert taker.moving() == [Moving(OTHER, held=False)] and taker.moving() == []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(taker.open, OTHER, header, LAYOUT[0].size)
-            await wait_all_tasks_blocked()
-            assert taker.moving() == [Moving(OTHER, held=True)]
-            nursery.cancel_scope.cancel()
-        assert taker.moving() == []
-
-    trio.run(main)
+    taker = receiver()
+    assert taker.moving() == []
+    landings = [await taker.open(OTHER, header, LAYOUT[0].size) for _ in range(PART_BUFFERS)]
+    assert taker.moving() == [], "an announcement is no byte"
+    landing = landings[-1]
+    assert landing is not None
+    landing.on_bytes()
+    assert taker.moving() == [Moving(OTHER, held=False)] and taker.moving() == []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(taker.open, OTHER, header, LAYOUT[0].size)
+        await wait_all_tasks_blocked()
+        assert taker.moving() == [Moving(OTHER, held=True)]
+        nursery.cancel_scope.cancel()
+    assert taker.moving() == []
 
 
-def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -> None:
+async def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -> None:
     told: list[Event] = []
     plan = PLAN.model_copy(update={"owners": bytes([[member.peer for member in PLAN.members].index(ME)] * 3)})
     header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=0, proof=[], statement=None).encode()
-
-    async def main() -> None:
-        taker = receiver(told, plan)
-        landing = await taker.open(OTHER, header, LAYOUT[0].size)
-        assert landing is not None
-        landing.complete()
-        with pytest.raises(Offence):
-            taker.finish(OTHER, header, landing)
-        assert taker.finish(OTHER, header, None) is None, "what broke off is nobody's fault"
-
-    trio.run(main)
+    taker = receiver(told, plan)
+    landing = await taker.open(OTHER, header, LAYOUT[0].size)
+    assert landing is not None
+    landing.complete()
+    with pytest.raises(Offence):
+        taker.finish(OTHER, header, landing)
+    assert taker.finish(OTHER, header, None) is None, "what broke off is nobody's fault"
     assert [event.reason for event in told if isinstance(event, Dropped)] == [
         "a part that is not what its sender committed to"
     ]

@@ -66,42 +66,36 @@ class Reader:
         return [event.text for event in self.events if isinstance(event, Notice) and event.level == "warning"]
 
 
-def test_consecutive_blocks_come_in_one_request_and_leaves_in_another() -> None:
-    async def check(web: Web) -> None:
-        reader = Reader(web)
-        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        assert await reader.leaves() == CORPUS.leaves[FIRST.root]
-        assert sum(len(site.requests) for site in reader.sites) == 2 and not reader.events
-
-    on_the_web(check)
+@on_the_web
+async def test_consecutive_blocks_come_in_one_request_and_leaves_in_another(web: Web) -> None:
+    reader = Reader(web)
+    assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+    assert await reader.leaves() == CORPUS.leaves[FIRST.root]
+    assert sum(len(site.requests) for site in reader.sites) == 2 and not reader.events
 
 
-def test_the_load_is_spread_over_the_mirrors() -> None:
-    async def check(web: Web) -> None:
-        reader = Reader(web, a_corpus((400_000,)))
-        for shard in reader.corpus.shards.values():
-            reader.got.clear()
-            assert await reader.blocks(range(1), shard)
-        counts = Counter(reader.asked)
-        assert len(counts) == 3 and min(counts.values()) > 8, counts
-
-    on_the_web(check)
+@on_the_web
+async def test_the_load_is_spread_over_the_mirrors(web: Web) -> None:
+    reader = Reader(web, a_corpus((400_000,)))
+    for shard in reader.corpus.shards.values():
+        reader.got.clear()
+        assert await reader.blocks(range(1), shard)
+    counts = Counter(reader.asked)
+    assert len(counts) == 3 and min(counts.values()) > 8, counts
 
 
 @pytest.mark.parametrize(
     "manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling, web.other_range]
 )
-def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
-    async def check(web: Web) -> None:
-        reader = Reader(web)
-        bad = reader.sites[await reader.first()]
-        bad.manner = manner
-        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        assert not reader.warnings()
-        requests, reader.got = len(bad.requests), {}
-        assert await reader.blocks() and len(bad.requests) == requests, "it rests"
-
-    on_the_web(check)
+@on_the_web
+async def test_another_mirror_goes_on_where_one_failed(web: Web, manner: Manner) -> None:
+    reader = Reader(web)
+    bad = reader.sites[await reader.first()]
+    bad.manner = manner
+    assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+    assert not reader.warnings()
+    requests, reader.got = len(bad.requests), {}
+    assert await reader.blocks() and len(bad.requests) == requests, "it rests"
 
 
 @pytest.mark.parametrize(
@@ -112,90 +106,79 @@ def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
         (web.redirecting("http://10.0.0.7/"), "not public"),
     ],
 )
-def test_who_lies_or_breaks_a_rule_is_set_aside_with_a_sentence(manner: Manner, words: str) -> None:
-    async def check(web: Web) -> None:
-        reader = Reader(web)
-        web.names["10.0.0.7"] = ["10.0.0.7"]
-        number = await reader.first()
-        reader.sites[number].manner = manner
-        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
-        (warning,) = reader.warnings()
-        assert warning.startswith(f"the mirror mirror{number}.test ") and words in warning
-        await trio.sleep(10 * MOST_REST_S)
-        assert {*reader.mirrors.ready(FIRST.root)} == {*URLS} - {URLS[number]}
-        requests, reader.got = len(reader.sites[number].requests), {}
-        assert await reader.blocks() and len(reader.sites[number].requests) == requests
-
-    on_the_web(check)
+@on_the_web
+async def test_who_lies_or_breaks_a_rule_is_set_aside_with_a_sentence(web: Web, manner: Manner, words: str) -> None:
+    reader = Reader(web)
+    web.names["10.0.0.7"] = ["10.0.0.7"]
+    number = await reader.first()
+    reader.sites[number].manner = manner
+    assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+    (warning,) = reader.warnings()
+    assert warning.startswith(f"the mirror mirror{number}.test ") and words in warning
+    await trio.sleep(10 * MOST_REST_S)
+    assert {*reader.mirrors.ready(FIRST.root)} == {*URLS} - {URLS[number]}
+    requests, reader.got = len(reader.sites[number].requests), {}
+    assert await reader.blocks() and len(reader.sites[number].requests) == requests
 
 
-def test_leaves_of_another_root_set_a_mirror_aside() -> None:
-    async def check(web_: Web) -> None:
-        reader = Reader(web_)
-        for site in reader.sites:
-            site.manner = web.liar
-        assert await reader.leaves() is None
-        await trio.sleep(10 * MOST_REST_S)
-        assert not reader.mirrors.ready(FIRST.root)
-
-    on_the_web(check)
+@on_the_web
+async def test_leaves_of_another_root_set_a_mirror_aside(web_: Web) -> None:
+    reader = Reader(web_)
+    for site in reader.sites:
+        site.manner = web.liar
+    assert await reader.leaves() is None
+    await trio.sleep(10 * MOST_REST_S)
+    assert not reader.mirrors.ready(FIRST.root)
 
 
-def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_when_it_is_back() -> None:
-    async def check(web_: Web) -> None:
-        reader = Reader(web_, count=1)
-        (site,) = reader.sites
-        site.manner = web.babbling
-        asked_at = list[float]()
-        while trio.current_time() < 1500:
-            if reader.mirrors.ready(FIRST.root):
-                asked_at.append(trio.current_time())
-                assert not await reader.blocks()
-            await trio.sleep(0.5)
-        gaps = [round(after - before) for before, after in pairwise(asked_at)]
-        assert gaps[:8] == [2, 4, 8, 16, 32, 64, 128, 256] and set(gaps[8:]) <= {300}
-        assert len(reader.warnings()) == 1 and len(asked_at) > TOLD_FAILURES
-        site.manner = web.honest
-        await trio.sleep(MOST_REST_S)
-        assert await reader.blocks()
-        site.manner = web.babbling
-        reader.got.clear()
-        assert not await reader.blocks()
-        await trio.sleep(3)
-        assert reader.mirrors.ready(FIRST.root), "a success ends the backoff"
-
-    on_the_web(check)
+@on_the_web
+async def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_when_it_is_back(web_: Web) -> None:
+    reader = Reader(web_, count=1)
+    (site,) = reader.sites
+    site.manner = web.babbling
+    asked_at = list[float]()
+    while trio.current_time() < 1500:
+        if reader.mirrors.ready(FIRST.root):
+            asked_at.append(trio.current_time())
+            assert not await reader.blocks()
+        await trio.sleep(0.5)
+    gaps = [round(after - before) for before, after in pairwise(asked_at)]
+    assert gaps[:8] == [2, 4, 8, 16, 32, 64, 128, 256] and set(gaps[8:]) <= {300}
+    assert len(reader.warnings()) == 1 and len(asked_at) > TOLD_FAILURES
+    site.manner = web.honest
+    await trio.sleep(MOST_REST_S)
+    assert await reader.blocks()
+    site.manner = web.babbling
+    reader.got.clear()
+    assert not await reader.blocks()
+    await trio.sleep(3)
+    assert reader.mirrors.ready(FIRST.root), "a success ends the backoff"
 
 
-def test_a_mirror_of_another_corpus_is_asked_for_what_it_has() -> None:
+@on_the_web
+async def test_a_mirror_of_another_corpus_is_asked_for_what_it_has(web: Web) -> None:
     other = a_corpus(seed=2)
     (shard, *_) = other.shards.values()
-
-    async def check(web: Web) -> None:
-        reader = Reader(web, count=1)
-        (site,) = reader.sites
-        assert await reader.leaves(shard) is None
-        assert not reader.mirrors.ready(shard.root)
-        assert reader.mirrors.ready(FIRST.root) and await reader.blocks()
-        requests = len(site.requests)
-        assert await reader.leaves(shard) is None and len(site.requests) == requests
-        await trio.sleep(ABSENT_S)
-        site.files = files_of(other, "/corpus")
-        assert await reader.leaves(shard) == other.leaves[shard.root] and not reader.warnings()
-
-    on_the_web(check)
+    reader = Reader(web, count=1)
+    (site,) = reader.sites
+    assert await reader.leaves(shard) is None
+    assert not reader.mirrors.ready(shard.root)
+    assert reader.mirrors.ready(FIRST.root) and await reader.blocks()
+    requests = len(site.requests)
+    assert await reader.leaves(shard) is None and len(site.requests) == requests
+    await trio.sleep(ABSENT_S)
+    site.files = files_of(other, "/corpus")
+    assert await reader.leaves(shard) == other.leaves[shard.root] and not reader.warnings()
 
 
-def test_a_disk_that_is_full_is_no_fault_of_the_mirror() -> None:
-    async def check(web: Web) -> None:
-        reader = Reader(web)
+@on_the_web
+async def test_a_disk_that_is_full_is_no_fault_of_the_mirror(web: Web) -> None:
+    reader = Reader(web)
 
-        async def keep(number: int, data: bytes) -> None:
-            raise StoreFull("the disk is full")
+    async def keep(number: int, data: bytes) -> None:
+        raise StoreFull("the disk is full")
 
-        blob = Blob.cut(FIRST.root, CORPUS.leaves[FIRST.root], FIRST.spans)
-        with pytest.raises(StoreFull):
-            await reader.mirrors.read_chunks(URLS[0], blob, range(2), keep)
-        assert not reader.events and len(reader.mirrors.ready(FIRST.root)) == 3
-
-    on_the_web(check)
+    blob = Blob.cut(FIRST.root, CORPUS.leaves[FIRST.root], FIRST.spans)
+    with pytest.raises(StoreFull):
+        await reader.mirrors.read_chunks(URLS[0], blob, range(2), keep)
+    assert not reader.events and len(reader.mirrors.ready(FIRST.root)) == 3

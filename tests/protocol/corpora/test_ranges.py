@@ -44,16 +44,14 @@ def a_site(manner: Manner = web.honest) -> Site:
 
 
 @pytest.mark.parametrize("manner", [web.honest, web.chunked, web.endless])
-def test_a_range_comes_in_its_pieces_and_no_further_byte_is_read(manner: Manner) -> None:
-    async def check(web: Web) -> None:
-        site = web.add("mirror.test", PUBLIC, a_site(manner))
-        assert await read(RangeClient(dialer=web)) == WANTED
-        (request,) = site.requests
-        assert request.headers["host"] == "mirror.test" and request.headers["accept-encoding"] == "identity"
-        await trio.sleep(1)
-        assert site.sent < 3 * (64 << 10), "the connection is closed once the range is here"
-
-    on_the_web(check)
+@on_the_web
+async def test_a_range_comes_in_its_pieces_and_no_further_byte_is_read(web: Web, manner: Manner) -> None:
+    site = web.add("mirror.test", PUBLIC, a_site(manner))
+    assert await read(RangeClient(dialer=web)) == WANTED
+    (request,) = site.requests
+    assert request.headers["host"] == "mirror.test" and request.headers["accept-encoding"] == "identity"
+    await trio.sleep(1)
+    assert site.sent < 3 * (64 << 10), "the connection is closed once the range is here"
 
 
 @pytest.mark.parametrize(
@@ -76,56 +74,50 @@ def test_a_range_comes_in_its_pieces_and_no_further_byte_is_read(manner: Manner)
         (web.redirecting("//[x]/file"), RangeForbidden, "malformed", 0),
     ],
 )
-def test_a_server_that_misbehaves_is_left_soon(manner: Manner, kind: type[Exception], reason: str, most_s: float) -> None:
-    async def check(web: Web) -> None:
-        site, start = web.add("mirror.test", PUBLIC, a_site(manner)), trio.current_time()
-        with pytest.raises(kind, match=reason) as caught:
-            await read(RangeClient(dialer=web))
-        assert type(caught.value) is kind and trio.current_time() - start <= most_s + 0.1
-        await trio.sleep(1)
-        assert site.sent < 4 * (64 << 10)
-
-    on_the_web(check)
-
-
-def test_the_beginning_of_a_whole_file_may_come_as_such() -> None:
-    async def check(web_: Web) -> None:
-        site = web_.add("mirror.test", PUBLIC, a_site(web.whole))
-        assert b"".join(await read(RangeClient(dialer=web_), start=0)) == CONTENT[: sum(SIZES)]
-        await trio.sleep(1)
-        assert site.sent < 4 * (64 << 10)
-
-    on_the_web(check)
+@on_the_web
+async def test_a_server_that_misbehaves_is_left_soon(
+    web: Web, manner: Manner, kind: type[Exception], reason: str, most_s: float
+) -> None:
+    site, start = web.add("mirror.test", PUBLIC, a_site(manner)), trio.current_time()
+    with pytest.raises(kind, match=reason) as caught:
+        await read(RangeClient(dialer=web))
+    assert type(caught.value) is kind and trio.current_time() - start <= most_s + 0.1
+    await trio.sleep(1)
+    assert site.sent < 4 * (64 << 10)
 
 
-def test_the_users_limit_slows_the_reading_and_is_not_the_servers_fault() -> None:
-    async def check(web_: Web) -> None:
-        web_.add("mirror.test", PUBLIC, a_site(web.chunked))
-        paid = list[int]()
-
-        async def pay(size: int) -> None:
-            paid.append(size)
-            await trio.sleep(60)
-
-        assert await read(RangeClient(dialer=web_, pay=pay)) == WANTED
-        assert sum(SIZES) <= sum(paid) and len(paid) > 1 and trio.current_time() >= 60 * len(paid)
-
-    on_the_web(check)
+@on_the_web
+async def test_the_beginning_of_a_whole_file_may_come_as_such(web_: Web) -> None:
+    site = web_.add("mirror.test", PUBLIC, a_site(web.whole))
+    assert b"".join(await read(RangeClient(dialer=web_), start=0)) == CONTENT[: sum(SIZES)]
+    await trio.sleep(1)
+    assert site.sent < 4 * (64 << 10)
 
 
-def test_everything_that_a_server_sends_counts_as_traffic() -> None:
-    async def check(web_: Web) -> None:
-        site = web_.add("mirror.test", PUBLIC, a_site(web.chunking(b"1\r\n.\r\n")))
-        paid = list[int]()
+@on_the_web
+async def test_the_users_limit_slows_the_reading_and_is_not_the_servers_fault(web_: Web) -> None:
+    web_.add("mirror.test", PUBLIC, a_site(web.chunked))
+    paid = list[int]()
 
-        async def pay(size: int) -> None:
-            paid.append(size)
+    async def pay(size: int) -> None:
+        paid.append(size)
+        await trio.sleep(60)
 
-        assert await read(RangeClient(dialer=web_, pay=pay)) == [b"." * size for size in SIZES]
-        await trio.sleep(1)
-        assert sum(paid) >= 6 * sum(SIZES) and site.sent <= sum(paid) + 2 * (64 << 10)
+    assert await read(RangeClient(dialer=web_, pay=pay)) == WANTED
+    assert sum(SIZES) <= sum(paid) and len(paid) > 1 and trio.current_time() >= 60 * len(paid)
 
-    on_the_web(check)
+
+@on_the_web
+async def test_everything_that_a_server_sends_counts_as_traffic(web_: Web) -> None:
+    site = web_.add("mirror.test", PUBLIC, a_site(web.chunking(b"1\r\n.\r\n")))
+    paid = list[int]()
+
+    async def pay(size: int) -> None:
+        paid.append(size)
+
+    assert await read(RangeClient(dialer=web_, pay=pay)) == [b"." * size for size in SIZES]
+    await trio.sleep(1)
+    assert sum(paid) >= 6 * sum(SIZES) and site.sent <= sum(paid) + 2 * (64 << 10)
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -136,66 +128,56 @@ def test_everything_that_a_server_sends_counts_as_traffic() -> None:
     "127.0.0.1 10.0.0.7 192.168.1.1 172.16.0.1 100.64.0.1 169.254.169.254 0.0.0.0 224.0.0.1 255.255.255.255 192.0.2.1 "
     "::1 :: fe80::1 fc00::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::7f00:1 2002:7f00:1::1 2001:db8::1".split(),
 )
-def test_addresses_that_are_not_public_are_not_dialled(ip: str) -> None:
-    async def check(web: Web) -> None:
-        web.add("mirror.test", PUBLIC, a_site())
-        web.names["mirror.test"].append(ip)
-        with pytest.raises(RangeForbidden, match="not public"):
-            await read(RangeClient(dialer=web))
-        assert not web.dialled, "not even the public ones: the name is not to be trusted"
-
-    on_the_web(check)
+@on_the_web
+async def test_addresses_that_are_not_public_are_not_dialled(web: Web, ip: str) -> None:
+    web.add("mirror.test", PUBLIC, a_site())
+    web.names["mirror.test"].append(ip)
+    with pytest.raises(RangeForbidden, match="not public"):
+        await read(RangeClient(dialer=web))
+    assert not web.dialled, "not even the public ones: the name is not to be trusted"
 
 
-def test_the_user_may_allow_networks() -> None:
-    async def check(web: Web) -> None:
-        web.add("mirror.test", PRIVATE, a_site())
-        client = RangeClient([ipaddress.ip_network("10.0.0.0/24")], dialer=web)
-        assert await read(client) == WANTED
-        web.names["mirror.test"] = ["10.0.1.7"]
-        with pytest.raises(RangeForbidden, match="not public"):
-            await read(client)
-
-    on_the_web(check)
+@on_the_web
+async def test_the_user_may_allow_networks(web: Web) -> None:
+    web.add("mirror.test", PRIVATE, a_site())
+    client = RangeClient([ipaddress.ip_network("10.0.0.0/24")], dialer=web)
+    assert await read(client) == WANTED
+    web.names["mirror.test"] = ["10.0.1.7"]
+    with pytest.raises(RangeForbidden, match="not public"):
+        await read(client)
 
 
-def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
-    async def check(web: Web) -> None:
-        web.names["mirror.test"] = [OTHER_PUBLIC]
-        web.add("mirror.test", PUBLIC, a_site())
-        assert await read(RangeClient(dialer=web)) == WANTED
-        assert web.dialled == [OTHER_PUBLIC, PUBLIC]
-
-    on_the_web(check)
+@on_the_web
+async def test_the_next_address_is_tried_if_one_does_not_answer(web: Web) -> None:
+    web.names["mirror.test"] = [OTHER_PUBLIC]
+    web.add("mirror.test", PUBLIC, a_site())
+    assert await read(RangeClient(dialer=web)) == WANTED
+    assert web.dialled == [OTHER_PUBLIC, PUBLIC]
 
 
 @pytest.mark.parametrize(
     "location", ["http://inside.test/file", f"http://{PRIVATE}/file", "http://127.0.0.1:8080/", "http://[::1]/file"]
 )
-def test_a_redirect_to_a_private_address_is_not_followed(location: str) -> None:
-    async def check(web_: Web) -> None:
-        web_.add("mirror.test", PUBLIC, a_site(web.redirecting(location)))
-        web_.add("inside.test", PRIVATE, a_site())
-        for ip in (PRIVATE, "127.0.0.1", "::1"):
-            web_.names[ip] = [ip]
-        with pytest.raises(RangeForbidden, match="not public"):
-            await read(RangeClient(dialer=web_))
-        assert web_.dialled == [PUBLIC]
-
-    on_the_web(check)
+@on_the_web
+async def test_a_redirect_to_a_private_address_is_not_followed(web_: Web, location: str) -> None:
+    web_.add("mirror.test", PUBLIC, a_site(web.redirecting(location)))
+    web_.add("inside.test", PRIVATE, a_site())
+    for ip in (PRIVATE, "127.0.0.1", "::1"):
+        web_.names[ip] = [ip]
+    with pytest.raises(RangeForbidden, match="not public"):
+        await read(RangeClient(dialer=web_))
+    assert web_.dialled == [PUBLIC]
 
 
-def test_three_redirects_are_followed_and_no_more() -> None:
-    async def check(web_: Web) -> None:
-        for number in range(4):
-            manner = web.redirecting(f"http://mirror{number + 1}.test/file")
-            web_.add(f"mirror{number}.test", f"93.184.216.{number}", a_site(manner))
-        web_.add("mirror4.test", PUBLIC, a_site())
-        assert await read(RangeClient(dialer=web_), "http://mirror1.test/file") == WANTED
-        with pytest.raises(RangeForbidden, match="more than 3 times"):
-            await read(RangeClient(dialer=web_), "http://mirror0.test/file")
-
-    on_the_web(check)
+@on_the_web
+async def test_three_redirects_are_followed_and_no_more(web_: Web) -> None:
+    for number in range(4):
+        manner = web.redirecting(f"http://mirror{number + 1}.test/file")
+        web_.add(f"mirror{number}.test", f"93.184.216.{number}", a_site(manner))
+    web_.add("mirror4.test", PUBLIC, a_site())
+    assert await read(RangeClient(dialer=web_), "http://mirror1.test/file") == WANTED
+    with pytest.raises(RangeForbidden, match="more than 3 times"):
+        await read(RangeClient(dialer=web_), "http://mirror0.test/file")
 
 
 @pytest.mark.parametrize(
@@ -211,32 +193,27 @@ def test_three_redirects_are_followed_and_no_more() -> None:
         "http://mirror.test/\xff",
     ],
 )
-def test_other_addresses_are_no_mirrors(url: str) -> None:
-    async def check(web_: Web) -> None:
-        web_.add("mirror.test", PUBLIC, a_site(web.redirecting(url)))
-        with pytest.raises(RangeForbidden, match="names a|more than 3"):
-            await read(RangeClient(dialer=web_))
-
-    on_the_web(check)
+@on_the_web
+async def test_other_addresses_are_no_mirrors(web_: Web, url: str) -> None:
+    web_.add("mirror.test", PUBLIC, a_site(web.redirecting(url)))
+    with pytest.raises(RangeForbidden, match="names a|more than 3"):
+        await read(RangeClient(dialer=web_))
 
 
-def test_names_that_never_resolve_and_servers_that_never_accept_have_a_deadline() -> None:
+async def test_names_that_never_resolve_and_servers_that_never_accept_have_a_deadline() -> None:
     class Slow(Web):
         async def dial(self, ip: str, port: int) -> trio.abc.Stream:
             await trio.sleep_forever()
             raise AssertionError
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            web = Slow(nursery)
-            web.add("mirror.test", PUBLIC, a_site())
-            with pytest.raises(RangeFailed, match="in time"):
-                await read(RangeClient(dialer=web))
-            assert trio.current_time() == CONNECT_S
-            with pytest.raises(RangeFailed, match="not found"):
-                await read(RangeClient(dialer=web), "http://nowhere.test/file")
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    async with trio.open_nursery() as nursery:
+        web = Slow(nursery)
+        web.add("mirror.test", PUBLIC, a_site())
+        with pytest.raises(RangeFailed, match="in time"):
+            await read(RangeClient(dialer=web))
+        assert trio.current_time() == CONNECT_S
+        with pytest.raises(RangeFailed, match="not found"):
+            await read(RangeClient(dialer=web), "http://nowhere.test/file")
 
 
 # -- real sockets, and TLS --------------------------------------------------------------------------------------------
@@ -328,20 +305,17 @@ def test_with_tls_the_server_proves_its_name(tmp_path: Path) -> None:
                 trio.run(read, client, f"https://{name}:{port}/file")
 
 
-def test_no_redirect_leads_from_https_to_http() -> None:
+async def test_no_redirect_leads_from_https_to_http() -> None:
     class Plain(Web):
         def tls(self, stream: trio.abc.Stream, host: str) -> trio.SSLStream:
             stream.do_handshake = trio.lowlevel.checkpoint  # type: ignore[attr-defined]
             return stream  # type: ignore[return-value]
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            web_ = Plain(nursery)
-            site = web_.add("mirror.test", PUBLIC, a_site(web.redirecting("/other")))
-            site.manner = web.redirecting("http://mirror.test/file")
-            with pytest.raises(RangeForbidden, match="from https to http"):
-                await read(RangeClient(dialer=web_), "https://mirror.test/file")
-            assert len(web_.dialled) == 1
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    async with trio.open_nursery() as nursery:
+        web_ = Plain(nursery)
+        site = web_.add("mirror.test", PUBLIC, a_site(web.redirecting("/other")))
+        site.manner = web.redirecting("http://mirror.test/file")
+        with pytest.raises(RangeForbidden, match="from https to http"):
+            await read(RangeClient(dialer=web_), "https://mirror.test/file")
+        assert len(web_.dialled) == 1
+        nursery.cancel_scope.cancel()

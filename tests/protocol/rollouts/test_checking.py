@@ -66,20 +66,16 @@ class Stage:
         return await self.checking.check(link, PooledBatch(WORKER, BODY, b""), lambda: {3: TIPS[3]})
 
 
-def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
+async def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
     """Though the chain had gone back when its turn was asked for, and has come to that record again when it came."""
-
-    async def main() -> None:
-        stage = Stage()
-        async with trio.open_nursery() as nursery, stage.turn.taken():
-            stage.length = 2
-            nursery.start_soon(stage.check)
-            await trio.testing.wait_all_tasks_blocked()
-            stage.length = 3
-        problems = problems_of(RUN, TIPS[3], WORKER, 0, RL.prompts_per_batch, RL.problems, SETS)
-        assert [task.problems for task in stage.asked] == [problems]
-
-    trio.run(main)
+    stage = Stage()
+    async with trio.open_nursery() as nursery, stage.turn.taken():
+        stage.length = 2
+        nursery.start_soon(stage.check)
+        await trio.testing.wait_all_tasks_blocked()
+        stage.length = 3
+    problems = problems_of(RUN, TIPS[3], WORKER, 0, RL.prompts_per_batch, RL.problems, SETS)
+    assert [task.problems for task in stage.asked] == [problems]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +94,12 @@ def test_a_verdict_is_sure_where_every_honest_device_comes_to_it(found: list[tup
     assert is_sure([RolloutVerdict(*accepted[good], "", None, 1, sure=by_all) for good, by_all in found]) is sure
 
 
-def test_a_batch_of_a_version_that_our_chain_has_not_is_held_against_nothing() -> None:
-    async def main() -> None:
-        stage = Stage()
-        stage.length = 2
-        assert (await stage.check()).codes is None
-        stage.length = 3
-        assert (await stage.check()).codes == bytes(BODY.rollouts) and len(stage.asked) == 1
-
-    trio.run(main)
+async def test_a_batch_of_a_version_that_our_chain_has_not_is_held_against_nothing() -> None:
+    stage = Stage()
+    stage.length = 2
+    assert (await stage.check()).codes is None
+    stage.length = 3
+    assert (await stage.check()).codes == bytes(BODY.rollouts) and len(stage.asked) == 1
 
 
 def test_what_our_chain_went_back_before_waits_until_it_comes_again() -> None:

@@ -96,39 +96,33 @@ def stated(stage: Stage, root: Hash = ROOT, number: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("slow", [True, False])
-def test_nothing_stays_of_a_batch_whose_maker_is_set_aside_while_it_comes(tmp_path: Path, slow: bool) -> None:
-    async def main() -> None:
-        stage = Stage(tmp_path, Disk(durable=False), slow)
-        batch = stated(stage)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stage.fetching.fetch, batch)
-            await trio.testing.wait_all_tasks_blocked()
-            for effect in stage.table.tell(Ejected(WORKER, "two batches of one number")):
-                if hasattr(effect, "root"):
-                    stage.fetching.discard(effect.root)
-            stage.fetching.end_useless()
-        await stage.fetching.remove_unwanted()
-        assert stage.on_disk == [] and not stage.fetching._unwanted
-        assert len(stage.told) == 1, "whatever came of it, its place is free"
-
-    play(main)
+async def test_nothing_stays_of_a_batch_whose_maker_is_set_aside_while_it_comes(tmp_path: Path, slow: bool) -> None:
+    stage = Stage(tmp_path, Disk(durable=False), slow)
+    batch = stated(stage)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage.fetching.fetch, batch)
+        await trio.testing.wait_all_tasks_blocked()
+        for effect in stage.table.tell(Ejected(WORKER, "two batches of one number")):
+            if hasattr(effect, "root"):
+                stage.fetching.discard(effect.root)
+        stage.fetching.end_useless()
+    await stage.fetching.remove_unwanted()
+    assert stage.on_disk == [] and not stage.fetching._unwanted
+    assert len(stage.told) == 1, "whatever came of it, its place is free"
 
 
-def test_a_full_disk_is_not_filled_with_pieces_of_batches_and_told_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        stage = Stage(tmp_path, FullDisk(durable=False))
-        batch = stated(stage)
-        for _ in range(3):
-            await stage.fetching.fetch(batch)
-        assert [event for event in stage.said if isinstance(event, Notice)] == [
-            Notice("warning", "rollouts cannot be kept: the disk is full: make room there")
-        ]
-        assert [each.here for each in stage.told] == [None] * 3 and trio.current_time() >= 3 * RETRY_S
-        stage.table.move(3 + RL.max_async + 1)
-        await stage.fetching.remove_unwanted()
-        assert stage.on_disk == []
-
-    play(main)
+async def test_a_full_disk_is_not_filled_with_pieces_of_batches_and_told_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, FullDisk(durable=False))
+    batch = stated(stage)
+    for _ in range(3):
+        await stage.fetching.fetch(batch)
+    assert [event for event in stage.said if isinstance(event, Notice)] == [
+        Notice("warning", "rollouts cannot be kept: the disk is full: make room there")
+    ]
+    assert [each.here for each in stage.told] == [None] * 3 and trio.current_time() >= 3 * RETRY_S
+    stage.table.move(3 + RL.max_async + 1)
+    await stage.fetching.remove_unwanted()
+    assert stage.on_disk == []
 
 
 class NoStatements(BlobStore):
@@ -138,31 +132,28 @@ class NoStatements(BlobStore):
         raise StoreFull("the disk is full: make room there")
 
 
-def test_a_batch_of_ours_that_cannot_be_stated_for_want_of_room_takes_none(tmp_path: Path) -> None:
-    async def main() -> None:
-        files = NoStatements(Disk(durable=False), tmp_path / "rollouts")
-        files.load()
+async def test_a_batch_of_ours_that_cannot_be_stated_for_want_of_room_takes_none(tmp_path: Path) -> None:
+    files = NoStatements(Disk(durable=False), tmp_path / "rollouts")
+    files.load()
 
-        async def generate(task: object, path: Path, on_progress: object) -> Generated:
-            await trio.lowlevel.checkpoint()
-            path.write_bytes(DATA)
-            return Generated(rollouts=RL.rollouts_per_batch, tokens=9)
+    async def generate(task: object, path: Path, on_progress: object) -> Generated:
+        await trio.lowlevel.checkpoint()
+        path.write_bytes(DATA)
+        return Generated(rollouts=RL.rollouts_per_batch, tokens=9)
 
-        others: Any = SimpleNamespace(
-            me=ME,
-            run=Hash(b"r" * 32),
-            seal=lambda body: SimpleNamespace(raw=b"statement"),
-            generate=generate,
-            newest=(3, Hash(b"t" * 32)),
-            missing=lambda version: "",
-            at=lambda version: TasksInForce(),
-        )
-        others.link = others.versions = others.tasks = others
-        others.lock, others.incarnation = TrainerLock(), 1
-        worker = RolloutMaker(others, RL, files, others, inline, others)
-        for _ in range(3):
-            with pytest.raises(StoreFull):
-                await worker.make(lambda done, total: None)
-        assert not any(path.stat().st_size >= len(DATA) for path in files.folder.iterdir())
-
-    play(main)
+    others: Any = SimpleNamespace(
+        me=ME,
+        run=Hash(b"r" * 32),
+        seal=lambda body: SimpleNamespace(raw=b"statement"),
+        generate=generate,
+        newest=(3, Hash(b"t" * 32)),
+        missing=lambda version: "",
+        at=lambda version: TasksInForce(),
+    )
+    others.link = others.versions = others.tasks = others
+    others.lock, others.incarnation = TrainerLock(), 1
+    worker = RolloutMaker(others, RL, files, others, inline, others)
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            await worker.make(lambda done, total: None)
+    assert not any(path.stat().st_size >= len(DATA) for path in files.folder.iterdir())

@@ -60,51 +60,41 @@ class Stage:
         return {file.first: self.refused[file.digest] for file in files if file.digest in self.refused}
 
 
-def test_a_slot_that_is_another_sets_on_another_branch_has_not_the_tasks_of_this_one() -> None:
+async def test_a_slot_that_is_another_sets_on_another_branch_has_not_the_tasks_of_this_one() -> None:
     """Else batches were made and judged with the problems of the wrong set, and honest peers set aside."""
+    stage = Stage()
+    await stage.held.follow()
+    assert stage.held.holds(3) and not stage.held.missing(3)
+    stage.tasks = stage.pending = in_force(B)
+    assert not stage.held.holds(3) and "reads the tasks" in stage.held.missing(3)
+    await stage.held.follow()
+    assert stage.held.holds(3) and stage.given == [["a"], ["b"]]
 
-    async def main() -> None:
-        stage = Stage()
+
+async def test_an_amendment_that_can_never_come_takes_no_slot_of_what_is_in_force() -> None:
+    stage = Stage()
+    stage.pending = in_force(B, 2)
+    await stage.held.follow()
+    assert stage.held.holds(3) and stage.given == [["a"]]
+
+
+async def test_what_could_not_be_used_is_looked_at_and_tried_again_after_a_while() -> None:
+    stage = Stage()
+    stage.refused = {"a": "there is no file"}
+    for _ in range(3):
         await stage.held.follow()
-        assert stage.held.holds(3) and not stage.held.missing(3)
-        stage.tasks = stage.pending = in_force(B)
-        assert not stage.held.holds(3) and "reads the tasks" in stage.held.missing(3)
-        await stage.held.follow()
-        assert stage.held.holds(3) and stage.given == [["a"], ["b"]]
-
-    trio.run(main)
-
-
-def test_an_amendment_that_can_never_come_takes_no_slot_of_what_is_in_force() -> None:
-    async def main() -> None:
-        stage = Stage()
-        stage.pending = in_force(B, 2)
-        await stage.held.follow()
-        assert stage.held.holds(3) and stage.given == [["a"]]
-
-    trio.run(main)
-
-
-def test_what_could_not_be_used_is_looked_at_and_tried_again_after_a_while() -> None:
-    async def main() -> None:
-        stage = Stage()
-        stage.refused = {"a": "there is no file"}
-        for _ in range(3):
-            await stage.held.follow()
-        assert len(stage.given) == 1 and stage.sets.unusable == {(5, A): "there is no file"}
-        assert "there is no file" in stage.held.missing(3)
-        await trio.sleep(AGAIN_S)
-        await stage.held.follow()
-        assert stage.looked == [[A]] and len(stage.given) == 2
-        stage.refused = {}
-        await trio.sleep(AGAIN_S)
-        await stage.held.follow()
-        assert stage.held.holds(3) and stage.sets.unusable == {}
-        await trio.sleep(AGAIN_S)
-        await stage.held.follow()
-        assert len(stage.given) == 3, "nothing is left to be tried"
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(stage.given) == 1 and stage.sets.unusable == {(5, A): "there is no file"}
+    assert "there is no file" in stage.held.missing(3)
+    await trio.sleep(AGAIN_S)
+    await stage.held.follow()
+    assert stage.looked == [[A]] and len(stage.given) == 2
+    stage.refused = {}
+    await trio.sleep(AGAIN_S)
+    await stage.held.follow()
+    assert stage.held.holds(3) and stage.sets.unusable == {}
+    await trio.sleep(AGAIN_S)
+    await stage.held.follow()
+    assert len(stage.given) == 3, "nothing is left to be tried"
 
 
 def test_the_numbers_of_problems_are_those_of_the_slot() -> None:

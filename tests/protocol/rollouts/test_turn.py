@@ -79,13 +79,10 @@ def test_a_short_rest_keeps_what_is_being_made_and_a_long_one_gives_the_turn_bac
     assert tried(lambda turn: turn.rest(True), REST_S / 2)[0] == "done"
 
 
-def test_what_takes_the_process_but_for_a_moment_is_never_given_up() -> None:
-    async def main() -> None:
-        turn = TrainerLock()
-        turn.rest(True)
-        async with turn.taken():
-            await trio.sleep(2 * REST_S)
-            turn.look()
-            await trio.lowlevel.checkpoint()
-
-    in_time(main)
+async def test_what_takes_the_process_but_for_a_moment_is_never_given_up() -> None:
+    turn = TrainerLock()
+    turn.rest(True)
+    async with turn.taken():
+        await trio.sleep(2 * REST_S)
+        turn.look()
+        await trio.lowlevel.checkpoint()

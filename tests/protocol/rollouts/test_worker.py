@@ -70,61 +70,48 @@ class Stage:
         return found
 
 
-def test_no_batch_is_stated_twice_when_the_chain_goes_back(tmp_path: Path) -> None:
+async def test_no_batch_is_stated_twice_when_the_chain_goes_back(tmp_path: Path) -> None:
     """Two statements of one life about one batch are proof of a lie."""
-
-    async def main() -> None:
-        stage = Stage(tmp_path)
-        said = await stage.makes(3, T, 2)
-        said += await stage.makes(4, V)
-        said += await stage.makes(3, T)  # the last record was given up
-        said += await stage.makes(3, U)  # and the one before: it is another branch
-        said += await stage.makes(4, V)
-        places = [(body.version, body.number) for body in said]
-        assert places == [(3, 0), (3, 1), (4, 0), (3, 2), (3, 0), (4, 1)], "each tip has its own"
-
-    trio.run(main)
+    stage = Stage(tmp_path)
+    said = await stage.makes(3, T, 2)
+    said += await stage.makes(4, V)
+    said += await stage.makes(3, T)  # the last record was given up
+    said += await stage.makes(3, U)  # and the one before: it is another branch
+    said += await stage.makes(4, V)
+    places = [(body.version, body.number) for body in said]
+    assert places == [(3, 0), (3, 1), (4, 0), (3, 2), (3, 0), (4, 1)], "each tip has its own"
 
 
-def test_the_numbers_of_versions_that_never_come_back_are_forgotten(tmp_path: Path, monkeypatch: Any) -> None:
-    async def main() -> None:
-        stage = Stage(tmp_path)
-        for version in range(9):
-            await stage.makes(version, hash_bytes("tip", bytes([version])))
-        assert len(stage.worker._next) == 4
-        assert [body.number for body in await stage.makes(8, hash_bytes("tip", bytes([8])))] == [1]
-
+async def test_the_numbers_of_versions_that_never_come_back_are_forgotten(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(worker_module, "VERSIONS_REMEMBERED", 4)
-    trio.run(main)
+    stage = Stage(tmp_path)
+    for version in range(9):
+        await stage.makes(version, hash_bytes("tip", bytes([version])))
+    assert len(stage.worker._next) == 4
+    assert [body.number for body in await stage.makes(8, hash_bytes("tip", bytes([8])))] == [1]
 
 
-def test_a_batch_over_which_the_process_ends_again_is_passed_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        stage = Stage(tmp_path)
-        await stage.makes(3, T)
-        fatal = problems_of(Hash(b"r" * 32), T, ME, 1, RL.prompts_per_batch, RL.problems, TasksInForce())
-        stage.fatal = {fatal}
-        for _ in range(2):
-            with pytest.raises(TrainerDied):
-                await stage.makes(3, T)
-        [body] = await stage.makes(3, T)
-        assert body.number == 2 and stage.tasks.count(fatal) == 2
-
-    trio.run(main)
+async def test_a_batch_over_which_the_process_ends_again_is_passed_over(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.makes(3, T)
+    fatal = problems_of(Hash(b"r" * 32), T, ME, 1, RL.prompts_per_batch, RL.problems, TasksInForce())
+    stage.fatal = {fatal}
+    for _ in range(2):
+        with pytest.raises(TrainerDied):
+            await stage.makes(3, T)
+    [body] = await stage.makes(3, T)
+    assert body.number == 2 and stage.tasks.count(fatal) == 2
 
 
-def test_a_statement_that_the_disk_does_not_take_gives_no_number(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_statement_that_the_disk_does_not_take_gives_no_number(tmp_path: Path, monkeypatch: Any) -> None:
     """Trainers take numbers in order: they would wait for it."""
 
     def full(number: int, raw: bytes) -> None:
         raise StoreFailed("no space left")
 
-    async def main() -> None:
-        stage = Stage(tmp_path)
+    stage = Stage(tmp_path)
+    await stage.makes(3, T)
+    with monkeypatch.context() as patched, pytest.raises(StoreFailed):
+        patched.setattr(stage.files, "keep", full)
         await stage.makes(3, T)
-        with monkeypatch.context() as patched, pytest.raises(StoreFailed):
-            patched.setattr(stage.files, "keep", full)
-            await stage.makes(3, T)
-        assert [body.number for body in await stage.makes(3, T)] == [1]
-
-    trio.run(main)
+    assert [body.number for body in await stage.makes(3, T)] == [1]
