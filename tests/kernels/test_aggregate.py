@@ -62,13 +62,6 @@ def test_one_alone_is_what_it_is_under_every_rule(rule: Rule, count: int) -> Non
     assert of(rule, [part], count) == mean_of([part], [100], count)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("members", [2, 3, 8])
-def test_equal_contributions_come_out_as_they_went_in(rule: Rule, members: int) -> None:
-    part = encoded(normal(700))
-    np.testing.assert_allclose(values(rule, [part] * members, 700), decoded(part, 700), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("rule", ROBUST)
 def test_two_honest_members_give_their_mean(rule: Rule) -> None:
     parts = [encoded(normal(600, seed)) for seed in range(2)]
@@ -96,11 +89,6 @@ def test_values_beyond_the_parameters_gain_their_sender_nothing(rule: Rule, memb
         norms = sorted(norm(decoded(part, count + beyond)) for part in parts)
         assert squares_in(result).members <= (rules.CLIP * norms[members // 2]) ** 2, "the outer step follows from it"
     assert distances[1] <= distances[0]
-
-
-def test_clip_of_contributions_of_like_norm_is_the_mean() -> None:
-    parts = around(normal(PIECE + 300), 8)
-    assert of("clip", parts, PIECE + 300) == mean_of(parts, [100] * 8, PIECE + 300)
 
 
 def test_clip_scales_what_is_too_long_and_only_that() -> None:
@@ -138,21 +126,6 @@ def test_centered_clip_is_its_formula() -> None:
         radius = np.sort(distances)[4]
         centre = centre + np.mean((rows - centre) * np.minimum(1, radius / distances)[:, None], axis=0)
     np.testing.assert_allclose(values("centered_clip", parts, 900), centre, atol=0.02)
-
-
-@pytest.mark.parametrize("rule", ROBUST)
-@pytest.mark.parametrize("hostile", [1, 2])
-@pytest.mark.parametrize("size", [-1e3, 1e3, 1e30])
-def test_a_minority_moves_the_result_by_at_most_what_an_honest_member_could(rule: Rule, hostile: int, size: float) -> None:
-    """The mean is moved by as much as the attacker likes; the rules by less than an honest contribution is long."""
-    centre = normal(5000)
-    honest = around(centre, 8 - hostile)
-    attack = [encoded(np.float32(size) * (centre + normal(5000, 7 + place))) for place in range(hostile)]
-    truth = np.mean([decoded(part, 5000) for part in honest], axis=0)
-    moved = norm(values(rule, [*attack, *honest], 5000) - truth)
-    assert moved < norm(truth)
-    with np.errstate(over="ignore"):
-        assert norm(values("mean", [*attack, *honest], 5000) - truth) > 50 * norm(truth)
 
 
 @pytest.mark.parametrize("rule", ROBUST)

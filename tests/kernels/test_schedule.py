@@ -34,10 +34,6 @@ def test_rate_without_a_cooldown_never_comes_down() -> None:
     assert scheduled_rate(replace(INNER, cooldown=0.0), Place(999, 1.0)) == 1.0
 
 
-def test_rate_that_cools_down_all_the_time_begins_at_once() -> None:
-    assert scheduled_rate(replace(INNER, cooldown=1.0), Place(99, 0.25)) == pytest.approx(0.5)
-
-
 def test_joiners_warm_up_from_nothing() -> None:
     assert [warmed(step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert warmed(0, 0) == 1.0

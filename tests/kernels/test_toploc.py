@@ -109,13 +109,6 @@ def test_own_proofs_match_and_a_batch_gives_what_each_gives() -> None:
     assert compare_all(sequences, together)[3] == compare(sequences[3], together[3])
 
 
-def test_a_chunk_of_few_values_takes_them_all() -> None:
-    hidden = states(33, 16)
-    proofs = prove(hidden)
-    assert [len(proof) for proof in proofs] == toploc.proof_sizes(33, 16) == [258, 34]
-    assert compare(hidden, proofs) == [Mismatch(0, 0.0, 0.0)] * 2
-
-
 def test_no_tokens_need_no_proof() -> None:
     assert prove(states(0, 128)) == [] == compare(states(0, 128), [])
 

@@ -55,11 +55,6 @@ def test_a_sentence_is_a_harmless_line_whoever_wrote_the_event(text: str, whole:
             assert len(line) <= 2000 and line.isprintable() and not HARMFUL.search(line), type(event)
 
 
-def test_a_name_in_a_phase_moves_no_cursor() -> None:
-    text = ev.PhaseChanged("ready", "waiting", "waiting for \x1b]0;owned\x07\x1b[2J\n12:00 error").sentence()
-    assert text.isprintable() and text.startswith("ready: waiting for")
-
-
 def test_what_a_round_learned_from_is_said_with_what_of_it_is_ours() -> None:
     told = ev.RolloutsCounted(4, 0.25, 3, 1500, {OTHER: 1500}, 0, ["aa"])
     assert told.sentence() == (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from peer.commands.status import describe_status
-from protocol.events.status import REMEDIES, CopiesStatus, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
+from protocol.events.status import REMEDIES, CopiesStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.drawing import Look
@@ -87,107 +86,6 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
 def test_what_is_no_status_is_a_value_error(given: object) -> None:
     with pytest.raises(ValueError, match="no status"):
         PeerStatus.from_fields(given)
-
-
-EARLY: dict[str, Any] = {
-    "peer": "p",
-    "name": "n",
-    "run": "r",
-    "run_name": "",
-    "role": "seed",
-    "phase": "starting",
-    "why_idle": "connecting",
-    "why_detail": "",
-    "why_remedy": "`peer doctor INVITATION` says why; or ask for a newer invitation",
-    "finishing": "",
-    "finishing_left_s": None,
-    "round": 0,
-    "tip": "",
-    "final_rounds": 0,
-    "final_tip": "",
-    "provisional_rounds": 0,
-    "unconfirmed_by": [],
-    "electors": [],
-    "founders_vote_until": None,
-    "state_rounds": 0,
-    "state_digest": "",
-    "peers": 0,
-    "members": [],
-    "tokens": 0,
-    "steps": 0,
-    "inner_steps": 0,
-    "fragment": 0,
-    "fragments": 1,
-    "ahead_steps": 0,
-    "ahead_inner_steps": 0,
-    "tokens_per_s": 0.0,
-    "round_left_s": None,
-    "loss": None,
-    "losses": {},
-    "eval_loss": None,
-    "eval_losses": {},
-    "eval_rounds": None,
-    "eval_by": None,
-    "eval_members": 1,
-    "eval_percent": None,
-    "up_bytes": 0,
-    "down_bytes": 0,
-    "trainer_pid": None,
-    "device": "",
-    "mfu": None,
-    "busy_share": None,
-    "joules_per_token": None,
-    "version": "1",
-    "swarm": [],
-    "rollouts": None,
-    "organiser": "",
-    "goal_unit": "",
-    "goal_total": 0,
-    "goal_done": 0,
-    "goal_left_s": None,
-    "data_total": 0,
-    "run_ended": False,
-    "run_tokens": 0,
-    "run_tokens_per_s": None,
-    "learning_rate": None,
-    "rate_phase": "",
-    "clock_skew": "",
-    "team": "",
-    "block_bytes": {},
-    "copies": None,
-    "pid": 1,
-    "uptime_s": 0.5,
-    "mono": 0.0,
-    "addresses": ["/ip4/127.0.0.1/tcp/1"],
-    "invitation": "",
-    "invite_command": "",
-    "reachable": "unknown",
-    "reachability": {},
-    "run_definition": None,
-    "computer": None,
-    "contribution": None,
-    "next_rest": "",
-    "limits": {},
-}
-"""The status of a peer whose node does not run yet."""
-
-
-def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
-    early = NodeStatus(
-        peer="p",
-        name="n",
-        run="r",
-        run_name="",
-        role="seed",
-        phase="starting",
-        why_idle="connecting",
-        why_detail="",
-        version="1",
-    )
-    around = PeerStatus.around(
-        early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
-    )
-    assert around.to_fields() == EARLY
 
 
 @pytest.mark.parametrize(

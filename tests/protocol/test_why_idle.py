@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,20 +85,6 @@ def test_a_guest_that_nobody_answers_is_sent_to_the_doctor(stage: dict[str, Any]
 @pytest.mark.parametrize("why", [each for each in REMEDIES if each is not WhyIdle.CONNECTING])
 def test_only_who_connects_by_an_invitation_is_told_of_one(why: WhyIdle) -> None:
     assert ONLY_FOR_GUESTS not in REMEDIES[why]
-
-
-@pytest.mark.parametrize("why", [WhyIdle.STARTING, WhyIdle.COMMITTING, WhyIdle.EXCHANGING, WhyIdle.WAITING_FOR_MEMBERS])
-def test_no_line_is_blamed_for_what_the_disk_or_others_take(why: WhyIdle) -> None:
-    assert "max_down" not in REMEDIES[why] and "makes it long" not in REMEDIES[why]
-
-
-def test_what_is_read_from_disk_waits_for_no_line() -> None:
-    """The package says so in one place each."""
-    source = Path(__file__).parents[2] / "protocol"
-    for path in source.rglob("*.py"):
-        for line in path.read_text().splitlines():
-            if "from disk" in line and "show(" in line:
-                assert "WhyIdle.STARTING" in line, f"{path}: {line}"
 
 
 @pytest.mark.parametrize(

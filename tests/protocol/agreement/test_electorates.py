@@ -76,24 +76,6 @@ def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: i
     assert parliament.commits()[0].certificate.absent == [elector]
 
 
-def test_a_certified_record_whose_result_went_with_everybody_who_had_it_holds_nobody_up() -> None:
-    parliament = Parliament(1, joiners=1)
-    elector, joiner = parliament.seats
-    parliament.starved.add(joiner)
-    parliament.ready()
-    parliament.run(3)
-    certified = parliament.seats[elector].committed
-    assert certified is not None and parliament.undecided() == [joiner]
-    parliament.crash(elector)
-    parliament.starved.clear()
-    parliament.run(EVICTION_S - 1)
-    assert parliament.undecided() == [joiner], "it may come back, with the result"
-    parliament.run(60)
-    record = parliament.seats[joiner].committed
-    assert record is not None and [member.peer for member in record.record.members] == [joiner]
-    assert record.certificate.absent == [elector], "it yields to the certified one, should that turn up"
-
-
 def test_whoever_has_the_result_of_a_certified_record_is_waited_for() -> None:
     parliament = Parliament(1, joiners=2)
     elector, joiner, other = parliament.seats

@@ -29,6 +29,7 @@ from tests.protocol.council import (
     signed,
     votes_for,
 )
+from tests.protocol.tables import table
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
@@ -65,34 +66,21 @@ def test_a_quorum_of_voters_calls_a_ballot(signers: list[PeerId], absent: list[P
             justify(RUN, a_ballot(1, *absent), rolls)
 
 
-@pytest.mark.parametrize(
-    ("roll", "flaw"),
-    [
-        (a_roll(1), "of another ballot"),
-        (a_roll(3), "of another ballot"),
-        (a_roll(2, base=ZERO_HASH), "of another ballot"),
-        (a_roll(2, round=4), "of another ballot"),
-        (a_roll(2, DAN), "with other absent electors"),
-        (a_roll(2).model_copy(update={"held": b"\x10"}), "non-electors"),
-        (a_roll(2).model_copy(update={"held": b"\x01\x00"}), "non-electors"),
-        (a_roll(2, lock=name_of(2)), "not of a lower attempt"),
-        (a_roll(2, reduced=name_of(3, DAN)), "not of a lower attempt"),
-        (a_roll(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
-        (a_roll(2, reduced=name_of(1)), "confuses a lock of the whole"),
-    ],
-    ids=[
-        "a lower attempt",
-        "a higher attempt",
-        "another tip",
-        "another round",
-        "another absent list",
-        "a fifth elector's READY",
-        "a mask that is too long",
-        "a lock of this attempt",
-        "a lock of a later attempt",
-        "a lock of a part as one of the whole",
-        "a lock of the whole as one of a part",
-    ],
+@table(
+    "roll, flaw",
+    {
+        "a lower attempt": (a_roll(1), "of another ballot"),
+        "a higher attempt": (a_roll(3), "of another ballot"),
+        "another tip": (a_roll(2, base=ZERO_HASH), "of another ballot"),
+        "another round": (a_roll(2, round=4), "of another ballot"),
+        "another absent list": (a_roll(2, DAN), "with other absent electors"),
+        "a fifth elector's READY": (a_roll(2).model_copy(update={"held": b"\x10"}), "non-electors"),
+        "a mask that is too long": (a_roll(2).model_copy(update={"held": b"\x01\x00"}), "non-electors"),
+        "a lock of this attempt": (a_roll(2, lock=name_of(2)), "not of a lower attempt"),
+        "a lock of a later attempt": (a_roll(2, reduced=name_of(3, DAN)), "not of a lower attempt"),
+        "a lock of a part as one of the whole": (a_roll(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
+        "a lock of the whole as one of a part": (a_roll(2, reduced=name_of(1)), "confuses a lock of the whole"),
+    },
 )
 def test_one_roll_that_does_not_fit_spoils_the_quorum(roll: ViewChange, flaw: str) -> None:
     rolls = [signed(ANN, a_roll(2)), signed(BOB, a_roll(2)), signed(CAT, a_roll(2)), signed(DAN, roll)]
@@ -121,30 +109,19 @@ WHOLE_1, WHOLE_2, OTHER_2 = name_of(1), name_of(2), name_of(2, record=OTHER_RECO
 PART_1, PART_2, OTHER_PART = name_of(1, DAN), name_of(2, DAN), name_of(2, CAT)
 
 
-@pytest.mark.parametrize(
-    ("locks", "reduced", "absent", "highest"),
-    [
-        ([None, None, None], [], [], []),
-        ([None, WHOLE_1, None], [], [], [WHOLE_1]),
-        ([WHOLE_2, WHOLE_1, None], [], [], [WHOLE_2]),
-        ([WHOLE_2, OTHER_2, WHOLE_1], [], [], [WHOLE_2, OTHER_2]),
-        ([], [PART_1, PART_2], [DAN], [PART_2]),
-        ([], [PART_2, OTHER_PART], [DAN], [PART_2]),
-        ([], [PART_1, PART_2], [CAT], []),
-        ([], [PART_2, PART_2, PART_2], [], []),
-        ([WHOLE_1], [None, PART_2], [DAN], [WHOLE_1]),
-    ],
-    ids=[
-        "none",
-        "one",
-        "the higher one",
-        "two of one attempt, of which one has a proof",
-        "of the same part",
-        "only of the same part",
-        "of another part: none",
-        "of a part in a ballot of the whole: none",
-        "of the whole before a higher one of a part",
-    ],
+@table(
+    "locks, reduced, absent, highest",
+    {
+        "none": ([None, None, None], [], [], []),
+        "one": ([None, WHOLE_1, None], [], [], [WHOLE_1]),
+        "the higher one": ([WHOLE_2, WHOLE_1, None], [], [], [WHOLE_2]),
+        "two of one attempt, of which one has a proof": ([WHOLE_2, OTHER_2, WHOLE_1], [], [], [WHOLE_2, OTHER_2]),
+        "of the same part": ([], [PART_1, PART_2], [DAN], [PART_2]),
+        "only of the same part": ([], [PART_2, OTHER_PART], [DAN], [PART_2]),
+        "of another part: none": ([], [PART_1, PART_2], [CAT], []),
+        "of a part in a ballot of the whole: none": ([], [PART_2, PART_2, PART_2], [], []),
+        "of the whole before a higher one of a part": ([WHOLE_1], [None, PART_2], [DAN], [WHOLE_1]),
+    },
 )
 def test_the_highest_lock_is_carried_on(
     locks: list[LockName | None], reduced: list[LockName | None], absent: list[PeerId], highest: list[LockName]
@@ -155,30 +132,19 @@ def test_the_highest_lock_is_carried_on(
     assert justified(ballot, *rolls).highest_locks() == highest
 
 
-@pytest.mark.parametrize(
-    ("changes", "flaw"),
-    [
-        ({}, None),
-        ({"proof": votes_for(RECORD, [ANN, BOB], 1)}, "2 of the 3 votes"),
-        ({"proof": votes_for(RECORD, [ANN, BOB, EVE], 1)}, "non-electors"),
-        ({"proof": votes_for(RECORD, [ANN, BOB, CAT], 1, step=Step.SECOND)}, "false signature"),
-        ({"proof": votes_for(OTHER_RECORD, [ANN, BOB, CAT], 1)}, "false signature"),
-        ({"proof": votes_for(RECORD, [ANN, BOB, CAT], 0)}, "of another lock"),
-        ({"proof": votes_for(RECORD, [ANN, BOB], 1, DAN)}, "of another lock"),
-        ({"record": OTHER_RECORD}, "of another lock"),
-        ({"lock": name_of(9)}, "of another lock"),
-    ],
-    ids=[
-        "it holds",
-        "too few votes",
-        "a stranger's vote",
-        "second votes",
-        "votes for another record",
-        "votes of another attempt",
-        "votes of a part",
-        "another record",
-        "a lock of an attempt that nobody voted in",
-    ],
+@table(
+    "changes, flaw",
+    {
+        "it holds": ({}, None),
+        "too few votes": ({"proof": votes_for(RECORD, [ANN, BOB], 1)}, "2 of the 3 votes"),
+        "a stranger's vote": ({"proof": votes_for(RECORD, [ANN, BOB, EVE], 1)}, "non-electors"),
+        "second votes": ({"proof": votes_for(RECORD, [ANN, BOB, CAT], 1, step=Step.SECOND)}, "false signature"),
+        "votes for another record": ({"proof": votes_for(OTHER_RECORD, [ANN, BOB, CAT], 1)}, "false signature"),
+        "votes of another attempt": ({"proof": votes_for(RECORD, [ANN, BOB, CAT], 0)}, "of another lock"),
+        "votes of a part": ({"proof": votes_for(RECORD, [ANN, BOB], 1, DAN)}, "of another lock"),
+        "another record": ({"record": OTHER_RECORD}, "of another lock"),
+        "a lock of an attempt that nobody voted in": ({"lock": name_of(9)}, "of another lock"),
+    },
 )
 def test_a_lock_is_shown_by_a_quorum_of_first_votes(changes: dict[str, Any], flaw: str | None) -> None:
     case = {"record": RECORD, "lock": WHOLE_1, "proof": a_lock(1).proof, **changes}
@@ -194,26 +160,17 @@ def test_a_lock_is_shown_by_a_quorum_of_first_votes(changes: dict[str, Any], fla
 FIRST_THREE = plan_hash(a_plan())
 
 
-@pytest.mark.parametrize(
-    ("held", "taken_up", "allowed"),
-    [
-        ([[], [], []], [], True),
-        ([[ANN], [BOB], [CAT]], [], True),
-        ([[ANN], [BOB], [DAN]], [], True),
-        ([[ANN], [DAN], [DAN]], [], False),
-        ([[], [DAN], [DAN]], [FIRST_THREE], False),
-        ([[], [DAN], [DAN]], [FIRST_THREE, FIRST_THREE], True),
-        ([[], [DAN], [DAN]], [FIRST_THREE, Hash(ZERO_HASH)], False),
-    ],
-    ids=[
-        "nobody is ready",
-        "all who are ready are in",
-        "one signer holds the fourth's READY: it may lie",
-        "two hold it: one is honest",
-        "one took the plan up: it may lie",
-        "two took it up: one is honest",
-        "two took up different plans",
-    ],
+@table(
+    "held, taken_up, allowed",
+    {
+        "nobody is ready": ([[], [], []], [], True),
+        "all who are ready are in": ([[ANN], [BOB], [CAT]], [], True),
+        "one signer holds the fourth's READY: it may lie": ([[ANN], [BOB], [DAN]], [], True),
+        "two hold it: one is honest": ([[ANN], [DAN], [DAN]], [], False),
+        "one took the plan up: it may lie": ([[], [DAN], [DAN]], [FIRST_THREE], False),
+        "two took it up: one is honest": ([[], [DAN], [DAN]], [FIRST_THREE, FIRST_THREE], True),
+        "two took up different plans": ([[], [DAN], [DAN]], [FIRST_THREE, Hash(ZERO_HASH)], False),
+    },
 )
 def test_a_plan_names_each_elector_that_is_ready(held: list[list[PeerId]], taken_up: list[Hash], allowed: bool) -> None:
     plans = [*taken_up, None, None, None]

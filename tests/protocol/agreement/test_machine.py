@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from protocol.agreement.ballot import held_mask
-from protocol.agreement.events import AverageDisproved, FinishCompute, Reject, Send, StateHashed
+from protocol.agreement.events import FinishCompute, Reject, Send
 from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.envelope import Body
-from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
     Parliament,
@@ -27,28 +27,6 @@ def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
     parliament.run(3)
     assert len(parliament.records()) == 1
     assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
-
-
-def test_a_contradicting_ready_of_the_same_incarnation_is_refused() -> None:
-    parliament = Parliament(2)
-    first, second = parliament.seats
-    parliament.ready()
-    seat = parliament.seats[first]
-    parliament.hand_over(second, seat, seat.machine.readys[second].model_copy(update={"tokens": 999}))
-    assert seat.machine.readys[second].tokens == 1000
-
-
-def test_another_state_digest_is_not_averaged() -> None:
-    parliament = Parliament(3)
-    odd, *others = parliament.seats
-    digest = Hash(b"\x01" * 32)
-    parliament.tell(parliament.seats[odd], StateHashed(digest))
-    parliament.ready(*others)
-    parliament.ready(odd, state_digest=digest)
-    parliament.run(60)
-    commit = next(seat.committed for seat in parliament.seats.values() if seat.committed)
-    assert commit.record.state_digest == ZERO_HASH
-    assert odd not in [member.peer for member in commit.record.members]
 
 
 def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quorum_does() -> None:
@@ -75,23 +53,6 @@ def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() 
 
 
 # -- what is made anew ----------------------------------------------------------------------------------------------------
-
-
-def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() -> None:
-    parliament = Parliament(4)
-    proposer, motion = put_to_the_vote(parliament)
-    voter, liar = [peer for peer in parliament.seats if peer != proposer][:2]
-    parliament.queue.clear()
-    parliament.hand_over(proposer, parliament.seats[voter], motion)  # one vote is given, and lost
-    parliament.queue.clear()
-    for seat in parliament.seats.values():
-        if seat.me != liar:
-            parliament.tell(seat, AverageDisproved(liar, 0, motion.index[0].hash))
-    parliament.crash(liar)
-    parliament.lie = motion.index[0].hash
-    parliament.run(40)
-    assert not parliament.undecided() and len(parliament.records()) == 1
-    assert liar not in [member.peer for member in parliament.commits()[0].record.members]
 
 
 # -- what nobody acts on --------------------------------------------------------------------------------------------------
@@ -129,19 +90,6 @@ def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> N
     assert (effect.reason == "it is not its sender's turn to propose") is refused
 
 
-def test_who_says_that_it_holds_what_nobody_holds_stops_no_plan() -> None:
-    """A liar's roll names an elector that is at work; the rolls of the others make a quorum."""
-    parliament = Parliament(5)
-    leader = first_proposer(parliament)
-    liar, busy, *_ = [peer for peer in parliament.seats if peer != leader]
-    parliament.make_puppet(liar)
-    parliament.say(liar, parliament.roll(0, held=b"\x1f"), leader)
-    parliament.ready(*[peer for peer in parliament.seats if peer != busy])
-    parliament.run(30)
-    assert len(parliament.records()) == 1 and not parliament.undecided()
-    assert parliament.commits()[0].certificate.attempt == 0, "it does not even cost an attempt"
-
-
 @pytest.mark.parametrize("electors", [1, 3, 4])
 def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
     """Keys are free: many of them are no f + 1, and cannot close a round or run its attempts up."""
@@ -176,19 +124,6 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     [roll, *_] = parliament.pass_on(ViewChange)
     parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
     assert parliament.seats[leader].machine.attempt == attempt
-
-
-def test_two_voters_take_us_to_the_attempt_that_one_of_four_honest_ones_is_in() -> None:
-    parliament = Parliament(4)
-    leader, one = leader_and_voter(parliament)
-    other = next(peer for peer in parliament.seats if peer not in (leader, one))
-    parliament.ready()
-    [roll, *_] = parliament.pass_on(ViewChange)
-    machine = parliament.seats[leader].machine
-    parliament.hand_over(one, parliament.seats[leader], roll.model_copy(update={"attempt": 40}))
-    parliament.hand_over(other, parliament.seats[leader], roll.model_copy(update={"attempt": 30}))
-    assert machine.attempt >= 30
-    assert machine.kept.attempt == machine.attempt
 
 
 def test_a_far_attempt_of_a_liar_costs_one_attempt_and_no_more() -> None:

@@ -8,20 +8,18 @@ from random import Random
 import pytest
 
 from protocol.agreement.ballot import Ballot
-from protocol.agreement.events import Reject, Tick
+from protocol.agreement.events import Tick
 from protocol.agreement.round_state import PATIENCE_S
 from protocol.chain.records import record_hash
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
-    Commit,
     Lock,
     PrevoteCertificate,
     Proposal,
     RecordProposal,
     Signature,
-    Step,
     ViewChange,
     Vote,
 )
@@ -33,7 +31,7 @@ from tests.protocol.agreement.parliament import (
     leader_and_voter,
     put_to_the_vote,
 )
-from tests.protocol.council import base_of, peers, signed
+from tests.protocol.council import base_of, peers
 
 # -- whose turn it is -----------------------------------------------------------------------------------------------------
 
@@ -182,26 +180,6 @@ def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -
     assert not liar.parliament.records()
 
 
-@pytest.mark.parametrize("shown", [0, 1, 2, 3])
-def test_a_proof_that_is_withheld_from_some_locks_the_others(shown: int) -> None:
-    """With two of three locked, the liar holds a certificate that it can show at any time: the record must be that one."""
-    liar = LyingProposer()
-    motion = liar.motion(b"version")
-    liar.says(motion, *liar.others)
-    proof = liar.proof(motion)
-    for peer in liar.others[:shown]:
-        liar.says(proof, peer)
-    liar.is_outlived()
-    assert shown < 2 or liar.parliament.records() == {motion.record.encode()}
-    if shown >= 2:
-        certificate = liar.hears(Step.SECOND, motion)
-        late = Parliament(4)
-        late.hand_over(
-            liar.peer, late.seats[liar.others[0]], Commit(record=motion.record, index=motion.index, certificate=certificate)
-        )
-        assert late.records() == liar.parliament.records(), "it holds"
-
-
 def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no_more() -> None:
     """The liar names a lock of a high attempt, or shows a proof that is none."""
     parliament = Parliament(4)
@@ -223,37 +201,3 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
     parliament.ready()
     parliament.run(60)
     assert not parliament.undecided() and len(parliament.records()) == 1
-
-
-def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer() -> None:
-    """It carries on what the rolls name, with its proof, or its motion is rejected."""
-    liar = LyingProposer()
-    first, second = liar.motion(b"first"), liar.motion(b"second")
-    one, two, three = liar.others
-    liar.says(first, *liar.others)
-    proof = liar.proof(first)
-    liar.says(proof, one, two)
-    name = {"attempt": 0, "absent": [], "record_hash": record_hash(first.record)}
-    attempt = next(number for number in range(1, 20) if first_proposer(liar.parliament, number) == liar.peer)
-    rolls = [signed(peer, liar.parliament.roll(attempt)) for peer in sorted([liar.peer, three])]
-    locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
-    rolls.append(signed(one, locked))
-    seat = liar.parliament.seats[three]
-    must = "it does not carry on the highest lock that its view changes name"
-    for update, objection in [
-        ({"attempt": attempt, "rolls": rolls}, must),
-        ({"attempt": attempt, "rolls": rolls, "proof": proof.certificate}, must),
-        ({"attempt": attempt, "rolls": rolls[:2]}, "2 of the 3 view changes that it needs"),
-    ]:
-        [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
-        assert effect == Reject(liar.peer, "motion", objection)
-    [effect] = liar.parliament.hand_over(liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls}))
-    assert effect == Reject(liar.peer, "motion", must), "the proof is to be shown"
-    few = proof.certificate.model_copy(update={"votes": proof.certificate.votes[:2]})
-    [effect] = liar.parliament.hand_over(
-        liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": few})
-    )
-    assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
-    carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
-    assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
-    assert seat.machine.kept.first == record_hash(first.record)

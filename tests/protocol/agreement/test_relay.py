@@ -57,10 +57,6 @@ def test_a_helper_passes_on_the_newest_attempt_once() -> None:
     assert relay.help_voter(NEEDY, 1) == [], "each once"
 
 
-def test_who_is_ahead_of_what_we_heard_gets_nothing() -> None:
-    assert a_relay(HELPER, PROPOSAL).help_voter(NEEDY, 2) == []
-
-
 def test_as_many_help_as_have_an_honest_one_among_them() -> None:
     circle = PEERS[:4]
     for peer in circle:

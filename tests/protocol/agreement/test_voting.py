@@ -42,12 +42,6 @@ def voted(attempt: int = 2, *, twice: bool = False) -> VoterState:
     return cast_second(kept, motion, a_lock(attempt).proof)[0] if twice else kept
 
 
-def test_nothing_is_said_yet() -> None:
-    kept = blank(BASE)
-    assert (kept.round, kept.base, kept.attempt) == (5, TIP, 0)
-    assert [kept.first, kept.second, kept.lock, kept.reduced] == [None] * 4
-
-
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize(
     ("attempt", "absent", "record", "objection"),

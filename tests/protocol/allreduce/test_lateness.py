@@ -137,13 +137,6 @@ def test_averages_that_are_late_each_time_are_a_stall_when_it_adds_up(late_s: fl
     assert between <= STALL_S + (rounds[0] + 1) * (FAIR_S + 2 * TICK_S), "what it cost until then"
 
 
-def test_averages_that_are_late_for_no_longer_than_is_fair_are_none() -> None:
-    swarm = Swarm(average_s=lambda swarm, sender, to: FAIR_S if sender == LIARS[0] else 0.0)
-    for _ in range(4 * WINDOW):
-        swarm.exchange()
-    assert swarm.stalls_of(LIARS[0]) == []
-
-
 def withheld(give_s: float | None) -> Delay:
     """Liars give one honest owner its parts so late, or as late as it waits for them (None); all others get them."""
 

@@ -103,26 +103,6 @@ def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> 
     assert Reduce(0, (0,)) in exchange.handle(ContributionReady(), 0.0)
 
 
-def test_parts_that_come_before_the_start_wait_for_our_own() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    for peer in PEERS[1:]:
-        assert exchange.handle(PartArrived(peer, 0), 1.0) == []
-    assert exchange.handle(ContributionReady(), 0.0) == [Reduce(0, (0, 1, 2, 3))]
-
-
-def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
-    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
-    for exchange in exchanges.values():
-        assert exchange.handle(ContributionReady(), 0.0) == [SendPart(PEERS[3], 0)]
-    effects = {peer: exchange.handle(PeerDead(PEERS[3]), 0.0) for peer, exchange in exchanges.items()}
-    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
-    others = [peer for peer in exchanges if peer != successor]
-    assert [effect for effect in effects[successor] if isinstance(effect, Ask)] == [Ask(peer, 0) for peer in others]
-    for peer in others:
-        assert SendPart(successor, 0) in effects[peer]
-        assert exchanges[peer].handle(Asked(successor, 0), 0.0) == [SendPart(successor, 0)]
-
-
 def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
     """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
     exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
@@ -249,15 +229,6 @@ def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> No
     assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
 
 
-def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> None:
-    exchange = machine(PEERS[0], bytes([3, 0]))
-    exchange.handle(ContributionReady(), 0.0)
-    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 0)] == [PEERS[3]]
-    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 1)] == [PEERS[0]]
-    exchange.handle(PeerDead(PEERS[3]), 1.0)
-    assert {peer for peer in PEERS if exchange.failover.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
-
-
 def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
     exchange = machine(PEERS[0], bytes([3, 0]))
     exchange.handle(ContributionReady(), 0.0)
@@ -269,17 +240,6 @@ def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_come
     assert effects == [Lost(PEERS[3]), Ask(owner, 0)], "no part is sent for what is averaged"
     assert exchange.handle(ExchangeTick(), 5.0) == [Ask(owner, 0)], "until it comes, or its signer is given up"
     assert Lost(owner) in exchange.handle(ExchangeTick(), 5.5 + 2 * STALL_S)
-
-
-def test_bytes_of_a_push_are_a_sign_of_life() -> None:
-    exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.handle(ContributionReady(), 0.0)
-    lines_are_quick(exchange, 1, *PEERS[2:])
-    exchange.handle(Heard(PEERS[1]), 0.0)
-    assert lost_at(exchange, 1.0) == []
-    exchange.handle(Moving(PEERS[1], held=False), STALL_S)
-    assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
-    assert lost_at(exchange, 0.1 + 2 * STALL_S) == [PEERS[1]]
 
 
 def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
@@ -402,12 +362,6 @@ def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have
     for second in range(20, 65):
         exchange.handle(ExchangeTick(), float(second))
         assert set(exchange.delays.seconds) == ({PEERS[3]} if second >= 60 else set())
-
-
-def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(ContributionReady(), 0.0)
-    assert delayed(exchange, {PEERS[1]: 3.0}, 9) == {}
 
 
 def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:

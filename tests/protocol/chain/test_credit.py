@@ -62,19 +62,9 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
         assert sum(each["tokens"] for each in told) == sum(each["authors"].get(DAN, 0) for each in told) == 100
 
 
-def test_the_bytes_of_one_batch_may_be_stated_by_two_peers() -> None:
-    record = a_record(0, ([(DAN, 1, 100), (EVE, 1, 90)], None))
-    assert ledger([a_commit(record)])[EVE] == Credit(0, 0, 1, 90)
-
-
 def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
     assert reward_of(a_record(0, ([(DAN, 1, 1), (DAN, 2, 1), (DAN, 3, 1)], 0.25), ([(EVE, 4, 1)], 0.5))) == 0.3125
     assert reward_of(a_record(0, ([(DAN, 1, 1)], None))) is None and reward_of(RECORD) is None
-
-
-def test_a_round_without_rollouts_tells_nothing_of_them() -> None:
-    assert counted(RECORD, ANN, {}, 8) == []
-    assert all(credit.batches == 0 for credit in ledger([a_commit(RECORD)]).values())
 
 
 def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:

@@ -1,3 +1,5 @@
+"""Who votes follows from the chain alone."""
+
 from __future__ import annotations
 
 import json
@@ -9,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chain.base import RoundSettings
-from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated, young_seats
-from protocol.run.manifest import MAX_ELECTORS
+from protocol.chain.base import RoundSettings, round_settings
+from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated
+from protocol.chain.founding import NEWCOMERS, founders_vote_until
+from protocol.run.manifest import MAX_ELECTORS, run_id
+from protocol.run.run_file import parse_run_file
 from protocol.wire.envelope import MAX_MEMBERS
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import mask_of
 from tests.protocol.council import SETTINGS
 
@@ -79,13 +83,6 @@ def test_with_admission_seasoned_peers_vote_from_the_second_one_on() -> None:
     electorate = follow(electorate, [A, B, C], 3)
     assert (electorate.electors, electorate.quorum) == ((A, B, C), 2)
     assert follow(electorate, [B, C], 500).electors == (A, B, C), "of so few nobody loses its vote"
-
-
-def test_a_founder_that_sleeps_while_two_are_seasoned_earns_its_vote_like_others() -> None:
-    electorate = follow(Electorate.start(founded(CLOSED, [A])), [A, B, C], 2)
-    electorate = follow(electorate, [B, C], 3)
-    assert (electorate.electors, electorate.is_founding) == ((B, C), False)
-    assert follow(electorate, [A, B, C], 3).electors == (A, B, C)
 
 
 def test_in_an_open_run_founders_vote_until_four_peers_are_seasoned() -> None:
@@ -162,14 +159,6 @@ def test_a_record_takes_less_than_a_third_the_longest_missing_first_then_the_you
     assert follow(electorate, ten[:4]).electors == follow(electorate, ten[:4], 9).electors == ten[:4], "never below four"
 
 
-def test_an_elder_that_misses_longer_goes_before_a_younger() -> None:
-    seven = named("q", 7)
-    electorate = follow(follow(settled(seven), seven[3:]), seven[4:], 2)
-    assert electorate.electors == (seven[0], *seven[3:]), "two of the three that have missed three"
-    electorate = follow(electorate, seven[4:])
-    assert electorate.electors == seven[3:], "the first has missed four, the fourth three"
-
-
 def test_a_free_seat_goes_to_a_candidate_that_is_there() -> None:
     founders, (x, y, z) = named("f", 4), named("p", 3)
     electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, x])
@@ -178,14 +167,6 @@ def test_a_free_seat_goes_to_a_candidate_that_is_there() -> None:
     electorate = follow(electorate, [*founders, y, z], 2)
     assert follow(electorate, [*founders, y, z]).electors == (*founders, y)
     assert follow(electorate, [*founders, z]).electors == (*founders, z)
-
-
-def test_four_electors_stay_four_until_a_newcomer_replaces_the_missing() -> None:
-    electorate = follow(settled(), [A, B], 50)
-    assert electorate.electors == FOUR
-    electorate = follow(electorate, [A, B, G], 3)
-    assert electorate.electors == (*FOUR, G), "a vote more"
-    assert follow(electorate, [A, B, G]).electors == (A, B, C, G), "and the younger of the missing has gone"
 
 
 def test_seats_end_at_64_and_go_by_age() -> None:
@@ -204,12 +185,6 @@ def test_the_young_hold_a_quarter_of_an_open_run() -> None:
     electorate = follow(electorate, [*founders, *crowd], 99)
     assert electorate.electors == (*crowd[:2], *founders)
     assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
-
-
-def test_the_first_electors_are_senior_where_anyone_founds_the_run() -> None:
-    first, crowd = named("f", 8), named("a", 240)
-    electorate = follow(settled(first, OPEN), [*first, *crowd], 102)
-    assert electorate.electors == (*crowd[:2], *first)
 
 
 def test_seniors_that_leave_take_young_seats_along() -> None:
@@ -373,25 +348,40 @@ def test_how_long_a_crowd_of_keys_takes(founders: int, first: int | None, third:
     assert (reached.get("first"), reached.get("third"), reached.get("quorum")) == (first, third, quorum)
 
 
-@pytest.mark.parametrize("settings", [OPEN, CLOSED], ids=["open", "closed"])
-@pytest.mark.parametrize(("honest", "liars"), [(8, 2), (16, 5), (45, 19)])
-def test_liars_that_never_miss_hold_less_than_a_third_in_nearly_all_rounds(
-    settings: RoundSettings, honest: int, liars: int
-) -> None:
-    """Honest electors miss a record with a chance of one in five."""
-    rng = random.Random(1)
-    true, false = named("p", honest), named("l", liars)
-    electorate = settled(sorted([*true, *false]), settings)
-    rounds, bad = 1000, 0
-    for _ in range(rounds):
-        electorate = follow(electorate, [*(peer for peer in true if rng.random() >= 0.2), *false])
-        bad += 3 * len(set(electorate.electors) & set(false)) >= len(electorate.electors)
-    assert bad <= rounds // 50
+# -- how long the founders vote -------------------------------------------------------------------------------------------
+
+REAL = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 8))
 
 
-def test_the_share_of_the_young() -> None:
-    for seniors in range(3, MAX_ELECTORS):
-        share = young_seats(seniors)
-        assert 4 * share <= seniors + share, "a quarter"
-        assert 4 * (share + 1) > seniors + share + 1, "and one more would be too many"
-    assert [young_seats(seniors) for seniors in range(4)] == [1, 1, 1, 1]
+def start(founders: int, text: str = 'admission = "open"\n') -> Electorate:
+    named = f"founders = {REAL[:founders]}\n".replace("'", '"') if founders else 'founders = "anyone"\n'
+    manifest = parse_run_file(f'name = "run"\n{named}{text}', REAL[0])
+    return Electorate.start(round_settings(run_id(manifest), manifest))
+
+
+def after(now: Electorate, records: int, members: Sequence[PeerId]) -> Electorate:
+    for _ in range(records):
+        now = now.after(members, [b"\xff" * ((len(members) + 7) // 8)])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 2, 103), (2, 1, 203), (3, 3, 3), (6, 6, 3)]
+)
+def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: int) -> None:
+    now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
+    assert founders_vote_until(now, REAL[:training]) == until
+    assert after(now, until - 1, members).is_founding and not after(now, until, members).is_founding
+
+
+def test_the_forecast_follows_the_chain_as_it_stands() -> None:
+    alone = after(start(1), 50, REAL[:1])
+    assert founders_vote_until(alone, REAL[:1]) == 253, "nobody came in the first 50 rounds"
+    friends = after(alone, 120, REAL[:4])
+    assert founders_vote_until(friends, REAL[:4]) == 253, "they came in round 50, and are still there"
+    assert founders_vote_until(after(friends, 83, REAL[:4]), REAL[:4]) is None, "others vote now"
+
+
+def test_only_founders_of_an_open_run_vote_alone() -> None:
+    assert founders_vote_until(start(1, 'admission = "invite"\n'), REAL[:1]) is None
+    assert founders_vote_until(start(0), REAL[:1]) is None

@@ -69,23 +69,6 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
 
 
-def test_of_two_parts_at_most_one_binds_itself() -> None:
-    """Half of the electors take the other half's seats away, and make full records."""
-    for electors in (FIVE[:2], FIVE[:4], (*FIVE, *NEWCOMERS[:1])):
-        half = electors[: len(electors) // 2]
-        finality = after(signed(*half, absent=electors[len(half) :]), electors=electors)
-        for _ in range(3):
-            finality = extended(finality, half, signed(*half))
-        assert finality.confirmable(half) == () and finality.final == 0
-
-
-def test_votes_of_a_part_confirm_nothing() -> None:
-    three = (A, B, C)
-    finality = after(signed(A, absent=(B, C)), signed(A, B, absent=(C,)), signed(B, C, absent=(A,)), electors=three)
-    assert finality.final == 0
-    assert extended(finality, three, signed(B, C)).final == 4
-
-
 def test_later_records_are_confirmed_only_together_with_the_earlier_ones() -> None:
     """A is on all records; B comes back, and with it the second provisional records are confirmable, the first are not."""
     finality = after(signed(A, absent=(B, C, D, E)), electors=FIVE)

@@ -60,11 +60,6 @@ def test_a_record_names_one_of_two_newcomers_that_drew_the_same_rows() -> None:
         verify_members(SETTINGS, members(*sorted([*PEERS[:2], ONE, OTHER])), BASE, STATE)
 
 
-def test_two_newcomers_that_drew_the_same_rows_found_a_run_that_needs_two() -> None:
-    verify_members(SETTINGS, members(*sorted([ONE, OTHER])), BASE, STATE)
-    assert reading_apart(SETTINGS, BASE, [OTHER, ONE]) == [OTHER, ONE]
-
-
 def test_a_plan_takes_the_first_of_those_that_drew_the_same_rows() -> None:
     free = next(peer for peer in STRANGERS if not BASE.shares_slots(MANIFEST, (peer, ONE)))
     assert reading_apart(SETTINGS, BASE, [PEERS[0], OTHER, free, ONE]) == [PEERS[0], OTHER, free]

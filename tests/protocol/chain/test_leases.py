@@ -17,7 +17,6 @@ from protocol.chain.leases import (
     Ranges,
     Stretches,
     by_slot_of_column,
-    count_rows,
     holder_slots,
     rows_among,
     rows_except,
@@ -55,26 +54,12 @@ def test_rows_not_consumed_come_back_before_new_ones() -> None:
     assert [pool.lease(slot, ROWS) for slot in range(3)] == [((15, 27),), ((27, 36), (48, 51)), ((51, 63),)]
 
 
-def test_slots_behind_the_last_one_consumed_were_never_leased() -> None:
-    assert LeasePool().after(first({0: 12, 1: 6}), ROWS) == LeasePool(18)
-
-
-def test_a_record_that_consumes_nothing_changes_nothing() -> None:
-    pool = LeasePool(48, ((15, 36),))
-    assert pool.after(first({}), ROWS) == pool.after(first({0: 0, 5: 0}), ROWS) == pool
-
-
 def test_a_limit_cuts_the_last_lease_and_ends_the_run_when_all_rows_are_consumed() -> None:
     pool, limit = LeasePool(48, ((15, 18),)), 57
     assert [pool.lease(slot, ROWS, limit) for slot in range(3)] == [((15, 18), (48, 57)), (), ()]
     assert not pool.is_exhausted(limit)
     assert pool.after(first({0: 12}), ROWS, limit).is_exhausted(limit)
     assert not pool.after(first({0: 9}), ROWS, limit).is_exhausted(limit)
-
-
-def test_a_peer_with_an_empty_lease_consumes_nothing() -> None:
-    pool = LeasePool(9)
-    assert pool.after(first({1: STEP}), ROWS, 12) == pool
 
 
 def test_more_returned_ranges_than_the_bound_lose_the_shortest_ones() -> None:
@@ -142,17 +127,6 @@ def test_ranges_are_chosen_left_out_and_joined_like_sets(drawn: Sequence[Ranges]
     assert rows_in(union(one, other)) == sorted({*rows, *rows_in(other)})
 
 
-@given(records=st.lists(records, max_size=6))
-def test_leases_of_a_round_are_the_pool_in_order(records: Sequence[Mapping[int, int]]) -> None:
-    pool = LeasePool()
-    for record in records:
-        pool = pool.after(first(record), ROWS)
-    leases = [row for slot in range(8) for row in rows_in(pool.lease(slot, ROWS))]
-    back = rows_in(pool.returned)
-    assert leases == [*back, *range(pool.cursor, pool.cursor + 8 * ROWS)][: 8 * ROWS]
-    assert all(count_rows(pool.lease(slot, ROWS)) == ROWS for slot in range(8))
-
-
 # -- slots ---------------------------------------------------------------------------------------------------------------
 
 
@@ -168,10 +142,6 @@ def test_holders_have_the_first_slots_each_its_own(peers: set[PeerId], seed: int
     slots = holder_slots(a_hash(seed), sorted(peers))
     assert sorted(slots) == sorted(peers) and sorted(slots.values()) == list(range(len(peers)))
     assert slots == holder_slots(a_hash(seed), sorted(peers, reverse=True))
-
-
-def test_the_beacon_draws_the_order() -> None:
-    assert len({tuple(holder_slots(a_hash(seed), PEERS)) for seed in range(20)}) > 10
 
 
 def test_the_beacon_changes_every_so_many_rounds() -> None:

@@ -141,20 +141,6 @@ def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
     assert again.index(CheckpointName(4, ROOTS[4])) is None and again.index(CheckpointName(3, ROOTS[3])) is None
 
 
-def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    begun = Store(tmp_path).checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
-    begun.view[:8] = STATE[:8]
-    checkpoints = Store(tmp_path).checkpoints
-    resumed = checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
-    assert resumed.missing(HASHES, SPANS) == [1]
-    resumed.view[8:] = STATE[8:]
-    assert resumed.missing(HASHES, SPANS) == []
-    checkpoints.publish(resumed, HASHES)
-    again = Store(tmp_path).checkpoints
-    found = again.view(CheckpointName(4, ROOTS[4]))
-    assert found is not None and bytes(found) == STATE and again.leaves(CheckpointName(4, ROOTS[4])) == HASHES
-
-
 def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
     begun = results.begin(name, len(STATE))
@@ -221,13 +207,6 @@ def test_a_download_ends_well_though_its_result_came_another_way_and_was_pruned(
     assert found is not None and bytes(found) == STATE
 
 
-def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
-    checkpoints = Store(tmp_path).checkpoints
-    checkpoints.end(checkpoints.begin(CheckpointName(4, ROOTS[4]), 10))
-    checkpoints.begin(CheckpointName(8, ROOTS[5]), 10)
-    assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
-
-
 def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Path) -> None:
     class Full(Disk):
         is_full = True
@@ -243,16 +222,6 @@ def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Pat
         checkpoints.begin(CheckpointName(4, ROOTS[4]), 10)
     disk.is_full = False
     assert checkpoints.begin(CheckpointName(4, ROOTS[4]), 10).missing(HASHES, SPANS) == [0, 1]
-
-
-def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
-    checkpoints, states = Store(tmp_path).checkpoints, (b"ab" * 5, b"cd" * 5)
-    names = [CheckpointName(4, tip) for tip in ROOTS[:2]]
-    both = [checkpoints.begin(name, 10) for name in names]
-    for part, state in zip(both, states, strict=True):
-        part.view[:] = state
-        checkpoints.publish(part, HASHES)
-    assert [bytes(found) for name in names if (found := checkpoints.view(name)) is not None] == [*states]
 
 
 @pytest.mark.parametrize("read_at, kept", [(0, [4, 6]), (2, [4, 6]), (4, [2, 4, 6]), (6, [2, 4, 6])])

@@ -14,7 +14,6 @@ from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
 from protocol.corpora.store import space_of
 from protocol.events.events import Dropped, TransferEnded, TransferProgress
-from protocol.transport.interface import Landing
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -124,18 +123,6 @@ async def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap(table: Bl
     assert "more than" in warning
 
 
-@block_table(CORPUS)
-async def test_blocks_that_are_no_longer_needed_are_not_waited_for(table: BlockTable) -> None:
-    reader, blocks = table.add(), CORPUS.blocks()
-    table.add()
-    reader.fetcher.need(blocks[:4])
-    await trio.sleep(1)
-    seed = table.add(built=True)
-    await reader.read(blocks[8:10])
-    await trio.sleep(60)
-    assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
-
-
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
@@ -203,24 +190,20 @@ async def test_without_peers_everything_comes_from_a_mirror(table: BlockTable) -
         web.redirecting("http://["),
     ],
 )
-def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(manner: Manner) -> None:
-    async def with_peers(table: BlockTable) -> None:
-        add_mirror(table, manner)
-        table.web.names["x.test"] = ["10.0.0.7"]
+@pytest.mark.parametrize("beside_peers", [True, False])
+@block_table(CORPUS)
+async def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(
+    table: BlockTable, manner: Manner, beside_peers: bool
+) -> None:
+    add_mirror(table, manner)
+    table.web.names["x.test"] = ["10.0.0.7"]
+    if beside_peers:
         table.add(built=True)
-        reader = table.add()
-        assert await reader.read(CORPUS.all_blocks()) < 10
-
-    async def with_a_mirror(table: BlockTable) -> None:
-        add_mirror(table, manner)
+    else:
         add_mirror(table)
-        table.web.names["x.test"] = ["10.0.0.7"]
-        reader = table.add()
-        assert await reader.read(CORPUS.all_blocks()) < 40
-        assert reader.fetcher.tally[BlockOrigin.MIRROR] == size_of(CORPUS.all_blocks())
-
-    on_block_table(CORPUS, with_peers)
-    on_block_table(CORPUS, with_a_mirror)
+    reader = table.add()
+    assert await reader.read(CORPUS.all_blocks()) < (10 if beside_peers else 40)
+    assert beside_peers or reader.fetcher.tally[BlockOrigin.MIRROR] == size_of(CORPUS.all_blocks())
 
 
 @block_table(CORPUS)
@@ -246,17 +229,6 @@ async def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes(table: B
     await reader.fetcher.until_here(corpus.blocks())
     await trio.sleep(1)
     assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
-
-
-@block_table(tokens=(200_000,), block_tokens=4096, shard_blocks=4)
-async def test_a_mirror_that_stalls_beside_peers_delays_nothing(table: BlockTable) -> None:
-    corpus = table.corpus
-    add_mirror(table, web.stalling)
-    table.add(built=True)
-    reader, blocks = table.add(), corpus.blocks()
-    for start in range(0, len(blocks), 8):
-        assert await reader.read(blocks[start : start + 8]) < 4
-        await trio.sleep(10)
 
 
 @block_table(tokens=(2_000_000,), block_tokens=32_768, shard_blocks=64)
@@ -313,13 +285,6 @@ class GivingWithholder(Withholder):
         if self.asked <= 2:
             return await Reader.on_request(self, peer, kind, data)
         return await super().withhold(peer, kind, data)
-
-
-class Corrupter(Reader):
-    """Sends other bytes."""
-
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        return None
 
 
 @block_table(CORPUS)

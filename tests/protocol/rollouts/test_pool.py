@@ -156,22 +156,6 @@ def test_a_verdict_of_a_validator_whose_turn_it_is_not_counts_when_its_turn_has_
     assert table.decision is Decision.ACCEPTED
 
 
-def test_after_an_inconclusive_verdict_it_is_the_next_ones_turn() -> None:
-    table = dealt()
-    table.judge(table.order[0], UNSURE)
-    table.judge(table.order[1], GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
-def test_a_dead_validator_is_followed_at_once() -> None:
-    table = dealt()
-    dead, follower = table.order[:2]
-    table.validators -= {dead}
-    table.tick()
-    table.judge(follower, GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
 def test_when_all_are_silent_the_trainer_checks_itself() -> None:
     table = dealt()
     table.now = RL.judge_s * len(VALIDATORS)
@@ -253,14 +237,6 @@ def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time()
     assert BatchDecided not in kinds(decided.move(3 + RL.max_async + 1)), "it had its verdict"
 
 
-def test_what_was_learned_from_is_not_to_be_had_again() -> None:
-    table = dealt()
-    table.judge(table.order[0], GOOD)
-    [batch] = table.pool.usable(3)
-    batch.used = True
-    assert table.pool.usable(3) == []
-
-
 def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_maker_is_checked_again() -> None:
     table = dealt()
     table.judge(table.order[0], GOOD)
@@ -270,13 +246,6 @@ def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_make
     assert table.pool.standing.clean(WORKER) == 0
     table.pool.note_death([batch])
     assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER)
-
-
-def test_versions_of_another_branch_are_forgotten() -> None:
-    table = dealt()
-    other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
-    table.tell(table.state(4, other))
-    assert table.pool.find(WORKER, ROOT) is None
 
 
 @pytest.mark.parametrize("accepted", [True, False])

@@ -14,10 +14,9 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import OuterState
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.rollouts.reference import KEEPERS, Reference
+from protocol.rollouts.reference import Reference
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
-from protocol.wire.presence import Role
 from tests.protocol.peers import ANN
 from tests.protocol.virtual_time import Check, given_first
 from tests.simulation.determinism import inline
@@ -122,11 +121,6 @@ def play(test: Check) -> Callable[..., None]:
     return given_first(test, provide)
 
 
-def test_all_but_rollout_peers_of_a_run_with_a_kl_term_have_any() -> None:
-    assert set(Role) - set(KEEPERS) == {Role.ROLLOUT}
-    assert rl_run(kl_weight=0.1).manifest.reference_bytes > 0 == rl_run(kl_weight=0.0).manifest.reference_bytes
-
-
 @play
 async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(
     nursery: trio.Nursery, tmp_path: Path
@@ -143,18 +137,6 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert reference.path is not None, "at once"
     await trio.sleep(NOW)
     assert reference.path.read_bytes() == stage.own and not stage.others.asked
-
-
-@play
-async def test_nothing_is_written_while_the_state_is_being_changed(nursery: trio.Nursery, tmp_path: Path) -> None:
-    stage = Stage(tmp_path, WARM)
-    reference = stage.open()
-    async with stage.keeping.changing:
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        assert reference.path is None
-    await trio.sleep(NOW)
-    assert reference.path is not None
 
 
 @play

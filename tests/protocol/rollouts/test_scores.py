@@ -78,12 +78,6 @@ def test_who_says_no_false_score_is_not_set_aside(theirs: bytes | None) -> None:
     assert not table.pool.standing.aside(table.order[0])
 
 
-def test_a_score_that_another_computer_may_not_come_to_is_held_against_nobody() -> None:
-    table, effects = judged(GOOD, THEIRS, OURS, frozenset({0}))
-    assert not table.pool.standing.aside(table.order[0])
-    assert [effect.theirs for effect in effects if isinstance(effect, CompareScores)] == [THEIRS]
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(GOOD, BAD), (BAD, GOOD)])
 @pytest.mark.parametrize("ours_first", [False, True])
 @pytest.mark.parametrize("sure", [False, True])

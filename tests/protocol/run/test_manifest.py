@@ -24,7 +24,7 @@ from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig
 
 ONE = Identity.from_seed(bytes(32))
@@ -85,16 +85,6 @@ def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None
     assert not ModelConfig.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
 
 
-@pytest.mark.parametrize(
-    "model", [{"qkv_bias": True}, {"qk_norm": True, "head_dim": 48}, {"rope_factor": 8.0}, {"context": 99}]
-)
-def test_a_field_that_came_later_makes_another_run_and_comes_back(model: dict[str, object]) -> None:
-    signed = sign(ONE, a_manifest(model=model))
-    assert signed.run != sign(ONE, a_manifest()).run
-    assert open_manifest(signed.raw) == signed
-    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
-
-
 def test_a_default_that_came_later_is_not_written_out() -> None:
     plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
     for body in (
@@ -121,18 +111,6 @@ def test_the_initial_state_is_a_digest() -> None:
     for text in ("0", "zz" * 32, digest.hex().upper(), digest.hex() + "\n"):
         with pytest.raises(ValidationError):
             a_manifest(initial_state=text)
-
-
-def test_the_trainer_understands_its_sections() -> None:
-    config = TrainingConfig.from_sections(DEMO.manifest.trainer_sections())
-    assert config.inner_steps * config.tokens_per_step == DEMO.manifest.tokens_per_round
-
-
-@pytest.mark.parametrize("documents", ["masked", "joined"])
-def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
-    data = DataSection.model_validate({"source": "local", "documents": documents})
-    manifest = DEMO.manifest.model_copy(update={"data": data})
-    assert TrainingConfig.from_sections(manifest.trainer_sections()).data.documents == documents
 
 
 APART = Squares(1.0, 1e9)
@@ -260,10 +238,6 @@ def test_a_signed_manifest_with_any_field_opens_or_is_malformed(field: str, valu
         assert open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw).manifest.encode() == body
 
 
-def test_dump_is_a_run_file_of_the_same_run() -> None:
-    assert parse_run_file(dump(DEMO.manifest), PeerId(DEMO.manifest.organiser)) == DEMO.manifest
-
-
 def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
@@ -295,12 +269,6 @@ def test_a_bad_run_file_is_one_sentence(text: str, part: str) -> None:
         parse_run_file(text, ONE.peer_id, "run.toml")
     sentence = str(caught.value)
     assert sentence.startswith("run.toml: ") and part in sentence and "\n" not in sentence
-
-
-@given(st.text(max_size=80))
-def test_random_text_is_no_run_file(text: str) -> None:
-    with pytest.raises(RunFileError):
-        parse_run_file(text, ONE.peer_id)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * ((1 << 20) + 1)])

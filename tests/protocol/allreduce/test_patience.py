@@ -1,7 +1,8 @@
-"""Who stalls gets less time, then none for ever more rounds; only many good rounds make us forget."""
+"""How long members wait for each other: silence, lateness, and what both cost in later rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from protocol.allreduce.lateness import (
@@ -12,16 +13,136 @@ from protocol.allreduce.lateness import (
     MAX_STALLED,
     STRANGERS,
     WINDOW,
+    AverageDeadline,
     ExclusionBackoff,
     LatenessBudget,
     MissingParts,
     Observed,
     Patience,
+    SilenceTracker,
     judge,
     share_of,
 )
 from protocol.wire.identity import PeerId
 from tests.protocol.council import BASE, PEERS
+
+# -- silence --------------------------------------------------------------------------------------------------------------
+
+A, B, C, D = SILENT = [PeerId(letter) for letter in "abcd"]
+OWING = dict.fromkeys((B, C, D), 10.0)
+CHUNK_S = 60.0
+
+
+def silence() -> SilenceTracker:
+    made = SilenceTracker(SILENT, 0.0, CHUNK_S)
+    assert made.overdue(OWING, 0.0) == []
+    return made
+
+
+def test_who_says_nothing_is_overdue() -> None:
+    assert silence().overdue(OWING, 10.0) == [] and silence().overdue(OWING, 10.1) == [B, C, D]
+
+
+def test_the_bytes_of_a_chunk_are_a_sign_of_life_until_it_should_be_here() -> None:
+    known = silence()
+    known.announced(B, 1.0)
+    for second in range(2, 100):
+        known.moving(B, float(second))
+        known.moving(C, float(second))
+    assert known.overdue(OWING, 12.0) == [C, D], "c has announced nothing"
+    assert known.overdue(OWING, 60.0 + 10.0) == [C, D]
+    assert known.overdue(OWING, 60.0 + 10.1) == [B, C, D]
+
+
+def test_whoever_delivers_may_take_as_long_for_its_next_chunk() -> None:
+    known = silence()
+    known.announced(B, 1.0)
+    known.delivered(B, 50.0)
+    for second in range(51, 200):
+        known.moving(B, float(second))
+    assert known.overdue({B: 10.0}, 50.0 + CHUNK_S + 9.0) == []
+    assert known.overdue({B: 10.0}, 50.0 + CHUNK_S + 10.1) == [B]
+
+
+def test_whoever_waits_for_room_here_is_not_silent() -> None:
+    known = silence()
+    known.held(C, 9.0)
+    assert known.overdue(OWING, 12.0) == [B, D]
+
+
+def test_the_pace_is_that_of_half_of_those_who_have_something_to_send() -> None:
+    known = silence()
+    known.delivered(B, 4.0)
+    known.delivered(B, 5.0)
+    known.delivered(C, 6.0)
+    known.delivered(D, 30.0)
+    assert [known.pace_s(peers, 0.0, 99.0) for peers in ([B], [B, C], [C, B, D], [D])] == [4.0, 4.0, 6.0, 30.0]
+
+
+def test_until_they_have_it_is_the_time_so_far_but_not_for_ever() -> None:
+    known = silence()
+    known.delivered(B, 4.0)
+    assert [known.pace_s([C, D], 10.0, now) for now in (5.0, 50.0)] == [5.0, 10.0]
+    assert known.pace_s([], 10.0, 5.0) == 5.0
+
+
+# -- late averages --------------------------------------------------------------------------------------------------------
+
+*_, F, G = JURY = [PeerId(letter) for letter in "abcdefg"]
+
+
+def late(owners: str, here: Collection[int], *, then: Collection[int] = (), later: float = 1.5) -> str:
+    """Who is late when some averages are here after a second, and further ones later."""
+    by = [PeerId(owner) for owner in owners]
+    ownership = AverageDeadline(by, len(JURY), 0.0)
+    ownership.late(here, JURY, lambda chunk: by[chunk], 1.0)
+    return "".join(sorted(ownership.late({*here, *then}, JURY, lambda chunk: by[chunk], later)))
+
+
+def test_an_owner_is_late_when_all_averages_of_more_than_half_are_here() -> None:
+    assert late("abcdefg", {0, 1, 2}) == ""
+    assert late("abcdefg", {0, 1, 2, 3}) == "efg"
+    assert late("abcdefabcdef", {0, 1, 2, 3, 6, 7, 8}) == "", "all of a's, b's and c's, and one of d's"
+    assert late("abcdefabcdef", {0, 1, 2, 3, 4, 6, 7, 8, 9}) == "ef"
+
+
+def test_lines_that_are_half_as_slow_again_are_not_late() -> None:
+    """Where an exchange is long, that is much; where it is short, it is nothing."""
+    assert late("abcdefg", {0, 1, 2, 3}, later=1.49) == ""
+    assert late("abcdefg", {0, 1, 2, 3}, then={4}, later=1.5) == "fg"
+
+
+def test_who_owns_nothing_or_little_makes_nobody_look_late() -> None:
+    assert late("abc", {0}) == "", "four of seven own nothing"
+    assert late("abc", {0, 1}) == "c"
+    assert late("aaaabbbbccccdef", {12, 13, 14, 0, 1, 2}, later=9.0) == "", "three with one chunk each"
+    assert late("aaaabbbbccccdef", {12, 13, 14, 0, 1, 2, 3}, later=9.0) == "", "most owners, less than half of the chunks"
+    assert late("aaaabbbbccccdef", {12, 13, 14, *range(8)}, later=2.1) == "c"
+
+
+def test_who_owns_more_has_as_much_more_time_as_it_has_more_to_send() -> None:
+    """The others own 8 of 11 chunks, and 1.6 of them each; three times five and eleven are 26, and not 19."""
+    owners, here = "ab" + "cde" * 2 + "fff", range(8)
+    assert late(owners, here) == ""
+    assert late(owners, here, later=1.5 * 1.35) == ""
+    assert late(owners, here, later=1.5 * 1.375) == "f"
+
+
+def test_a_successor_is_not_late() -> None:
+    by = [PeerId(owner) for owner in "abcdefg"]
+    ownership = AverageDeadline(by, len(JURY), 0.0)
+    ownership.late({0, 1, 2, 3}, JURY, lambda chunk: by[chunk], 1.0)
+    assert ownership.late({0, 1, 2, 3}, JURY, lambda chunk: A if chunk == 4 else by[chunk], 2.0) == {F, G}
+
+
+def test_who_owns_less_has_no_less_time_for_its_line_may_be_slower() -> None:
+    """Shares are made so that all lines end together."""
+    owners = "a" * 7 + "bbbbbbbbbbccccccccccdddddddddd"
+    assert late(owners, range(7, 37), later=1.49) == ""
+    assert late(owners, range(7, 37), later=1.5) == "a"
+
+
+# -- later rounds ---------------------------------------------------------------------------------------------------------
 
 LATE = PEERS[0]
 NEWCOMER, MEMBER = PeerId("newcomer"), PeerId("member")
@@ -70,21 +191,6 @@ def test_probation_ends_after_good_rounds_and_all_is_forgotten_after_many() -> N
     assert stalls.share(LATE, 101) == HURRIED, "as the first one"
 
 
-def test_two_stalls_in_one_round_are_one() -> None:
-    stalls = ExclusionBackoff()
-    stalls.lost_with(LATE, 7)
-    stalls.lost_with(LATE, 7)
-    assert stalls.share(LATE, 8) == HURRIED
-
-
-def test_a_round_in_which_it_does_not_count_is_not_to_its_credit() -> None:
-    stalls = ExclusionBackoff(lenient=False)
-    stalls.lost_with(LATE, 0)
-    for round in range(1, 1 + FIRST_ROUNDS):
-        stalls.delivered(LATE, round)
-    assert stalls.share(LATE, 1 + FIRST_ROUNDS) == HURRIED
-
-
 def test_only_so_many_are_remembered() -> None:
     stalls = ExclusionBackoff()
     crowd = [PeerId(f"peer {number}") for number in range(MAX_STALLED + 1)]
@@ -102,15 +208,6 @@ def test_strangers_answer_for_each_other_and_for_whoever_is_no_elector() -> None
         assert stalls.share(NEWCOMER, later.round) == 1, "strangers are not remembered by name"
         judge(stalls, later, late, [LATE, MEMBER, NEWCOMER], each=True)
         assert stalls.share(late[0], later.round + 1) < 1
-
-
-def test_strangers_are_out_for_few_rounds_only() -> None:
-    stalls, tried = ExclusionBackoff(), []
-    for round in range(100):
-        if stalls.share(STRANGERS, round):
-            stalls.lost_with(STRANGERS, round)
-            tried.append(round)
-    assert tried == [0, *range(1, 100, 1 + FIRST_ROUNDS)]
 
 
 def test_what_others_say_is_a_reason_for_probation_and_for_no_more() -> None:

@@ -1,26 +1,79 @@
-"""Pushes that an exchange has no place for are refused before any of their bytes are read."""
+"""What an exchange receives, where it waits, and how it is averaged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
+from kernels.codecs.format import HEADER_BYTES
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
-from protocol.allreduce.buffers import PART_BUFFERS, ExchangeBuffers, OwnParts
+from protocol.allreduce.buffers import PART_BUFFERS, BufferPool, ExchangeBuffers, OwnParts, WaitingParts, share_of_buffers
 from protocol.allreduce.lateness import ExchangeLimits
-from protocol.allreduce.machine import ExchangeMachine, Moving
-from protocol.allreduce.runner import PushHeader, Receiver, entry_of
+from protocol.allreduce.machine import Averaged, ContributionReady, ExchangeMachine, Moving, Reduce
+from protocol.allreduce.runner import AVERAGES_AT_ONCE, Averager, PushHeader, Receiver, entry_of
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Offence
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, Plan, pack
 from tests.protocol.members import a_member
+
+# -- buffers --------------------------------------------------------------------------------------------------------------
+
+ONE, ANOTHER = PeerId("one"), PeerId("other")
+
+
+def test_a_returned_buffer_is_the_next_one_of_its_size() -> None:
+    pool = BufferPool()
+    buffer = pool.take(10)
+    pool.give(buffer)
+    assert pool.take(11) is not buffer and pool.take(10) is buffer and pool.take(10) is not buffer
+
+
+def test_every_sender_has_an_equal_share_and_at_least_one() -> None:
+    assert [share_of_buffers(senders) for senders in (0, 1, 3, 64, 255)] == [PART_BUFFERS, PART_BUFFERS, 21, 1, 1]
+
+
+async def test_a_sender_with_its_share_waits_until_a_chunk_is_dropped_or_a_push_breaks_off() -> None:
+    pool = BufferPool()
+    parts = WaitingParts([ONE, ANOTHER], pool)
+    room: list[PeerId] = []
+
+    async def reserve(peer: PeerId) -> None:
+        await parts.reserve(peer)
+        room.append(peer)
+
+    for chunk in range(share_of_buffers(2)):
+        await reserve(ONE)
+        if chunk:
+            parts.arrived(ONE)
+            parts.put(chunk, ONE, pool.take(4))
+    room.clear()
+    async with trio.open_nursery() as nursery:
+        for peer in (ONE, ONE, ANOTHER):
+            nursery.start_soon(reserve, peer)
+        await wait_all_tasks_blocked()
+        assert room == [ANOTHER], "the other's share is its own"
+        assert parts.held() == [ONE]
+        parts.drop(1)
+        await wait_all_tasks_blocked()
+        assert sorted(room) == [ONE, ANOTHER] and (1, ONE) not in parts and (2, ONE) in parts
+        parts.arrived(ONE)  # the first push broke off
+        await wait_all_tasks_blocked()
+        assert sorted(room) == [ONE, ONE, ANOTHER]
+        assert parts.held() == []
+
+
+# -- receiving ------------------------------------------------------------------------------------------------------------
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
 ME, OTHER, STRANGER = (identity.peer_id for identity in IDENTITIES)
@@ -119,3 +172,43 @@ async def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -
     assert [event.reason for event in told if isinstance(event, Dropped)] == [
         "a part that is not what its sender committed to"
     ]
+
+
+# -- averaging ------------------------------------------------------------------------------------------------------------
+
+CHUNKS = 5 * AVERAGES_AT_ONCE
+MANY_LAYOUTS = chunk_layouts(LADDER["int4"], 1024 * CHUNKS, 1024)
+MANY = MANY_LAYOUTS.contribution
+
+
+async def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
+    plan = Plan(round=0, fragment=0, base=ZERO_HASH, owners=bytes(CHUNKS), state_digest=ZERO_HASH, members=[a_member(ME)])
+    own, result = (memoryview(bytearray(MANY.payload_bytes)) for _ in range(2))
+    for span in MANY:
+        MANY.format.encode(np.linspace(-1, 1, span.count, dtype=np.float32), own[span.encoded])
+    machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(ME, own, MANY), MANY_LAYOUTS), result, machine.others)
+    running, counts, averaged = 0, list[int](), list[Averaged]()
+
+    async def offload(function: Callable[..., Any], *arguments: object) -> Any:
+        nonlocal running
+        running += 1
+        counts.append(running)
+        await trio.testing.wait_all_tasks_blocked()
+        running -= 1
+        return function(*arguments)
+
+    async def reduce(averager: Averager, effect: Reduce) -> None:
+        done = await averager.reduce(effect)
+        assert done is not None
+        averaged.append(done)
+
+    session: Any = SimpleNamespace(seal=lambda body: body)
+    averager = Averager(machine, session, buffers, offload, "mean")
+    async with trio.open_nursery() as nursery:
+        for effect in machine.handle(ContributionReady(), 0.0):
+            assert isinstance(effect, Reduce)
+            nursery.start_soon(reduce, averager, effect)
+    assert {each.chunk for each in averaged} == {*range(CHUNKS)} and max(counts) == AVERAGES_AT_ONCE
+    bodies = [[data[span.encoded][HEADER_BYTES:] for span in MANY] for data in (own, result)]
+    assert bodies[0] == bodies[1], "the mean of one"
