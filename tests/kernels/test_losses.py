@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.losses import language_model_loss, language_model_losses
+from kernels.losses import (
+    PolicyTerms,
+    PolicyTokens,
+    PreferenceTerms,
+    PreferenceTokens,
+    language_model_loss,
+    language_model_losses,
+    policy_loss,
+    preference_loss,
+    token_log_probabilities,
+)
 
 VOCAB, DIM = 23, 8
 
@@ -77,10 +89,21 @@ def test_bf16_hidden_states_give_an_fp32_loss_and_an_fp32_gradient_of_fp32_weigh
     torch.testing.assert_close(loss, plain(hidden, weight, targets, 2e-4, None), rtol=2e-2, atol=2e-2)
 
 
-def test_logits_of_all_tokens_are_never_in_memory() -> None:
+@pytest.mark.parametrize("name", ["language model", "policy", "preference"])
+def test_logits_of_all_tokens_are_never_in_memory(name: str) -> None:
     tokens, vocab, chunk = 512, 2048, 32
-    hidden = torch.zeros(tokens, DIM, requires_grad=True)
+    hidden = torch.zeros(2, tokens // 2, DIM, requires_grad=True)
     weight = torch.zeros(vocab, DIM, requires_grad=True)
+    targets, zeros, counted = hidden[..., 0].long(), hidden[..., 0].detach(), hidden[..., 0] == 0
+    losses: dict[str, Callable[[], Tensor]] = {
+        "language model": lambda: language_model_loss(hidden, weight, targets, 2e-4, None, chunk),
+        "policy": lambda: policy_loss(
+            hidden, weight, PolicyTokens(targets, logp, zeros, counted, logp), PolicyTerms(kl_weight=1.0), chunk
+        )[0],
+        "preference": lambda: preference_loss(
+            hidden, weight, PreferenceTokens(targets, counted, torch.zeros(2)), PreferenceTerms(), chunk
+        )[0],
+    }
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -92,5 +115,6 @@ def test_logits_of_all_tokens_are_never_in_memory() -> None:
             return result
 
     with Watch():
-        language_model_loss(hidden, weight, torch.zeros(tokens, dtype=torch.int64), 2e-4, None, chunk).backward()
+        logp = token_log_probabilities(hidden, weight, targets, 1.0, chunk)
+        losses[name]().backward()
     assert largest <= max(chunk * vocab, vocab * DIM, tokens * DIM)

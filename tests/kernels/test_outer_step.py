@@ -93,13 +93,6 @@ def test_a_little_more_of_a_second_member_changes_the_step_a_little(tokens: int,
     assert low.rate >= high.rate
 
 
-@pytest.mark.parametrize("members", [2, 3, 4, 8])
-def test_longer_rounds_have_the_higher_rate(members: int) -> None:
-    rates = [automatic([4096] * members, inner_steps).rate for inner_steps in (1, 10, 11, 30, 65, 100, 10_000)]
-    assert rates[0] == rates[1] < rates[2] < rates[3] < rates[4] <= rates[5]
-    assert 0 <= rates[5] - rates[6] < 0.06, "a longer memory costs a little of it"
-
-
 def test_momentum_remembers_twice_as_many_rounds_if_they_are_in_the_hundreds() -> None:
     for inner_steps, rounds in ((1, 4), (100, 4), (200, 6), (300, 8), (10_000, 8)):
         momentum = automatic([4096] * 2, inner_steps).momentum
@@ -142,34 +135,6 @@ def test_the_less_members_agree_the_more_momentum(
     less, more = sorted((one, other))
     low, high = (automatic(tokens, inner_steps, agreement=each) for each in (more, less))
     assert low.momentum <= high.momentum <= automatic(tokens, inner_steps).momentum
-
-
-def noisy_valley(members: int, inner_steps: int, step: OuterStep | None = None, rounds: int = 60) -> float:
-    """Mean loss at the end of noisy local descent in 200 valleys of 16 directions, flat to steep, averaged every round.
-
-    step: None for the automatic one."""
-    curvature = np.tile(np.logspace(-3, 0, 16, dtype=np.float32), 200)
-    draw, theta = np.random.Generator(np.random.Philox(7)), np.ones_like(curvature)
-    momentum = np.zeros_like(theta)
-    for _ in range(rounds):
-        local = np.tile(theta, (members, 1))
-        for _ in range(inner_steps):
-            local -= np.float32(0.1) * (curvature * local + draw.standard_normal(local.shape, np.float32))
-        mean = np.asarray((theta - local).mean(axis=0), np.float32)
-        squares = Squares(float(np.square(mean).sum()), float(np.square(theta - local).sum()) / members)
-        agreed = automatic([1] * members, inner_steps, agreement=squares.agreement)
-        nesterov_update(theta, momentum, mean, *(step or agreed))
-    return float(np.mean(curvature * theta**2))
-
-
-@pytest.mark.parametrize(("inner_steps", "counts"), [(10, (2, 4, 8)), (30, (4, 8))])
-def test_more_members_are_better_than_one_alone(inner_steps: int, counts: tuple[int, ...]) -> None:
-    """Here the noise never falls, which a high momentum bears badly: two members with H = 30 end above one alone.
-
-    In training they end below it (docs/results/diloco.md)."""
-    alone = noisy_valley(1, inner_steps)
-    for members in counts:
-        assert noisy_valley(members, inner_steps) < alone
 
 
 # -- applying it ----------------------------------------------------------------------------------------------------------

@@ -172,15 +172,6 @@ def test_no_counted_token_is_no_loss() -> None:
     assert case.weight.grad is not None and not case.weight.grad.any()
 
 
-def test_no_token_at_all_is_no_loss() -> None:
-    empty = torch.zeros(0)
-    hidden, weight = torch.zeros(0, DIM, requires_grad=True), torch.zeros(VOCAB, DIM)
-    loss, _ = loss_and_statistics(hidden, weight, empty.long(), empty, empty, empty.bool())
-    loss.backward()
-    assert float(loss.detach()) == 0
-    assert token_log_probabilities(hidden, weight, empty.long()).shape == (0,)
-
-
 def test_bf16_hidden_states_give_an_fp32_loss_and_an_fp32_gradient_of_fp32_weights() -> None:
     case = Case()
     hidden = case.hidden.detach().bfloat16().requires_grad_()
@@ -203,27 +194,3 @@ def test_token_log_probabilities_are_those_of_the_softmax(chunk_tokens: int, tem
     got = token_log_probabilities(case.hidden, case.weight, case.targets, temperature, chunk_tokens)
     assert not got.requires_grad
     torch.testing.assert_close(got, plain_logp(case.hidden, case.weight, case.targets, temperature).detach())
-
-
-def test_logits_of_all_tokens_are_never_in_memory() -> None:
-    tokens, vocab, chunk = 512, 2048, 32
-    hidden, weight = torch.zeros(tokens, DIM, requires_grad=True), torch.zeros(vocab, DIM, requires_grad=True)
-    targets, zeros = torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens)
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor):
-                largest = max(largest, result.numel())
-            return result
-
-    with Watch():
-        old_logp = token_log_probabilities(hidden, weight, targets, 1.0, chunk)
-        loss, _ = loss_and_statistics(
-            hidden, weight, targets, old_logp, zeros, torch.ones(tokens, dtype=torch.bool),
-            kl_weight=1.0, reference_logp=old_logp, chunk_tokens=chunk,
-        )  # fmt: skip
-        loss.backward()
-    assert largest <= max(chunk * vocab, vocab * DIM, tokens * DIM)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kernels.losses import (
-    CHUNK_TOKENS,
     PreferenceTerms,
     PreferenceTokens,
     preference_loss,
@@ -100,26 +99,3 @@ def test_row_sums_are_those_of_the_tokens_and_rows_without_counted_tokens_have_n
     assert not gradient[~mask].any()
     none = row_log_probabilities(case.hidden, case.weight, case.tokens.targets, torch.zeros_like(mask))
     assert none.tolist() == [0.0] * 6
-
-
-def test_logits_of_all_tokens_are_never_in_memory() -> None:
-    tokens, vocab, chunk = 512, 2048, 32
-    hidden = torch.zeros(2, tokens // 2, DIM, requires_grad=True)
-    weight = torch.zeros(vocab, DIM, requires_grad=True)
-    given = PreferenceTokens(
-        torch.zeros(2, tokens // 2, dtype=torch.int64), torch.ones(2, tokens // 2, dtype=torch.bool), torch.zeros(2)
-    )
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor):
-                largest = max(largest, result.numel())
-            return result
-
-    with Watch():
-        preference_loss(hidden, weight, given, PreferenceTerms(), chunk)[0].backward()
-    assert largest <= max(chunk * vocab, vocab * DIM, tokens * DIM)
-    assert chunk < CHUNK_TOKENS

@@ -8,6 +8,6 @@ from typing import Any
 import pytest
 
 
-def table(names: str, cases: Mapping[str, Any]) -> pytest.MarkDecorator:
+def cases(names: str, named: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Parametrise a test: `names` of its arguments, and the arguments of each case by the fact that the case states."""
-    return pytest.mark.parametrize(names, cases.values(), ids=cases)
+    return pytest.mark.parametrize(names, named.values(), ids=named)

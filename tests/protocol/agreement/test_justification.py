@@ -29,7 +29,7 @@ from tests.protocol.council import (
     signed,
     votes_for,
 )
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
@@ -66,7 +66,7 @@ def test_a_quorum_of_voters_calls_a_ballot(signers: list[PeerId], absent: list[P
             justify(RUN, a_ballot(1, *absent), rolls)
 
 
-@table(
+@cases(
     "roll, flaw",
     {
         "a lower attempt": (a_roll(1), "of another ballot"),
@@ -109,7 +109,7 @@ WHOLE_1, WHOLE_2, OTHER_2 = name_of(1), name_of(2), name_of(2, record=OTHER_RECO
 PART_1, PART_2, OTHER_PART = name_of(1, DAN), name_of(2, DAN), name_of(2, CAT)
 
 
-@table(
+@cases(
     "locks, reduced, absent, highest",
     {
         "none": ([None, None, None], [], [], []),
@@ -132,7 +132,7 @@ def test_the_highest_lock_is_carried_on(
     assert justified(ballot, *rolls).highest_locks() == highest
 
 
-@table(
+@cases(
     "changes, flaw",
     {
         "it holds": ({}, None),
@@ -160,7 +160,7 @@ def test_a_lock_is_shown_by_a_quorum_of_first_votes(changes: dict[str, Any], fla
 FIRST_THREE = plan_hash(a_plan())
 
 
-@table(
+@cases(
     "held, taken_up, allowed",
     {
         "nobody is ready": ([[], [], []], [], True),

@@ -14,7 +14,6 @@ from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
     Parliament,
-    first_proposer,
     leader_and_voter,
     put_to_the_vote,
 )
@@ -124,21 +123,6 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     [roll, *_] = parliament.pass_on(ViewChange)
     parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
     assert parliament.seats[leader].machine.attempt == attempt
-
-
-def test_a_far_attempt_of_a_liar_costs_one_attempt_and_no_more() -> None:
-    """Who loses patience goes to the highest attempt that it has heard of: once for each voter."""
-    parliament = Parliament(4)
-    leader = first_proposer(parliament)
-    parliament.make_puppet(leader)
-    parliament.ready()
-    for attempt in (9, 16, 10**6):
-        roll = next(body for _, _, body in parliament.queue if isinstance(body, ViewChange)).model_copy(
-            update={"attempt": attempt}
-        )
-        parliament.say(leader, roll, *[peer for peer in parliament.seats if peer != leader])
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
 
 
 STRANGE: list[tuple[str, dict[str, Any]]] = [

@@ -17,7 +17,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan
 from tests.protocol.council import BASE, RUN, SETTINGS, STATE
 from tests.protocol.members import a_member
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 KEYS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(10, 24)]
 ELECTORS, VETERANS, NEWCOMERS = KEYS[:4], KEYS[4:6], KEYS[6:]
@@ -103,7 +103,7 @@ def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> N
 # -- owners ---------------------------------------------------------------------------------------------------------------
 
 
-@table(
+@cases(
     "members, stalls, owners",
     {
         "no newcomer": ([*TENURED, *NEWCOMERS], ExclusionBackoff(), TENURED),

@@ -43,7 +43,7 @@ from tests.protocol.council import (
     a_roll,
     signature_of,
 )
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 ME = PEERS[0]
 GRACE_S, EVICTION_S = SETTINGS.grace_s, SETTINGS.eviction_s
@@ -192,7 +192,7 @@ def test_a_ready_may_wait_unless_it_can_complete_a_quorum_or_is_the_last_that_is
     assert (says_ready(closing, 3), closing.can_wait(PEERS[3])) == (True, False)
 
 
-@table(
+@cases(
     "ready, looks, closable_after_s",
     {
         "too few": ([0], [AT_WORK], None),
@@ -383,7 +383,7 @@ def test_live_peers_on_our_state_count(digest: Hash | None, agreed: list[int]) -
     assert closing.agreed(a_view(AT_WORK, AT_WORK, AT_WORK, QUIET), digest) == [PEERS[number] for number in agreed]
 
 
-@table(
+@cases(
     "ready, looks, held, members",
     {
         "all that are ready": ([0, 1, 2], [AT_WORK] * 3, [], [0, 1, 2]),
@@ -448,7 +448,7 @@ def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, aga
 # -- who is gone ----------------------------------------------------------------------------------------------------------
 
 
-@table(
+@cases(
     "looks, absent",
     {
         "all live": ([AT_WORK, AT_WORK, AT_WORK, AT_WORK], []),

@@ -30,24 +30,16 @@ from protocol.allreduce.machine import (
     SignedEarly,
 )
 from protocol.allreduce.runner import entry_of
-from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Plan
 from tests.protocol.council import BASE
-from tests.protocol.members import a_member
+from tests.protocol.members import a_plan_of
 from tests.tiers import first_fast
 
 PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(7))
 LIARS, VICTIM = PEERS[:2], PEERS[2]
 STALL_S, FAIR_S, TICK_S = 10.0, 1.0, 0.25
-PLAN = Plan(
-    round=0,
-    fragment=0,
-    base=ZERO_HASH,
-    members=[a_member(peer) for peer in PEERS],
-    owners=bytes(range(7)),
-    state_digest=ZERO_HASH,
-)
+PLAN = a_plan_of(PEERS, range(7))
 
 Delay = Callable[["Swarm", PeerId, PeerId], float]
 """How late a part, or an average, is that the one owes the other."""

@@ -25,7 +25,7 @@ from protocol.transport.interface import Offence
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, Plan, pack
-from tests.protocol.members import a_member
+from tests.protocol.members import a_plan_of
 
 # -- buffers --------------------------------------------------------------------------------------------------------------
 
@@ -79,14 +79,7 @@ IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
 ME, OTHER, STRANGER = (identity.peer_id for identity in IDENTITIES)
 LAYOUTS = chunk_layouts(LADDER["int4"], 2500, 1024)
 LAYOUT = LAYOUTS.contribution
-PLAN = Plan(
-    round=0,
-    fragment=0,
-    base=ZERO_HASH,
-    owners=bytes([0, 1, 0]),
-    state_digest=ZERO_HASH,
-    members=[a_member(peer) for peer in sorted([ME, OTHER])],
-)
+PLAN = a_plan_of(sorted([ME, OTHER]), [0, 1, 0])
 
 
 def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
@@ -182,7 +175,7 @@ MANY = MANY_LAYOUTS.contribution
 
 
 async def test_a_lone_member_averages_all_chunks_a_few_at_a_time() -> None:
-    plan = Plan(round=0, fragment=0, base=ZERO_HASH, owners=bytes(CHUNKS), state_digest=ZERO_HASH, members=[a_member(ME)])
+    plan = a_plan_of([ME], bytes(CHUNKS))
     own, result = (memoryview(bytearray(MANY.payload_bytes)) for _ in range(2))
     for span in MANY:
         MANY.format.encode(np.linspace(-1, 1, span.count, dtype=np.float32), own[span.encoded])

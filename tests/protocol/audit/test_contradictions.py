@@ -32,7 +32,7 @@ from tests.protocol.council import (
     signed,
     votes_for,
 )
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
@@ -52,7 +52,7 @@ LOCKED: dict[str, Any] = {"lock": name_of(1)}
 # -- two statements -------------------------------------------------------------------------------------------------------
 
 
-@table(
+@cases(
     "one, other",
     {
         "two records": (a_vote(1), a_vote(1, record=OTHER_RECORD)),
@@ -81,7 +81,7 @@ def test_statements_that_contradict_each_other(one: Body, other: Body) -> None:
     assert contradict(ANN, one, other, None) is not need_electors(one, other), "else the electors have to be known"
 
 
-@table(
+@cases(
     "one, other",
     {
         "the same vote": (a_vote(1), a_vote(1)),
@@ -183,7 +183,7 @@ def test_what_the_rolls_permit(body: Body) -> None:
     assert lie(LEADER, body) == ""
 
 
-@table(
+@cases(
     "body, flaw",
     {
         "no proof": (a_motion(2, rolls=WITH_LOCK), HIGHEST),

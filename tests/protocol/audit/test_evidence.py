@@ -49,7 +49,7 @@ from tests.protocol.council import (
     votes_for,
 )
 from tests.protocol.peers import a_first_ready
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 RUN = Hash(b"\x07" * 32)
 LAYOUTS = chunk_layouts(LADDER["int4"], 600, 256)
@@ -115,7 +115,7 @@ def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
     assert verdict.peer == OWNER.peer_id and verdict.false_chunks == ((CHUNK, chunk_hash(b"wrong")),)
 
 
-@table(
+@cases(
     "plan, statement, parts",
     {
         "right": (PLAN, statement(right([0, 1, 2]), [0, 1, 2]), [part(0), part(1), part(2)]),
@@ -239,7 +239,7 @@ def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -
                 judge(BALLOT_LAW, case.model_copy(update={name: forged}), BASE)
 
 
-@table(
+@cases(
     "case",
     {
         "one vote": two(VOTER, a_vote(2), a_vote(2)),

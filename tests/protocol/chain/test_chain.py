@@ -39,7 +39,7 @@ from tests.protocol.council import (
     members,
     votes_for,
 )
-from tests.protocol.tables import table
+from tests.protocol.tables import cases
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """The first four are electors; the members of the record are the first three."""
@@ -54,7 +54,7 @@ def a_commit(signers: Sequence[PeerId], *absent: PeerId, record: Record = RECORD
 # -- certificates ---------------------------------------------------------------------------------------------------------
 
 
-@table(
+@cases(
     "signers, absent, flaw",
     {
         "a quorum": ([ANN, BOB, CAT], [], None),
@@ -111,7 +111,7 @@ def altered(number: int, **changes: object) -> list[Signature]:
     return votes
 
 
-@table(
+@cases(
     "certificate",
     {
         "first votes": votes_for(RECORD, QUORUM, 2, step=Step.FIRST),
@@ -184,7 +184,7 @@ def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
     return rank(electors, theirs) < rank(electors, ours)
 
 
-@table(
+@cases(
     "ours, theirs, theirs_wins",
     {
         "a full one beats a provisional one": (PROVISIONAL, FULL, True),

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from protocol.blobs.mirrors import CONNECT_S, RangeAbsent, RangeClient, RangeFailed, RangeForbidden, WebDialer
 from tests.protocol.corpora import web
-from tests.protocol.corpora.web import PRIVATE, PUBLIC, Manner, Site, Web, on_the_web
+from tests.protocol.corpora.web import OTHER_PUBLIC, PRIVATE, PUBLIC, Manner, Site, Web, on_the_web
 
 CONTENT = bytes(range(256)) * 256
 URL = "http://mirror.test/file"
@@ -145,6 +145,14 @@ async def test_the_user_may_allow_networks(web: Web) -> None:
     web.names["mirror.test"] = ["10.0.1.7"]
     with pytest.raises(RangeForbidden, match="not public"):
         await read(client)
+
+
+@on_the_web
+async def test_the_next_address_is_tried_if_one_does_not_answer(web: Web) -> None:
+    web.names["mirror.test"] = [OTHER_PUBLIC]
+    web.add("mirror.test", PUBLIC, a_site())
+    assert await read(RangeClient(dialer=web)) == WANTED
+    assert web.dialled == [OTHER_PUBLIC, PUBLIC]
 
 
 @pytest.mark.parametrize(

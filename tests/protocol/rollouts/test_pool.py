@@ -33,6 +33,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import CODES, Judgement, Reason, RolloutBatch, Verdict
+from tests.protocol.tables import cases
 
 RL = RlSection(
     environment="x", prompts_per_batch=1, group_size=2, batches_per_round=1, max_tokens=8, row_tokens=16, judge_s=10
@@ -147,20 +148,35 @@ def test_strangers_are_always_checked() -> None:
     assert table.pool.standing.clean(WORKER) == table.pool.standing.clean(table.order[0]) == 1
 
 
-def test_a_verdict_of_a_validator_whose_turn_it_is_not_counts_when_its_turn_has_come() -> None:
+def silent(table: Table, turns: int) -> None:
+    table.now = RL.judge_s * turns
+    table.tick()
+
+
+@cases(
+    "happens, checks_itself",
+    {
+        "one speaks before its turn, and its turn comes": (
+            lambda table: (table.judge(table.order[1], GOOD), silent(table, 1)),
+            False,
+        ),
+        "the first one cannot tell": (
+            lambda table: (table.judge(table.order[0], UNSURE), table.judge(table.order[1], GOOD)),
+            False,
+        ),
+        "all are silent": (lambda table: silent(table, len(VALIDATORS)), True),
+        "the first one was set aside": (
+            lambda table: (table.pool.standing.set_aside(table.order[0], "it lied"), table.tick()),
+            True,
+        ),
+    },
+)
+def test_a_batch_is_accepted_by_whose_turn_it_is_or_by_our_own_check(happens: Any, checks_itself: bool) -> None:
     table = dealt()
-    table.judge(table.order[1], GOOD)
     assert table.decision is None
-    table.now = RL.judge_s
-    table.tick()
-    assert table.decision is Decision.ACCEPTED
-
-
-def test_when_all_are_silent_the_trainer_checks_itself() -> None:
-    table = dealt()
-    table.now = RL.judge_s * len(VALIDATORS)
-    table.tick()
-    table.check(GOOD)
+    happens(table)
+    if checks_itself:
+        table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
 
 
@@ -183,14 +199,6 @@ def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -
     assert RolloutPeerSetAside in kinds(table.check(BAD))
     assert table.decision is Decision.REJECTED and table.pool.standing.aside(WORKER)
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
-
-
-def test_the_place_of_a_validator_that_was_set_aside_is_taken_by_our_own_check() -> None:
-    table = dealt()
-    table.pool.standing.set_aside(table.order[0], "it lied")
-    table.tick()
-    table.check(GOOD)
-    assert table.decision is Decision.ACCEPTED
 
 
 def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_heard() -> None:

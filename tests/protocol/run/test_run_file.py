@@ -423,6 +423,9 @@ def test_hundreds_of_mistakes_are_told_in_part() -> None:
             "rows in entry 2 of data.sources is 0; it must be at least 1",
         ),
         ("[data]\nmirrors = 3", "data.mirrors is 3; it must be a list in brackets"),
+        ('organiser = "somebody"', "organiser names another peer"),
+        ("zzz = 1", "zzz is not a field of a run; remove it"),
+        ("[outer]\nlr = 0", "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
     ],
 )
 def test_no_word_of_a_library_reaches_people(text: str, told: str) -> None:
