@@ -158,13 +158,6 @@ def test_bytes_are_those_of_the_definition_and_sane_for_all_finite_values(format
 
 
 @every_format
-@pytest.mark.parametrize("count", [1, 63, 4096, 4099, PIECE - 1, PIECE + 1, 2 * PIECE + 257])
-def test_pieces_leave_no_seam(format: Format, count: int) -> None:
-    values = normal(count)
-    assert encoded(format, values) == by_definition(format, values)
-
-
-@every_format
 def test_any_range_of_whole_blocks_is_encoded_decoded_and_placed_alone(format: Format) -> None:
     count = 3 * 4096 + 77
     values = normal(count)

@@ -54,11 +54,6 @@ def test_sparse_contributions_have_no_momentum_and_a_rate_that_grows_with_the_me
         assert automatic([7] * 4, inner_steps, "top64", agreement=agreement) == (wanted, 0.0)
 
 
-@given(st.integers(1, 2**40), lengths)
-def test_one_member_is_plain_training(tokens: int, inner_steps: int) -> None:
-    assert automatic([tokens], inner_steps) == (1.0, 0.0)
-
-
 def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:
     theta, momentum, local = normal(1000, 1), normal(1000, 2), normal(1000, 3)
     data = encoded(INT4, theta - local)
@@ -84,13 +79,6 @@ def test_the_more_members_the_further_a_steady_direction_is_followed(inner_steps
     assert momenta == sorted(momenta) and max(momenta) == automatic([1] * SEVERAL, inner_steps).momentum
     gains = [step.rate / (1 - step.momentum) for step in steps]
     assert gains == sorted(gains) and gains[0] == 1 and gains[:5] == sorted(set(gains[:5]))
-
-
-@given(st.integers(1, 2**20), st.integers(1, 2**20), lengths)
-def test_a_little_more_of_a_second_member_changes_the_step_a_little(tokens: int, other: int, inner_steps: int) -> None:
-    low, high = (automatic([1 << 20, part], inner_steps) for part in sorted((tokens, other)))
-    assert 0 <= high.momentum - low.momentum <= 16 * abs(tokens - other) / 2**20 + 1 / GRID
-    assert low.rate >= high.rate
 
 
 def test_momentum_remembers_twice_as_many_rounds_if_they_are_in_the_hundreds() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.aggregate import aggregate, shares_of
-from kernels.codecs.format import HEADER_BYTES, PIECE, squares_in
+from kernels.codecs.format import HEADER_BYTES, squares_in
 from kernels.codecs.ladder import LADDER, Codec
 from tests.kernels.test_codecs import by_definition, decoded, encoded
 from tests.kernels.vectors import Floats, normal, vectors
@@ -30,15 +30,6 @@ def by_formula(codec: Codec, parts: list[bytes], weights: list[int], count: int)
         codec.contribution.decode(part, count, value, factor=share)
         total = total + value
     return by_definition(codec.result, total)[HEADER_BYTES:]
-
-
-@every_codec
-@pytest.mark.parametrize("count", [1, 257, PIECE, 2 * PIECE + 300])
-@pytest.mark.parametrize("members", [1, 2, 5])
-def test_mean_is_the_formula_bit_for_bit(codec: Codec, count: int, members: int) -> None:
-    parts = [encoded(codec.contribution, normal(count, seed)) for seed in range(members)]
-    weights = [3 + 1000 * seed for seed in range(members)]
-    assert mean_of(codec, parts, weights, count)[HEADER_BYTES:] == by_formula(codec, parts, weights, count)
 
 
 @every_codec

@@ -68,13 +68,6 @@ def test_comparison_says_what_the_original_says(case: dict[str, Any]) -> None:
         assert Thresholds().accept(mismatch)
 
 
-def test_polynomials_by_hand() -> None:
-    assert interpolate(np.array([[1, 3, 5, 2]]), np.array([[1, 5, 4, 1]])).tolist() == [[49133, 40920, 49130, 57309]]
-    positions = np.array([[0, 65497, 7]])
-    assert toploc._moduli(positions).tolist() == [65496]
-    assert interpolate(positions % 65496, np.array([[10, 20, 30]])).tolist() == [[10, 6249, 59258]]
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32 - 1))
 def test_polynomials_go_through_their_points(points: int, sets: int, seed: int) -> None:

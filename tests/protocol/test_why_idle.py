@@ -87,17 +87,6 @@ def test_only_who_connects_by_an_invitation_is_told_of_one(why: WhyIdle) -> None
     assert ONLY_FOR_GUESTS not in REMEDIES[why]
 
 
-@pytest.mark.parametrize(
-    ("members", "said"), [(1, "with nobody, alone in this round"), (2, "with 1 other"), (3, "with 2 others")]
-)
-async def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
-    activity = Activity(lambda event: None)
-    report = RoundReport(SimpleNamespace(), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
-    plan: Any = SimpleNamespace(members=[None] * members, round=41)
-    report.exchanging(plan)
-    assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
-
-
 async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: {"x": "kitchen", "y": "attic"}[peer])

@@ -9,7 +9,6 @@ from protocol.agreement.machine import RoundMachine
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, quorum_of, verify_commit
 from protocol.wire.hashes import ZERO_HASH
-from protocol.wire.messages import ViewChange
 from tests.protocol.agreement.parliament import STEPS, Parliament
 from tests.protocol.agreement.parliament import settings as round_settings
 
@@ -21,8 +20,7 @@ def test_a_quorum_of_each_electorate_certifies(electors: int) -> None:
     """None is the electorate of a run that anybody may begin: its first members vote."""
     parliament = Parliament(electors, joiners=3 if electors == 0 else 1)
     parliament.ready()
-    parliament.run(3)
-    assert not parliament.undecided() and len(parliament.records()) == 1
+    parliament.outlives(3)
     for commit in parliament.commits():
         verify_commit(round_settings(), commit, parliament.base)
         assert is_full(commit.certificate) and commit.certificate.attempt == 0
@@ -37,8 +35,7 @@ def test_as_many_may_be_dead_as_leave_a_quorum(electors: int) -> None:
     for peer in dead:
         parliament.crash(peer)
     parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
-    parliament.run(EVICTION_S - 1)
-    assert not parliament.undecided() and len(parliament.records()) == 1
+    parliament.outlives(EVICTION_S - 1)
     assert is_full(parliament.commits()[0].certificate), "nobody is taken for absent"
 
 
@@ -51,8 +48,7 @@ def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_f
     parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
     parliament.run(EVICTION_S - 1)
     assert not parliament.commits()
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
+    parliament.outlives()
     certificate = parliament.commits()[0].certificate
     assert certificate.absent and set(certificate.absent) <= set(dead)
     fewest = min(count for count in range(len(dead) + 1) if electors - len(dead) >= quorum_size(electors - count))
@@ -71,8 +67,7 @@ def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: i
         parliament.pass_on(kind)
     parliament.queue.clear()
     parliament.crash(elector)
-    parliament.run(EVICTION_S + 30)
-    assert not parliament.undecided() and len(parliament.records()) == 1
+    parliament.outlives(EVICTION_S + 30)
     assert parliament.commits()[0].certificate.absent == [elector]
 
 
@@ -112,8 +107,7 @@ def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -
     for pause_s in (1, 2, 4):
         parliament = Parliament(electors, versions=True)
         dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
-        parliament.ready()
-        parliament.pass_on(ViewChange)
+        parliament.call()
         for peer in dead:
             parliament.crash(peer)
         parliament.run(EVICTION_S + pause_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.agreement.ballot import Ballot, Justification, check_lock, held_in, held_mask, justify
+from protocol.agreement.ballot import Ballot, Justification, check_lock, justify
 from protocol.allreduce.assignment import plan_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
@@ -183,10 +183,3 @@ def test_a_full_plan_of_electors_may_leave_electors_out() -> None:
     assert justification.allows_plan(a_plan(), max_members=3)
     stranger = a_plan(members=members(ANN, BOB, EVE))
     assert not justification.allows_plan(stranger, max_members=3), "a stranger has an elector's place"
-
-
-def test_a_mask_names_electors_by_their_number() -> None:
-    assert held_mask(PEERS, [PEERS[0], PEERS[3]]) == b"\x09"
-    assert held_in(PEERS, b"\x09") == {PEERS[0], PEERS[3]}
-    assert held_mask([], []) == b"" and held_in([], b"") == set()
-    assert held_in(PEERS, b"\x20") is None and held_in(PEERS, b"") is None and held_in([], b"\x00") is None

@@ -60,8 +60,7 @@ def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() 
 def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
-    parliament.ready()
-    parliament.pass_on(ViewChange)
+    parliament.call()
     [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
     seat = parliament.seats[voter]
     for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
@@ -78,8 +77,7 @@ def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> N
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
     rival = next(peer for peer in parliament.seats if peer not in (leader, voter))
-    parliament.ready()
-    parliament.pass_on(ViewChange)
+    parliament.call()
     [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
     [effect] = parliament.hand_over(rival, parliament.seats[voter], proposal)
     assert effect == Reject(rival, "proposal", "it is not its sender's turn to propose")
@@ -136,8 +134,7 @@ STRANGE: list[tuple[str, dict[str, Any]]] = [
 def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
-    parliament.ready()
-    parliament.pass_on(ViewChange)
+    parliament.call()
     parliament.pass_on(Proposal)
     parliament.pass_on(RecordProposal)
     sent = [effect.body for effect in parliament.performed if isinstance(effect, Send)]

@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 
 from protocol.agreement.ballot import flaw_of_plan, most_chunks
-from protocol.agreement.policy import TRIED, choose_members, plan_with, within_uses
+from protocol.agreement.policy import TRIED, choose_members, plan_with
 from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
 from protocol.chain.electorate import quorum_size, tolerated
-from protocol.run.admission import bearer_token, make_proof
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Member, Plan
-from tests.protocol.council import BASE, RUN, SETTINGS, STATE
+from protocol.wire.messages import Plan
+from tests.protocol.council import BASE, SETTINGS, STATE
 from tests.protocol.members import a_member
 from tests.protocol.tables import cases
 
@@ -87,17 +86,6 @@ def test_newcomers_are_tried(stalls: ExclusionBackoff, tenured: int, tried: int)
 
 
 # -- tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> None:
-    organiser, key = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))
-    token = bearer_token(organiser, RUN, key, expires=1, uses=2)
-    places: dict[PeerId, Member] = {peer: a_member(peer) for peer in VETERANS}
-    for number, peer in enumerate(NEWCOMERS):
-        proof = make_proof(token, RUN, peer, key) if number != 1 else b"let me in"
-        places[peer] = a_member(peer).model_copy(update={"admission": proof})
-    admitted = [member.peer for member in within_uses(HERE, places)]
-    assert admitted == [*VETERANS, NEWCOMERS[0], NEWCOMERS[2]]
 
 
 # -- owners ---------------------------------------------------------------------------------------------------------------

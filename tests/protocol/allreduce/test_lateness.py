@@ -170,19 +170,6 @@ def test_an_owner_does_not_wait_longer_than_it_may_for_many_that_take_turns() ->
     assert all(sum(seconds) <= FOR_PARTS * STALL_S + TICK_S for seconds in waited.values())
 
 
-def test_slow_lines_are_not_late_within_the_fair_time() -> None:
-    """Three of the honest ones need a second more for all they give, the half of it for their parts."""
-    slow = PEERS[4:]
-
-    def line_s(swarm: Swarm, sender: PeerId, to: PeerId) -> float:
-        return FAIR_S / 2 if sender in slow else 0.0
-
-    swarm = Swarm(part_s=line_s, average_s=line_s)
-    for _ in range(4 * WINDOW):
-        swarm.exchange()
-    assert all(swarm.stalls_of(peer) == [] for peer in PEERS)
-
-
 def test_an_owner_is_lost_when_its_averages_are_later_than_it_may_be() -> None:
     swarm = Swarm(average_s=lambda swarm, sender, to: 1000.0 if sender == LIARS[0] else 0.0)
     took = swarm.exchange()

@@ -97,28 +97,6 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     assert lost_at(exchange, 51.0 + STALL_S) == [PEERS[1], PEERS[2]]
 
 
-def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    for peer in PEERS[1:]:
-        assert exchange.handle(PeerDead(peer), 0.0) == [Lost(peer)], "nothing is averaged without our own part"
-    assert Reduce(0, (0,)) in exchange.handle(ContributionReady(), 0.0)
-
-
-def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
-    """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
-    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
-    for exchange in exchanges.values():
-        exchange.handle(ContributionReady(), 0.0)
-        exchange.handle(PeerDead(PEERS[3]), 0.0)
-    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
-    served, waiting = [peer for peer in exchanges if peer != successor]
-    entry = entry_of(chunk_hash(b"average"), range(4), 4)
-    exchanges[served].handle(ResultArrived(PEERS[3], 0, entry, PEERS[3]), 1.0)
-    assert exchanges[served].handle(Asked(successor, 0), 0.0) == [SendResult(successor, 0)]
-    assert exchanges[successor].handle(PartArrived(waiting, 0), 2.0) == []
-    assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry, PEERS[3]), 3.0)
-
-
 ENTRY = entry_of(chunk_hash(b"average"), range(4), 4)
 STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
 

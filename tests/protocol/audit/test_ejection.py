@@ -14,7 +14,6 @@ from protocol.audit.ejection import (
     AGAIN_S,
     MAX_PENDING,
     MAX_POSTPONED,
-    SET_BACK_S,
     SPACING_S,
     STRANGER_BYTES,
     STRANGER_PLACES,
@@ -25,7 +24,6 @@ from protocol.audit.ejection import (
     deadline_s,
 )
 from protocol.audit.evidence import (
-    ContraryMotion,
     OneStatement,
     ProvenLie,
     TwoStatements,
@@ -44,7 +42,7 @@ from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Accusation, Step, pack, unpack
+from protocol.wire.messages import Accusation, pack, unpack
 from protocol.wire.questions import EvidenceRequest
 from tests.protocol import council
 from tests.protocol.answering import ask
@@ -172,14 +170,6 @@ async def test_an_accuser_without_proof_is_not_believed_again(table: Table, held
     assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
     await trio.sleep(86_400)
     assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
-
-
-async def test_an_accuser_that_is_gone_may_accuse_again_after_a_while(table: Table) -> None:
-    del table.network.answers[ACCUSER]
-    assert await table.look_into(accusation()) is None
-    assert not table.has_ejected() and table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
-    await trio.sleep(SET_BACK_S)
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
 
 
 async def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(table: Table) -> None:
@@ -350,27 +340,6 @@ async def test_evidence_on_disk_about_an_unknown_tip_waits_as_well(table: Table,
     learn_tip(table, monkeypatch)
     await table.ejections.look_again()
     assert table.has_ejected()
-
-
-async def test_evidence_about_an_unknown_tip_against_somebody_else_is_a_false_accusation(table: Table) -> None:
-    table.held = UNFOUNDED_RAW
-    assert await table.look_into(accusation(UNFOUNDED_RAW, OTHER)) is None
-    assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
-
-
-async def test_evidence_with_false_signatures_is_dropped_whatever_its_kind(table: Table) -> None:
-    """It is made of what others sent."""
-    forged = UNFOUNDED.statement[:-1] + bytes([UNFOUNDED.statement[-1] ^ 1])
-    certificate = council.votes_for(council.RECORD, council.PEERS[:3], 0)
-    for case in (
-        OneStatement(statement=forged),
-        OneStatement(statement=b""),
-        TwoStatements(first=forged, second=UNFOUNDED.statement),
-        ContraryMotion(motion=forged, record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
-        ContraryMotion(motion=ready(8), record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
-    ):
-        assert await table.ejections.convict(case) is None
-    assert not table.has_ejected()
 
 
 # -- places of accusations ------------------------------------------------------------------------------------------------

@@ -159,15 +159,6 @@ def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do
             judge(LAW, TwoStatements(first=first, second=other))
 
 
-def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:
-    first, lie, later = (pack(OWNER, RUN, body).raw for body in (ready(4, 10), ready(4, 11), ready(5, 11)))
-    elsewhere = pack(PEERS[0], RUN, ready(4, 11)).raw
-    assert judge(LAW, TwoStatements(first=first, second=lie)).peer == OWNER.peer_id
-    for other in (first, later, elsewhere):
-        with pytest.raises(Malformed):
-            judge(LAW, TwoStatements(first=first, second=other))
-
-
 # -- lies about ballots ---------------------------------------------------------------------------------------------------
 
 BALLOT_LAW = Law(council.RUN, 1, LAYOUTS, "clip", 4)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from protocol.chain import history as history_module
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.store import Store
-from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Commit, Step
 from tests.protocol.council import INDEX, PEERS, a_record, members, votes_for
 from tests.simulation.world import simulated_run
@@ -79,34 +77,3 @@ def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
     assert seen(history) == before
     change()
     assert seen(history) == longer
-
-
-class Watched(list[Any]):
-    """A part of the chain's memory; somebody in another thread looks before and after it grows."""
-
-    def __init__(self, known: list[Any], look: Callable[[], None]) -> None:
-        super().__init__(known)
-        self.look = look
-
-    def append(self, entry: Any) -> None:
-        self.look()
-        super().append(entry)
-        self.look()
-
-
-def test_whoever_looks_from_another_thread_sees_a_whole_record_or_none(tmp_path: Path) -> None:
-    history, seen = History(SETTINGS, Store(tmp_path)), set[tuple[int, Hash, int]]()
-
-    def look() -> None:
-        rounds = history.length
-        assert history.roster_at(rounds) is history.roster and history.base.round == rounds
-        base = history.base_at(rounds, history.tip)
-        assert base is not None and base.electors == history.roster.electorate.electors
-        seen.add((rounds, history.base.tip, len(history.roster.members)))
-
-    memory = history._now
-    for part in "tips", "electors", "provisional":
-        setattr(memory, part, Watched(getattr(memory, part), look))
-    for _ in range(3):
-        grow(history)
-    assert [rounds for rounds, _, _ in sorted(seen)] == [0, 1, 2, 3]

@@ -44,14 +44,6 @@ def limited(rows: int) -> AbstractContextManager[object]:
 # -- members -------------------------------------------------------------------------------------------------------------
 
 
-def test_electors_and_contributors_read_apart_on_any_pool() -> None:
-    pool = LeasePool(70 * TERMS.rows, ((0, 7 * TERMS.step_rows), (TERMS.rows, 60 * TERMS.rows)))
-    base = replace(BASE, contributors=(*PEERS, ONE), leases=Leases(pool))
-    leases = [base.lease(MANIFEST, peer) for peer in (*PEERS, ONE)]
-    rows = [row for lease in leases for start, end in lease for row in range(start, end)]
-    assert len(set(rows)) == len(rows) == 6 * TERMS.rows
-
-
 def test_a_record_names_one_of_two_newcomers_that_drew_the_same_rows() -> None:
     assert BASE.lease(MANIFEST, ONE) == BASE.lease(MANIFEST, OTHER)
     for newcomer in (ONE, OTHER):

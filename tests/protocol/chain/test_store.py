@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -47,14 +48,24 @@ def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") 
     file.commit(ResultName(round, 0, root))
 
 
-def a_history_of(folder: Path, commits: list[Commit]) -> tuple[Store, History]:
-    """With the result of each."""
+def a_history_of(folder: Path, commits: list[Commit], checkpoints: Sequence[int] = ()) -> tuple[Store, History]:
+    """With the result of each, checkpoints after so many rounds, and what binds our votes at all tips."""
     store = Store(folder)
     history = History(SETTINGS, store)
     for commit in commits:
         history.append(commit)
         write_result(store, commit.record.round, Hash(commit.record.result_root))
+    for rounds in checkpoints:
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(history.length + 1):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
     return store, history
+
+
+def bound(store: Store, history: History) -> list[int]:
+    """The tips at which our votes are bound."""
+    tips = range(history.length + 1)
+    return [rounds for rounds in tips if store.votes.load(rounds, history.tip_at(rounds)) is not None]
 
 
 def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
@@ -229,11 +240,9 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
     tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
 ) -> None:
     """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
-    store, history = a_history_of(tmp_path, commits)
-    for rounds in (0, 2, 4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), [ROOTS[0]], memoryview(b"state"))
-        for asked in (0, 2):
-            store.checkpoints.note_read(CheckpointName(asked, history.tip_at(asked)), read_at)
+    store, history = a_history_of(tmp_path, commits, [0, 2, 4, 6])
+    for asked in (0, 2):
+        store.checkpoints.note_read(CheckpointName(asked, history.tip_at(asked)), read_at)
     store.prune(history, history.final)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
     store.make_room(history)
@@ -246,22 +255,15 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
 def test_pruning_leaves_two_checkpoints_and_the_results_since(
     tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
 ) -> None:
-    store, history = a_history_of(tmp_path, commits)
+    store, history = a_history_of(tmp_path, commits, checkpoints)
     store.results.remove(ResultName.of(commits[0].record))
-    for rounds in checkpoints:
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
-    for rounds in range(7):
-        store.votes.save(rounds, history.tip_at(rounds), b"kept")
     store.prune(history, final=5)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, oldest_result)
-    first_bound = next(rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None)
-    assert first_bound == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
+    assert bound(store, history)[0] == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
 
 
 def test_the_state_before_the_first_round_stays_where_members_compare_with_it(tmp_path: Path, commits: list[Commit]) -> None:
-    store, history = a_history_of(tmp_path, commits)
-    for rounds in (0, 2, 4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
+    store, history = a_history_of(tmp_path, commits, [0, 2, 4, 6])
     store.prune(history, history.final, keeps_first=True)
     assert (store.checkpoints.of(history), store.results.oldest()) == ([0, 4, 6], 4)
     store.make_room(history, keeps_first=True)
@@ -271,24 +273,13 @@ def test_the_state_before_the_first_round_stays_where_members_compare_with_it(tm
 
 
 def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path: Path, commits: list[Commit]) -> None:
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
-    for rounds in (4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
-    for rounds in range(7):
-        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store, history = a_history_of(tmp_path, commits, [4, 6])
     store.prune(history, final=2)
-    bound = [rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None]
-    assert bound == [2, 3, 4, 5, 6]
+    assert bound(store, history) == [2, 3, 4, 5, 6]
 
 
 def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: list[Commit]) -> None:
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
+    store, history = a_history_of(tmp_path, commits)
     for number in range(4):
         store.checkpoints.write(CheckpointName(3 + number, ROOTS[number]), ROOTS[:1], memoryview(b"state"))
     store.prune(history, final=6)
@@ -395,22 +386,6 @@ def test_evidence_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path)
     path = tmp_path / "evidence" / ROOTS[1].hex()
     path.write_bytes(path.read_bytes()[:-1])
     assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, [])
-
-
-def test_a_slice_of_a_proof_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, proof = Store(tmp_path), bytes(range(256)) * 1000
-    store.evidence.save(ROOTS[0], proof)
-    read = list[int]()
-    whole = Path.read_bytes
-
-    def count(path: Path) -> bytes:
-        read.append(path.stat().st_size)
-        return whole(path)
-
-    monkeypatch.setattr(Path, "read_bytes", count)
-    assert store.evidence.read(ROOTS[0], 255, 3) == b"\xff\x00\x01" and not read
-    assert store.evidence.read(ROOTS[0], len(proof) - 1, 5) == proof[-1:] and store.evidence.read(ROOTS[0], 10**9, 5) == b""
-    assert store.evidence.read(ROOTS[1], 0, 1) is None
 
 
 def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:

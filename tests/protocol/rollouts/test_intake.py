@@ -233,23 +233,6 @@ def test_the_bytes_of_one_batch_under_another_number_are_no_second_batch() -> No
     assert stall.say(OURS[1], root=root_of(OURS[0])) == [] and stall.wait() == []
 
 
-def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice() -> None:
-    stall = Stall()
-    intake = stall.pool._intake
-
-    def batch(author: PeerId, number: int, root: Hash) -> PooledBatch:
-        return PooledBatch(author, RolloutBatch.model_construct(**HONEST | {"number": number, "root": root}), b"")
-
-    def admitted(author: PeerId, number: int) -> bool:
-        return intake.admits(batch(author, number, root_of(0)), 0.0)
-
-    assert [number for number in range(MAX_BATCHES) if admitted(WORKER, number)] == [OURS[0]]
-    drawn = {trainer_of(batch(WORKER, OURS[0], root_of(number)).lot, TRAINERS) for number in range(1000)}
-    assert drawn == {ME}
-    keys = [PeerId(f"12D3KooW{number:0>44}") for number in range(1000)]
-    assert not any(admitted(key, number) for key in keys for number in range(8))
-
-
 @pytest.mark.parametrize("max_async", [0, 1, 2])
 @pytest.mark.parametrize("number", [0, 1, 60_000])
 def test_keys_made_for_a_tip_draw_nothing_however_few_versions_are_kept(max_async: int, number: int) -> None:

@@ -87,6 +87,15 @@ class Table:
         body = RolloutBatch(**{"tip": TIPS[fields["version"]], **fields})
         return self.tell(BatchHeard(author, body, repr((author, body)).encode()))
 
+    def take(self, author: PeerId = WORKER, root: Hash = ROOT, **changes: Any) -> None:
+        """Hear of a batch, and fetch it."""
+        self.hear(author, root, **changes)
+        self.tell(FetchEnded(author, root, True))
+
+    def wait_until(self, now: float) -> list[PoolEffect]:
+        self.now = now
+        return self.tick()
+
     def deal(self, trainer: PeerId = ME) -> list[PoolEffect]:
         return self.tell(DealHeard(trainer, WORKER, ROOT, ONE_PLACE))
 
@@ -138,9 +147,8 @@ def test_the_validators_word_is_enough_where_no_check_was_drawn() -> None:
 
 def test_strangers_are_always_checked() -> None:
     table = Table(Role.TRAINER, draw=0.999)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     table.judge(table.order[0], GOOD)
     assert table.decision is None
     table.check(GOOD)
@@ -148,23 +156,18 @@ def test_strangers_are_always_checked() -> None:
     assert table.pool.standing.clean(WORKER) == table.pool.standing.clean(table.order[0]) == 1
 
 
-def silent(table: Table, turns: int) -> None:
-    table.now = RL.judge_s * turns
-    table.tick()
-
-
 @cases(
     "happens, checks_itself",
     {
         "one speaks before its turn, and its turn comes": (
-            lambda table: (table.judge(table.order[1], GOOD), silent(table, 1)),
+            lambda table: (table.judge(table.order[1], GOOD), table.wait_until(RL.judge_s)),
             False,
         ),
         "the first one cannot tell": (
             lambda table: (table.judge(table.order[0], UNSURE), table.judge(table.order[1], GOOD)),
             False,
         ),
-        "all are silent": (lambda table: silent(table, len(VALIDATORS)), True),
+        "all are silent": (lambda table: table.wait_until(RL.judge_s * len(VALIDATORS)), True),
         "the first one was set aside": (
             lambda table: (table.pool.standing.set_aside(table.order[0], "it lied"), table.tick()),
             True,
@@ -191,11 +194,9 @@ def test_a_rejection_is_checked_and_one_that_is_not_so_costs_its_validator_its_p
 
 def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -> None:
     table = Table(Role.TRAINER)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
-    table.now = RL.judge_s * len(VALIDATORS)
-    table.tick()
+    table.wait_until(RL.judge_s * len(VALIDATORS))
     assert RolloutPeerSetAside in kinds(table.check(BAD))
     assert table.decision is Decision.REJECTED and table.pool.standing.aside(WORKER)
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
@@ -296,8 +297,7 @@ def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
 
 def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
     table = validating(first=False)
-    table.now = RL.judge_s * 5
-    assert FetchBatch in kinds(table.tick())
+    assert FetchBatch in kinds(table.wait_until(RL.judge_s * 5))
 
 
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:

@@ -63,8 +63,7 @@ def fetched_in(effects: list[PoolEffect]) -> list[PeerId]:
 
 def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() -> None:
     table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.fetched()
+    table.take()
     table.hear(COPIER)
     table.tell(FetchEnded(COPIER, ROOT, True))
     table.tell(TrainerIdle())
@@ -80,8 +79,7 @@ def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetc
     """However many keys state them, from which nothing was fetched yet."""
     table = Table(Role.TRAINER, trainers=())
     table.pool.standing.right(WORKER)
-    table.hear(root=root_of(1))
-    table.tell(FetchEnded(WORKER, root_of(1), True))
+    table.take(root=root_of(1))
     for key in CROWD[:40]:
         table.hear(key, size=7)
     assert fetched_in(table.hear(number=1)) == [], "a copy is being fetched"
@@ -91,16 +89,9 @@ def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetc
 # -- bytes ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_larger_than_an_honest_one_can_be_is_not_heard() -> None:
-    table = Table(Role.TRAINER)
-    assert table.hear(size=RL.bytes_per_batch + 1) == []
-    assert ForwardBatch in kinds(table.hear(size=RL.bytes_per_batch))
-
-
 def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> None:
     table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.fetched()
+    table.take()
     for _ in range(2):
         assert kinds(table.tell(TrainerIdle())) == [VerifyBatch]
         table.tell(BatchVerified(WORKER, ROOT, None, died=True))
@@ -124,14 +115,6 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
 # -- crowds of keys -------------------------------------------------------------------------------------------------------
 
 
-def test_a_crowd_that_withholds_bytes_does_not_hold_up_peers_with_a_clean_history() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    table.pool.standing.right(WORKER)
-    for number, key in enumerate(CROWD):
-        table.hear(key, root_of(number))
-    assert fetched_in(table.hear()) == [WORKER]
-
-
 def test_who_withheld_bytes_comes_after_others() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.hear(CROWD[0], root_of(0))
@@ -149,8 +132,7 @@ def test_who_withheld_bytes_comes_after_others() -> None:
 def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
     table = Table(Role.TRAINER, trainers=())
     for number in range(2):
-        table.hear(CROWD[number], root_of(number))
-        table.tell(FetchEnded(CROWD[number], root_of(number), True))
+        table.take(CROWD[number], root_of(number))
     assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
     fetched = fetched_in(table.tell(PoolTick(table.validators, {})))
     assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
@@ -171,8 +153,7 @@ def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
     table.validators = frozenset(CROWD)
     table.tick()
     assert table.tell(TrainerIdle()) == [], "its validators have some time"
-    table.now = 2 * RL.judge_s
-    table.tick()
+    table.wait_until(2 * RL.judge_s)
     table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
 
@@ -180,13 +161,11 @@ def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
 def test_who_was_silent_in_its_turn_is_not_waited_for_again_until_it_speaks() -> None:
     table = dealt()
     silent, second = table.order[:2]
-    table.now = RL.judge_s
-    table.tick()
+    table.wait_until(RL.judge_s)
     table.judge(second, GOOD)
     assert table.decision is Decision.ACCEPTED
     other = next(root for root in map(root_of, range(99)) if order_of(ONE_PLACE, root, VALIDATORS)[0] == silent)
-    table.hear(root=other, number=1)
-    table.tell(FetchEnded(WORKER, other, True))
+    table.take(root=other, number=1)
     table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
     batch = table.pool.find(WORKER, other)
     assert batch is not None and batch.decision is None
@@ -266,9 +245,8 @@ def test_who_repeats_what_others_found_is_not_believed_for_it() -> None:
     """It is free, and does without verifying anything, so that hundreds of keys had a clean history after 22 batches."""
     table = Table(Role.TRAINER, draw=0.0)
     asked, before, after = table.order[:3]
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     table.judge(asked, GOOD)
     table.judge(before, GOOD)
     table.check(GOOD)
@@ -326,8 +304,7 @@ def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> No
     """Of a peer that makes large batches a trainer had none for the next rounds, and so no round ended."""
     monkeypatch.setattr(trust, "MOST_BYTES_OF_ONE", 150)
     table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.fetched()
+    table.take()
     table.check(GOOD)
     other = hash_bytes("root", b"1")
     assert FetchBatch not in kinds([*table.hear(number=1, root=other), *table.tick()])
@@ -355,8 +332,7 @@ def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
     strangers = VALIDATORS[:3]
     for number, author in enumerate([WORKER, WORKER, *strangers]):
         root = hash_bytes("root", bytes([number]))
-        table.hear(author, root, number=number)
-        table.tell(FetchEnded(author, root, True))
+        table.take(author, root, number=number)
     checked = []
     for _ in range(4):
         [check] = [effect for effect in table.tell(TrainerIdle()) if isinstance(effect, VerifyBatch)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import trio
-from trio.testing import MockClock
 
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import OuterState
@@ -18,7 +16,6 @@ from protocol.rollouts.reference import Reference
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from tests.protocol.peers import ANN
-from tests.protocol.virtual_time import Check, given_first
 from tests.simulation.determinism import inline
 from tests.simulation.rollouts import rl_run
 
@@ -98,6 +95,17 @@ class Stage:
         made._library = self.others  # type: ignore[assignment]
         return made
 
+    async def begin(self, nursery: trio.Nursery, manifest: RunManifest = MANIFEST) -> Reference:
+        """Open it, and let it look once."""
+        reference = self.open(manifest)
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        return reference
+
+
+def held(reference: Reference) -> bytes | None:
+    return reference.path.read_bytes() if reference.path is not None else None
+
 
 def name_of(data: bytes) -> Hash:
     return tree_root(leaves_of(data, PIECE))
@@ -107,21 +115,6 @@ def other_weights(number: int) -> bytes:
     return bytes([number]) * MANIFEST.reference_bytes
 
 
-def play(test: Check) -> Callable[..., None]:
-    """Make a test one that pytest runs, in virtual time; its first argument is a nursery, cancelled in the end."""
-
-    def provide(check: Check) -> None:
-        async def main() -> None:
-            async with trio.open_nursery() as nursery:
-                await check(nursery)
-                nursery.cancel_scope.cancel()
-
-        trio.run(main, clock=MockClock(autojump_threshold=0))
-
-    return given_first(test, provide)
-
-
-@play
 async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
@@ -130,58 +123,48 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert reference.path is None and "being written" in reference.missing()
     nursery.start_soon(reference.run)
     await trio.sleep(NOW)
-    assert reference.path is not None and reference.path.read_bytes() == stage.own
-    assert reference.missing() == "" and name_of(stage.own).hex() in reference.path.name
+    assert held(reference) == stage.own
+    assert reference.missing() == "" and name_of(stage.own).hex() in str(reference.path)
 
     stage.chain.length, stage.chain.weights = WARM + 1, name_of(stage.own)
     assert reference.path is not None, "at once"
     await trio.sleep(NOW)
-    assert reference.path.read_bytes() == stage.own and not stage.others.asked
+    assert held(reference) == stage.own and not stage.others.asked
 
 
-@play
 async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
     """It was repaired, say."""
     stage = Stage(tmp_path, WARM)
-    reference = stage.open()
-    nursery.start_soon(reference.run)
-    await trio.sleep(NOW)
+    reference = await stage.begin(nursery)
     stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
     stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
     assert reference.path is None
     await trio.sleep(NOW)
-    assert reference.path is not None and reference.path.read_bytes() == b"".join(stage.state.weights()) != stage.own
+    assert held(reference) == b"".join(stage.state.weights()) != stage.own
 
 
-@play
 async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, 0)
     changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}
-    reference = stage.open(MANIFEST.model_copy(update=changes))
-    nursery.start_soon(reference.run)
-    await trio.sleep(NOW)
+    reference = await stage.begin(nursery, MANIFEST.model_copy(update=changes))
     assert reference.path is None
     stage.keeping.mark = SimpleNamespace(rounds=0, digest=b"initial")
     await trio.sleep(NOW)
-    assert reference.path is not None and reference.path.read_bytes() == stage.own
+    assert held(reference) == stage.own
 
 
-@play
 async def test_where_the_record_names_others_than_our_state_gave_the_record_counts(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     stage, right = Stage(tmp_path, WARM), other_weights(7)
-    reference = stage.open()
-    nursery.start_soon(reference.run)
-    await trio.sleep(NOW)
+    reference = await stage.begin(nursery)
     assert reference.path is not None
     stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
     stage.others.served[name_of(right)] = right
     await trio.sleep(NOW)
-    assert reference.path is not None and reference.path.read_bytes() == right
+    assert held(reference) == right
 
 
-@play
 async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, WARM + 4)
     branches = {f"branch {number}": other_weights(number) for number in range(1, 4)}
@@ -192,7 +175,7 @@ async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nu
         stage.chain.branch, stage.chain.weights = branch, name_of(branches[branch])
         assert reference.path is None, "not those of the branch before"
         await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == branches[branch]
+        assert held(reference) == branches[branch]
 
     nursery.start_soon(reference.run)
     await go_to("branch 1")
@@ -204,7 +187,6 @@ async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nu
     assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
 
 
-@play
 async def test_after_a_restart_the_bytes_on_the_disk_are_checked(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
     root = put(stage.files, right)
@@ -212,16 +194,13 @@ async def test_after_a_restart_the_bytes_on_the_disk_are_checked(nursery: trio.N
     data = bytearray(right)
     data[9] ^= 1
     stage.files.path(root).write_bytes(data)
-    reference = stage.open()
-    nursery.start_soon(reference.run)
-    await trio.sleep(NOW)
+    reference = await stage.begin(nursery)
     assert reference.path is None and stage.others.asked[0] == root
     stage.others.served[root] = right
     await trio.sleep(10 * NOW)
-    assert reference.path is not None and reference.path.read_bytes() == right
+    assert held(reference) == right
 
 
-@play
 async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
@@ -229,18 +208,15 @@ async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again
     stage.chain.weights = root = name_of(right)
     other = put(stage.files, other_weights(6))
     stage.others.served[root] = right
-    reference = stage.open()
-    nursery.start_soon(reference.run)
-    await trio.sleep(NOW)
+    reference = await stage.begin(nursery)
     stage.files.path(other).unlink()
     stage.files.path(root).unlink()
     assert reference.path is None and "being fetched" in reference.missing()
     await trio.sleep(NOW)
-    assert reference.path is not None and reference.path.read_bytes() == right
+    assert held(reference) == right
     assert [*stage.files.sizes()] == [root]
 
 
-@play
 async def test_a_full_disk_is_told_once_and_tried_again(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, WARM)
     full = StoreFull("the disk is full: make room there")

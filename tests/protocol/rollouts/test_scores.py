@@ -26,9 +26,8 @@ def judged(
 ) -> tuple[Table, list[PoolEffect]]:
     """A trainer that checks a batch which was dealt to a validator, and what it does.  exact: rollouts with such scores."""
     table = Table(Role.TRAINER, draw=0.0)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     said = JudgementHeard(table.order[0], Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
     checked = BatchVerified(WORKER, ROOT, GOOD, ours, exact)
     effects = []
@@ -88,9 +87,8 @@ def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
     table = Table(Role.TRAINER, draw=0.0)
     validator = table.order[0]
     table.pool.standing.right(validator)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
     checked = BatchVerified(WORKER, ROOT, ours, sure=sure)
     for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):

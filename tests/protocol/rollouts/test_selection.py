@@ -38,11 +38,26 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     return made
 
 
-def shared(tasks: Any, lock: TrainerLock | None = None) -> Any:
-    """A trainer process that has all tasks."""
-    return SimpleNamespace(
+ONE = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
+NO_SETS = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
+
+
+def a_selection(
+    folder: Path,
+    usable: Sequence[PooledBatch] = (),
+    *,
+    tasks: Any = NO_SETS,
+    lock: TrainerLock | None = None,
+    batches: int = 2,
+    reference: Any = None,
+) -> Selection:
+    """Ann's, who has these batches and a trainer process with all tasks."""
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: usable)
+    trainer: Any = SimpleNamespace(
         tasks=tasks, lock=lock or TrainerLock(), missing=lambda version: "", has_tasks=lambda version: True
     )
+    return Selection(session, pool, BlobStore(Disk(), folder), trainer, batches, reference)
 
 
 def a_batch(number: int) -> PooledBatch:
@@ -54,16 +69,12 @@ def a_batch(number: int) -> PooledBatch:
 async def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned_from(tmp_path: Path) -> None:
     """What that check finds may set the maker of the others aside."""
     first, second, usable = a_batch(0), a_batch(1), list[PooledBatch]()
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: usable)
-    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
-    learned = list[PooledBatch]()
-    files, turn = BlobStore(Disk(), tmp_path), TrainerLock()
-    selection = Selection(session, pool, files, shared(tasks, turn), 1)
+    learned, turn = list[PooledBatch](), TrainerLock()
+    selection = a_selection(tmp_path, usable, lock=turn, batches=1)
 
     async def learn() -> None:
         async with selection.chosen(4, lambda why, detail: None) as chosen:
-            assert {*files.used()} == {batch.root for batch in chosen.batches}
+            assert {*selection._files.used()} == {batch.root for batch in chosen.batches}
             learned.extend(chosen.batches)
 
     usable.append(first)
@@ -81,12 +92,9 @@ async def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_l
 
 async def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
     """Also when the others wait for it, and whatever batches are here."""
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [a_batch(0)])
-    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
     reference: Any = SimpleNamespace(path=None, missing=lambda: "" if reference.path else "they are being fetched")
     told = list[tuple[WhyIdle, str]]()
-    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2, reference)
+    selection = a_selection(tmp_path, [a_batch(0)], reference=reference)
 
     def on_wait(why: WhyIdle, detail: str) -> None:
         told.append((why, detail))
@@ -100,12 +108,9 @@ async def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_pat
 
 
 async def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(tmp_path: Path) -> None:
-    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [])
-    in_force = [TasksInForce(1, 50, (one,), frozenset({7})), TasksInForce(1, 50, (one,))]
+    in_force = [TasksInForce(1, 50, (ONE,), frozenset({7})), TasksInForce(1, 50, (ONE,))]
     tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
-    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
+    selection = a_selection(tmp_path, tasks=tasks)
     async with selection.chosen(5, lambda have, missing: None) as chosen:
         tasks.lost = lost()  # it came after all, while the trainer process was busy
         assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
@@ -124,18 +129,15 @@ async def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one
     voters: Sequence[Identity], hurried: bool, after_s: float, tmp_path: Path
 ) -> None:
     """Else a trainer that lacks a sandbox closed rounds without the others, or a lost set had rounds follow at once."""
-    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [])
     gone = lost(7, voters=[voter.peer_id for voter in voters])
-    tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
+    tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (ONE,)), against=lambda at: 1)
 
     async def hurry(selection: Selection) -> None:
         await trio.sleep(1.0)
         if hurried:
             selection.hurry()
 
-    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
+    selection = a_selection(tmp_path, tasks=tasks)
     for round in (4, 5):
         begun = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -150,8 +152,8 @@ def test_three_rounds_without_different_rewards_are_told_with_a_typical_answer_a
     told = list[Event]()
     session: Any = SimpleNamespace(me=ANN.peer_id, emit=told.append)
     pool: Any = SimpleNamespace(note_used=lambda batches: None, standing=SimpleNamespace(clean=lambda author: 0))
-    tasks: Any = SimpleNamespace(note_tried=lambda tried, makers: None)
-    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 1)
+    trainer: Any = SimpleNamespace(tasks=SimpleNamespace(note_tried=lambda tried, makers: None))
+    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), trainer, 1)
     typical = RatedAnswer(0.0, "3 + 4?\n", "It is 7.", '7 alone, after "Answer:", or in \\boxed{7}')
     for number in range(14):
         informative = 1 if number == 3 else 0

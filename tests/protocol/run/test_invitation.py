@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.run import invitation_text
 from protocol.run.admission import bearer_token, bound_token, verify_admission
 from protocol.run.invitation import Anchor, make_invitation, read_invitation
 from protocol.run.invitation_text import MAX_BEGINNINGS, MAX_INVITATION_CHARACTERS, PREFIX, looks_like_invitation
@@ -147,11 +146,3 @@ def test_each_character_of_a_text_is_decoded_once_for_each_beginning(piece: str,
     with pytest.raises(Malformed):
         read_invitation(text)
     assert sum(decoded) <= MAX_BEGINNINGS * MAX_INVITATION_CHARACTERS
-
-
-@pytest.mark.parametrize("zeros", range(4))
-def test_bodies_are_found_whatever_their_checksum_begins_with(zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation_text, "_checksum", lambda body: bytes(zeros) + b"abcd"[zeros:])
-    text = PREFIX + base58.b58encode(bytes(zeros) + b"abcd"[zeros:] + b"body").decode()
-    for cut in range(len(PREFIX) + 1, len(text)):
-        assert invitation_text._body_at(f"{text[:cut]}\n{text[cut:]}", 0) == b"body"

@@ -14,6 +14,7 @@ from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
+from protocol.formats.training import DataConfig
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
 from protocol.run.sections import BUILTIN, DataSection, builtin_source
@@ -288,3 +289,17 @@ def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
     assert having.reference_bytes == 2 * having.parameters
     assert having.stored_bytes == having.state_bytes + having.reference_bytes
     assert having.trainer_sections()["rl"]["kl_weight"] == 0.1
+
+
+def test_a_change_of_a_section_is_checked_like_a_new_section() -> None:
+    assert ModelConfig().changed(layers=7) == ModelConfig(layers=7)
+    with pytest.raises(ValueError, match=r"^ModelConfig: heads \(4\) must be a multiple of kv_heads \(3\)"):
+        ModelConfig().changed(kv_heads=3)
+
+
+@pytest.mark.parametrize("documents", ["masked", "joined"])
+def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
+    data = DataSection.model_validate({"source": "local", "documents": documents})
+    manifest = DEMO.manifest.model_copy(update={"data": data})
+    read = TrainingConfig.from_sections(manifest.trainer_sections()).data
+    assert all(getattr(read, name) == getattr(data, name) for name in DataConfig.model_fields)
