@@ -1,4 +1,4 @@
-"""What the store gives back after it was written, restarted, damaged, truncated or pruned."""
+"""The chain on disk: what a restart finds of it, what is pruned, and how it changes to another branch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import BinaryIO
 import pytest
 
 from protocol.blobs.blob import EvenSpans
+from protocol.chain import history as history_module
 from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import Store
 from protocol.disk import Disk, StoreFailed, StoreFull, read_guarded
-from protocol.wire.hashes import Hash, chunk_hash
-from protocol.wire.messages import Commit
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.messages import Commit, Step
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.council import INDEX, PEERS, a_record, members, votes_for
+from tests.simulation.world import simulated_run
 
 ANN, BOB = FIVE[:2]
 RUN = a_run(ANN)
@@ -399,3 +402,69 @@ def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_pat
     path = tmp_path / "votes" / f"00000003-{ROOTS[1].hex()}"
     path.write_bytes(path.read_bytes()[:-1])
     assert again.votes.load(3, ROOTS[1]) is None
+
+
+# -- reading it meanwhile -------------------------------------------------------------------------------------------------
+
+SIMULATED = round_settings(simulated_run().run, simulated_run().manifest)
+
+
+def grow_history(history: History) -> None:
+    """One more record, of the first three peers in even rounds, and of the last three in odd ones."""
+    peers = PEERS[:3] if history.length % 2 == 0 else PEERS[2:]
+    record = a_record(round=history.length, previous=history.tip, members=members(*peers))
+    history.append(Commit(record=record, index=INDEX, certificate=votes_for(record, peers, 0, step=Step.SECOND)))
+
+
+def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
+    history = History(SIMULATED, Store(tmp_path))
+    for _ in range(3):
+        grow_history(history)
+    for chain in (history, History(SIMULATED, Store(tmp_path))):
+        assert [base.electors for base in (chain.base_at(n, chain.tip_at(n)) for n in range(4)) if base is not None] == [
+            (),
+            tuple(PEERS[:3]),
+            tuple(PEERS[2:]),
+            tuple(PEERS[:3]),
+        ]
+        assert chain.base_at(1, ZERO_HASH) is None and chain.base_at(2, chain.tip_at(1)) is None
+        assert chain.base_at(4, chain.tip) is None and chain.base_at(10**9, chain.tip) is None
+
+
+def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
+    history = History(SIMULATED, Store(tmp_path))
+    for _ in range(6):
+        grow_history(history)
+    base = history.base_at(2, history.tip_at(2))
+    assert base is not None and base.electors == history.roster_at(2).electorate.electors
+
+
+def seen(history: History) -> tuple[object, ...]:
+    """What a reader combines."""
+    rosters = [history.roster_at(rounds) for rounds in range(history.length + 1)]
+    return history.tips(0, 9), history.base, history.last, history.provisional, history.roster, rosters
+
+
+def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
+    history = History(SIMULATED, Store(tmp_path))
+    grow_history(history)
+    before = seen(history)
+    record = a_record(round=1, previous=history.tip, members=members(*PEERS[2:]))
+    commit = Commit(record=record, index=INDEX, certificate=votes_for(record, PEERS[:3], 0, step=Step.SECOND))
+    change = history.written(commit)
+    assert seen(history) == before, "another thread writes it, and this one reads meanwhile"
+    assert len(History(SIMULATED, Store(tmp_path)).tips(0, 9)) == 3, "on disk already"
+    change()
+    assert seen(history) == seen(History(SIMULATED, Store(tmp_path)))
+    longer = seen(history)
+    kept, change = history.switched(1, "", 1)
+    assert seen(history) == longer
+    change()
+    assert seen(history) == before
+    _, change = history.switched(1, kept, 2)
+    assert seen(history) == before
+    change()
+    assert seen(history) == longer

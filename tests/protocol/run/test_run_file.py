@@ -360,7 +360,7 @@ NO_HOME_PAGES = [
     "https://bees.example /",
 ]
 STEPS = "[rounds]\ninner_steps = {}\ndelay = {}\n"
-URL = "about.url is {!r}; change it (Home page of the run: an address that begins with https"
+HOME_PAGE = "change it (Home page of the run: an address that begins with https"
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ URL = "about.url is {!r}; change it (Home page of the run: an address that begin
         ('[samples]\nprompts = "a"', "samples.prompts is 'a'"),
         ('[samples]\nprompts = [""]', "an entry of samples.prompts is ''"),
         ('[samples]\nprompts = ["a"]\nseed = 1', "samples.seed is not a field of a run; remove it"),
-        *((f"[about]\nurl = {json.dumps(url)}", URL.format(url)) for url in NO_HOME_PAGES),
+        *((f"[about]\nurl = {json.dumps(url)}", HOME_PAGE) for url in NO_HOME_PAGES),
     ],
     ids=lambda value: value[:40],
 )
