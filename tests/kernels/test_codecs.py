@@ -174,23 +174,6 @@ def test_any_range_of_whole_blocks_is_encoded_decoded_and_placed_alone(format: F
 
 
 @every_format
-def test_a_factor_is_multiplied_into_the_scales(format: Format) -> None:
-    data, out = encoded(format, normal(5000)), np.empty(5000, np.float32)
-    format.decode(data, 5000, out, factor=np.float32(0.3))
-    np.testing.assert_allclose(out, np.float32(0.3) * decoded(format, data, 5000), rtol=1e-6)
-
-
-@pytest.mark.parametrize("format", [TOP64, TOP256], ids=["top64", "top256"])
-def test_values_that_are_zero_are_no_entries_of_top_k(format: Format) -> None:
-    """The result of few members has fewer values than its format has room for."""
-    values = np.zeros(5000, np.float32)
-    values[[3, 77, 4000, 4090, 4999]] = [2, -2, 1, 1, -3]
-    assert np.array_equal(decoded(format, encoded(format, values), 5000), values)
-    part = decoded(TOP64, encoded(TOP64, normal(9000)), 9000)
-    assert np.array_equal(decoded(format, encoded(format, part), 9000), part)
-
-
-@every_format
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 299, PIECE + 3])
 def test_values_that_are_not_finite_are_refused(format: Format, bad: float, place: int) -> None:
@@ -335,20 +318,6 @@ def test_the_residual_is_what_the_format_left_out(name: str) -> None:
     codec.encode_range(difference.copy(), residual, out, count, 0)
     assert bytes(out) == encoded(format, whole)
     assert np.array_equal(residual, whole - decoded(format, bytes(out), count))
-
-
-@pytest.mark.parametrize("name", ["int4", "int2"])
-def test_with_feedback_nothing_is_lost_over_many_rounds(name: str) -> None:
-    """The sum of what was sent comes closer to the sum of the differences than without feedback, again and again."""
-    codec, count = LADDER[name], 4096
-    format, difference = codec.contribution, normal(count)
-    residual, sent, out = np.zeros(count, np.float32), np.zeros(count, np.float64), bytearray(format.encoded_bytes(count))
-    for _ in range(64):
-        codec.encode_range(difference.copy(), residual, out, count, 0)
-        sent += decoded(format, bytes(out), count)
-    lost = norm((difference - sent / 64).astype(np.float32)) / norm(difference)
-    alone = norm(difference - decoded(format, encoded(format, difference), count)) / norm(difference)
-    assert lost < alone / 3
 
 
 def test_a_codec_that_is_not_known_is_named() -> None:

@@ -81,12 +81,6 @@ def test_the_more_members_the_further_a_steady_direction_is_followed(inner_steps
     assert gains == sorted(gains) and gains[0] == 1 and gains[:5] == sorted(set(gains[:5]))
 
 
-def test_momentum_remembers_twice_as_many_rounds_if_they_are_in_the_hundreds() -> None:
-    for inner_steps, rounds in ((1, 4), (100, 4), (200, 6), (300, 8), (10_000, 8)):
-        momentum = automatic([4096] * 2, inner_steps).momentum
-        assert momentum == round(rounds / (1 + rounds) * GRID) / GRID
-
-
 def test_records_without_tokens_divide_by_nothing() -> None:
     for tokens in ([], [0], [0, 0], [-1, 0]):
         assert automatic(tokens, 10) == (1.0, 0.0)

@@ -81,17 +81,6 @@ def test_polynomials_go_through_their_points(points: int, sets: int, seed: int) 
     assert sum(each * pow(x0, power, PRIME) for power, each in enumerate(powers)) % PRIME == y[0, 0]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 100), st.sampled_from([1, 7, 64, 512]), st.sampled_from([1, 16, 128]), st.integers(0, 1000))
-def test_the_largest_values_are_the_largest(tokens: int, dim: int, k: int, seed: int) -> None:
-    bits = states(tokens, dim, seed).reshape(-1).view(torch.int16).numpy()
-    k = min(k, len(bits))
-    positions, found = toploc._largest_of(bits, k)
-    by_definition = np.argsort(-(bits & 0x7FFF).astype(np.int32), kind="stable")[:k]
-    assert positions.tolist() == by_definition.tolist()
-    assert (found == bits[positions]).all()
-
-
 def test_own_proofs_match_and_a_batch_gives_what_each_gives() -> None:
     sequences = [states(tokens, 128, tokens) for tokens in (1, 32, 33, 100, 64)]
     together = prove_all(sequences)

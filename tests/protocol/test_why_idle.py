@@ -118,28 +118,21 @@ async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> Non
     assert activity.detail == "voted, waiting for the quorum"
 
 
-def test_no_sentence_about_a_round_repeats_its_number() -> None:
+@pytest.mark.parametrize(
+    ("awaited", "settles", "phase", "detail"),
+    [
+        (["x"], False, Phase.READY, "1 ready, waiting for kitchen"),
+        ([], False, Phase.READY, "1 ready, waiting for the proposal"),
+        (["me", "x"], False, Phase.READY, "1 ready, waiting for the proposal"),
+        ([], True, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
+    ],
+    ids=["somebody", "nobody", "ourselves", "it votes or fetches a result"],
+)
+def test_a_peer_says_whom_a_round_waits_for(awaited: list[str], settles: bool, phase: Phase, detail: str) -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, is_settling=False)
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for kitchen"
-    machine.waiting_for = lambda view: []
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for the proposal"
-    machine.waiting_for = lambda view: ["me", "x"]
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for the proposal", "nobody waits for itself"
-
-
-def test_a_peer_that_votes_or_fetches_a_result_does_not_say_that_it_waits_for_the_proposal() -> None:
-    activity = Activity(lambda event: None)
-    report = RoundReport(SimpleNamespace(me="me"), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: [], ready_count=1, is_settling=True)
+    machine: Any = SimpleNamespace(waiting_for=lambda view: awaited, ready_count=1, is_settling=settles)
     activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "nobody gave us 5 parts of the result of round 0 in 3 tries")
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.phase is Phase.SYNCING and activity.detail.startswith("nobody gave us")
-    machine.is_settling = False
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert (activity.phase, activity.detail) == (Phase.READY, "1 ready, waiting for the proposal")
+    assert (activity.phase, activity.detail) == (phase, detail)

@@ -178,20 +178,18 @@ async def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(ta
     assert table.ejections.hear(LIAR, accusation()) is AccusationOutcome.UNWANTED
 
 
-async def test_two_accusations_of_one_proof_at_one_moment_are_one_case(table: Table) -> None:
+@pytest.mark.parametrize("answers", [True, False])
+async def test_accusations_of_one_proof_are_one_case_and_the_next_accuser_is_asked_if_one_fails(
+    table: Table, answers: bool
+) -> None:
     """Honest accusers cause it: both heard of the lie, and both say so."""
+    table.network.answers[OTHER] = partial(table.answer, OTHER)
+    if not answers:
+        del table.network.answers[ACCUSER]
     assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
     assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.JOINED
     assert await table.ejections.look_into(accusation()) is not None
-    assert table.has_ejected() and table.asked == [ACCUSER]
-
-
-async def test_when_one_accuser_fails_the_next_is_asked_for_the_same_proof(table: Table) -> None:
-    del table.network.answers[ACCUSER]
-    table.network.answers[OTHER] = partial(table.answer, OTHER)
-    table.ejections.hear(ACCUSER, accusation())
-    table.ejections.hear(OTHER, accusation())
-    assert await table.ejections.look_into(accusation()) is not None and table.asked == [OTHER]
+    assert table.has_ejected() and table.asked == [ACCUSER if answers else OTHER]
 
 
 async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: Table) -> None:

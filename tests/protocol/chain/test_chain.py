@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -208,21 +208,6 @@ def test_of_equals_the_lower_hash_is_followed() -> None:
     assert prefer(BASE.electors, higher, lower) and not prefer(BASE.electors, lower, higher)
 
 
-def test_everybody_follows_the_same_record_in_whatever_order_they_hear() -> None:
-    commits = [
-        a_commit(list(signers), *absent, record=record)
-        for record, signers, absent in product((RECORD, OTHER_RECORD), ([ANN, BOB], [ANN, BOB, CAT]), ([DAN], [CAT, DAN]))
-        if not set(signers) & set(absent)
-    ]
-    ends = set()
-    for heard in permutations(commits):
-        best = heard[0]
-        for other in heard[1:]:
-            best = other if prefer(BASE.electors, best, other) else best
-        ends.add(record_hash(best.record))
-    assert len(ends) == 1
-
-
 # -- names and credits ----------------------------------------------------------------------------------------------------
 
 
@@ -300,15 +285,6 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
     for peer, final in ((B, 0), (C, finality.rounds + 2)):
         finality = extended(finality, (*newcomers, peer), signed_by(A, peer))
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
-
-
-def test_later_records_are_confirmed_only_together_with_the_earlier_ones() -> None:
-    """A is on all records; B comes back, and with it the second provisional records are confirmable, the first are not."""
-    finality = after(signed_by(A, absent=(B, C, D, E)), electors=FIVE)
-    finality = extended(finality, (A, B), signed_by(A, absent=(B,)))
-    finality = extended(finality, (A, B), signed_by(A, B))
-    assert finality.confirmable((A, B)) == () and [each.since for each in finality.unconfirmed] == [None, None]
-    assert [each.first for each in finality.confirmable((A, B, C, D))] == [0, 1]
 
 
 def test_only_electors_of_unconfirmed_records_are_remembered() -> None:

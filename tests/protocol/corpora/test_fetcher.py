@@ -389,22 +389,6 @@ async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTa
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 
-@block_table(tokens=(1_500_000,), block_tokens=8192, shard_blocks=32)
-async def test_peers_that_read_disjoint_ranges_download_what_they_read(table: BlockTable) -> None:
-    """Eight peers and one seed; each peer reads its own tenth of the corpus, whose borders it shares with others."""
-    corpus = table.corpus
-    table.add(built=True)
-    readers, blocks = [table.add() for _ in range(8)], corpus.blocks()
-    share = len(blocks) // 8
-    async with trio.open_nursery() as nursery:
-        for number, reader in enumerate(readers):
-            nursery.start_soon(reader.read, blocks[max(0, number * share - 1) : (number + 1) * share + 1])
-    read = sum(size_of(reader.cache.blocks()) for reader in readers)
-    arrived = sum(reader.arrived for reader in readers)
-    print(f"{arrived / read:.3f} bytes of blocks downloaded for each byte of blocks read")
-    assert arrived <= 1.1 * read
-
-
 # -- strangers that withhold ------------------------------------------------------------------------------------------
 
 

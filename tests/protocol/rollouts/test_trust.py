@@ -19,6 +19,14 @@ ANN, BOB, CID, DOT = (Identity.from_seed(bytes([number]) * 32).peer_id for numbe
 PLAIN = [PeerId(f"peer {number}") for number in range(7)]
 
 
+def scores(ann: int = 0) -> TrustScores:
+    """Ann was right so often."""
+    made = TrustScores()
+    for _ in range(ann):
+        made.right(ANN)
+    return made
+
+
 def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() -> None:
     standing = TrustScores()
     assert standing.chance(ANN) == 1.0
@@ -66,9 +74,7 @@ def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last()
 
 def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
     """Two batches of one number set a key aside, and keys are free."""
-    standing = TrustScores()
-    for _ in range(3):
-        standing.right(ANN)
+    standing = scores(ann=3)
     for number in range(2 * MAX_KNOWN):
         standing.set_aside(PeerId(f"liar {number}"), "it lied")
     assert standing.clean(ANN) == 3 and standing.aside(PeerId(f"liar {2 * MAX_KNOWN - 1}"))
@@ -76,9 +82,7 @@ def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
 
 def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
     """To agree with a verdict is free for a validator."""
-    standing = TrustScores()
-    for _ in range(3):
-        standing.right(ANN)
+    standing = scores(ann=3)
     for number in range(2 * MAX_KNOWN):
         standing.right(PeerId(f"key {number}"))
     assert standing.clean(ANN) == 3

@@ -518,26 +518,18 @@ def test_hostile_words_of_a_run_are_refused_in_a_file_and_in_a_manifest(field: s
         (AboutSection if section == "about" else SamplesConfig).model_validate({name: value})
 
 
-def test_prompts_of_a_run_come_back_and_are_not_in_other_manifests() -> None:
-    run = parsed('[samples]\nprompts = ["Once upon a time", "Bienen sind “🐝”: "]\n')
-    assert run.samples == SamplesConfig(prompts=["Once upon a time", "Bienen sind “🐝”: "], tokens=48)
-    assert parse_run_file(dump(run), ME) == run
-    assert run.trainer_sections()["samples"] == {"prompts": run.samples.prompts, "tokens": 48}
-    assert "samples" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
-
-
-def test_words_about_a_run_come_back_and_are_not_in_other_manifests() -> None:
-    said = {
-        "description": 'Ein Modell für “Bienen” 🐝: \\, "',
-        "url": "https://bees.example:8443/a?b#c",
-        "licence": "CC0-1.0",
-    }
-    run = parsed(
-        "[about]\n" + "".join(f"{field} = {json.dumps(text, ensure_ascii=False)}\n" for field, text in said.items())
-    )
-    assert run.about == AboutSection.model_validate(said)
-    assert parse_run_file(dump(run), ME) == run
-    assert "about" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("about", {"description": 'Für “Bienen” 🐝: \\, "', "url": "https://bees.example:8443/a?b#c", "licence": "CC0-1.0"}),
+        ("samples", {"prompts": ["Once upon a time", "Bienen sind “🐝”: "], "tokens": 48}),
+    ],
+)
+def test_words_of_a_run_come_back_and_are_not_in_other_manifests(section: str, said: dict[str, object]) -> None:
+    run = parsed(f"[{section}]\n" + "".join(f"{name} = {json.dumps(said[name], ensure_ascii=False)}\n" for name in said))
+    assert run.model_dump()[section] == said and parse_run_file(dump(run), ME) == run
+    assert section not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
+    assert run.trainer_sections().get("samples") == (said if section == "samples" else None)
 
 
 @pytest.mark.parametrize(
