@@ -409,38 +409,9 @@ def lie(sender: PeerId, body: Body, base: Base | None = BASE) -> str:
     return lie_of(RUN, sender, body, base, MAX_MEMBERS) or ""
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        a_roll(2),
-        a_vote(2),
-        a_roll(2, **LOCKED),
-        a_roll(2, DAN, reduced=name_of(1, DAN)),
-        a_ready(),
-        Finish(round=5, base=TIP),
-    ],
-)
-def test_what_any_elector_may_sign(body: Body) -> None:
-    assert lie(ANN, body) == "" == lie(ANN, body, None)
-
-
 @pytest.mark.parametrize("body", [a_roll(2, DAN), a_vote(2, DAN), a_proposal(2, DAN), a_motion(2, DAN)])
 def test_nobody_takes_itself_for_absent(body: Body) -> None:
     assert "names its own signer absent" in lie(DAN, body, None)
-
-
-@pytest.mark.parametrize(
-    ("roll", "flaw"),
-    [
-        (a_roll(2, lock=name_of(2)), "not of a lower attempt"),
-        (a_roll(2, lock=name_of(3)), "not of a lower attempt"),
-        (a_roll(2, reduced=name_of(2, DAN)), "not of a lower attempt"),
-        (a_roll(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
-        (a_roll(2, reduced=name_of(1)), "confuses a lock of the whole"),
-    ],
-)
-def test_a_roll_with_an_impossible_lock(roll: Body, flaw: str) -> None:
-    assert flaw in lie(ANN, roll, None)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,13 @@ def test_one_of_two_records_is_followed(ours: Commit, theirs: Commit, theirs_win
     assert prefer(BASE.electors, ours, theirs) is theirs_wins
 
 
+def test_signers_that_are_no_electors_and_claimed_tokens_decide_nothing() -> None:
+    crowd, alone = a_commit([ANN, BOB, CAT], *PEERS[:4]), a_commit([DAN], ANN, BOB, CAT, record=OTHER_RECORD)
+    assert prefer((DAN,), crowd, alone) and not prefer((DAN,), alone, crowd)
+    rich = a_record(members=members(*PEERS[:3], tokens=1000))
+    assert not prefer(BASE.electors, a_commit([ANN, BOB], CAT, DAN), a_commit([CAT], ANN, BOB, DAN, record=rich))
+
+
 def test_of_equals_the_lower_hash_is_followed() -> None:
     one, other = a_commit([ANN], BOB, CAT, DAN), a_commit([BOB], ANN, CAT, DAN, record=OTHER_RECORD)
     lower, higher = sorted((one, other), key=lambda commit: record_hash(commit.record))
@@ -285,6 +292,16 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
     for peer, final in ((B, 0), (C, finality.rounds + 2)):
         finality = extended(finality, (*newcomers, peer), signed_by(A, peer))
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
+
+
+def test_of_two_parts_at_most_one_binds_itself() -> None:
+    """Half of the electors take the other half's seats away, and make full records."""
+    for electors in (FIVE[:2], FIVE[:4], (*FIVE, *NEWCOMERS[:1])):
+        half = electors[: len(electors) // 2]
+        finality = after(signed_by(*half, absent=electors[len(half) :]), electors=electors)
+        for _ in range(3):
+            finality = extended(finality, half, signed_by(*half))
+        assert finality.confirmable(half) == () and finality.final == 0
 
 
 def test_only_electors_of_unconfirmed_records_are_remembered() -> None:

@@ -55,13 +55,6 @@ def test_a_quorum_is_a_majority_below_four_and_bears_less_than_a_third_of_liars_
         assert quorum_size(count) <= count - tolerated(count) or count < 4, "the honest ones are a quorum"
 
 
-def test_a_contributor_is_in_the_masks_of_more_than_half_of_the_chunks() -> None:
-    peers = named("p", 11)
-    masks = [mask_of([0, 3, 10], 11), mask_of([0, 10], 11), mask_of([0, 3], 11), mask_of([0], 11)]
-    assert contributors(peers, masks) == {peers[0]}
-    assert contributors(peers, masks[:3]) == {peers[0], peers[3], peers[10]}
-
-
 @given(st.integers(1, MAX_MEMBERS), st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=9))
 def test_contributors_are_counted_bit_by_bit(count: int, noise: list[bytes]) -> None:
     peers, width = named("p", count), (count + 7) // 8

@@ -132,6 +132,15 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert held(reference) == stage.own and not stage.others.asked
 
 
+async def test_nothing_is_written_while_the_state_is_being_changed(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, WARM)
+    async with stage.keeping.changing:
+        reference = await stage.begin(nursery)
+        assert reference.path is None
+    await trio.sleep(NOW)
+    assert reference.path is not None
+
+
 async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
     """It was repaired, say."""
     stage = Stage(tmp_path, WARM)
