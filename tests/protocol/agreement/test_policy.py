@@ -289,27 +289,22 @@ def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
     assert gathered == [([], False), (finish, False), ([], True)]
 
 
-@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0 + ANSWER_S, 1.0), (LATE * 2.0 + ANSWER_S + 0.1, HURRIED)])
+@pytest.mark.parametrize(
+    ("trained_s", "after_s", "share"),
+    [(0.0, LATE * 2.0 + ANSWER_S, 1.0), (0.0, LATE * 2.0 + ANSWER_S + 0.1, HURRIED), (4.0, LATE * 2.0 + ANSWER_S, 1.0)],
+    ids=["fair", "longer", "part of the six seconds they trained before the round"],
+)
 def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was_waited_for(
-    after_s: float, share: float
+    trained_s: float, after_s: float, share: float
 ) -> None:
     """Three are ready after six seconds: each brings as much as two seconds of the swarm."""
     patience = Patience()
     closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
-    closing.gather(view, 6.0)
-    closing.gather(view, 6.0 + after_s)
-    assert says_ready(closing, 3) and closing.gather(view, 6.0 + after_s)[1]
+    closing.note_training(trained_s)
+    closing.gather(view, 6.0 - trained_s)
+    closing.gather(view, 6.0 - trained_s + after_s)
+    assert says_ready(closing, 3) and closing.gather(view, 6.0 - trained_s + after_s)[1]
     assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
-
-
-def test_the_time_for_which_members_trained_before_the_round_is_part_of_what_they_took() -> None:
-    patience = Patience()
-    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
-    closing.note_training(4.0)
-    closing.gather(view, 2.0)
-    closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)
-    assert says_ready(closing, 3) and closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)[1]
-    assert patience.trainers.share(PEERS[3], BASE.round + 1) == 1.0
 
 
 @pytest.mark.parametrize(
