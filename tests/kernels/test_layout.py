@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,9 +32,3 @@ def test_fragments_are_equally_long_and_fill_the_vector(parameters: int, block: 
         assert span.start == parameter and (len(span) == length or span.stop == parameters)
         parameter = span.stop
     assert parameter == parameters and (fragments == 1 or length % block == 0)
-
-
-@pytest.mark.parametrize(("parameters", "counts"), [(2500, [1024, 1024, 452]), (1024, [1024]), (3, [3])])
-def test_one_fragment_is_the_whole_vector(parameters: int, counts: list[int]) -> None:
-    values = fragment_length(parameters, 64, 1)
-    assert [span.count for span in chunk_layouts(LADDER["int8"], values, 1024).result] == counts

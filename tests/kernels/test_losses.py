@@ -1,14 +1,35 @@
-"""The chunked loss is the plain formula, gradients included."""
+"""Losses that hold the logits of a few tokens at a time have the value and gradients of their plain formulas."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.losses import language_model_loss, language_model_losses
+from kernels.losses import (
+    CHUNK_TOKENS,
+    LARGEST_LOG_RATIO,
+    PolicyStatistics,
+    PolicyTerms,
+    PolicyTokens,
+    PreferenceTerms,
+    PreferenceTokens,
+    language_model_loss,
+    language_model_losses,
+    policy_loss,
+    preference_loss,
+    row_log_probabilities,
+    token_log_probabilities,
+)
 
-VOCAB, DIM = 23, 8
+# -- of a language model --------------------------------------------------------------------------------------------------
+
+VOCAB, DIM, SHAPE = 23, 8, (3, 7)
+F64 = torch.float64
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -29,7 +50,9 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, mask: 
 @pytest.mark.parametrize("z_loss", [0.0, 2e-4, 0.1])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 5, 21, 4096])
-def test_loss_and_gradients_are_those_of_the_plain_formula(z_loss: float, masked: bool, chunk_tokens: int) -> None:
+def test_the_language_model_loss_and_its_gradients_are_those_of_the_plain_formula(
+    z_loss: float, masked: bool, chunk_tokens: int
+) -> None:
     hidden, weight, targets, mask = inputs()
     wanted = plain(hidden, weight, targets, z_loss, mask if masked else None)
     wanted_gradients = torch.autograd.grad(wanted * 3, [hidden, weight])
@@ -77,10 +100,21 @@ def test_bf16_hidden_states_give_an_fp32_loss_and_an_fp32_gradient_of_fp32_weigh
     torch.testing.assert_close(loss, plain(hidden, weight, targets, 2e-4, None), rtol=2e-2, atol=2e-2)
 
 
-def test_logits_of_all_tokens_are_never_in_memory() -> None:
+@pytest.mark.parametrize("name", ["language model", "policy", "preference"])
+def test_logits_of_all_tokens_are_never_in_memory(name: str) -> None:
     tokens, vocab, chunk = 512, 2048, 32
-    hidden = torch.zeros(tokens, DIM, requires_grad=True)
+    hidden = torch.zeros(2, tokens // 2, DIM, requires_grad=True)
     weight = torch.zeros(vocab, DIM, requires_grad=True)
+    targets, zeros, counted = hidden[..., 0].long(), hidden[..., 0].detach(), hidden[..., 0] == 0
+    losses: dict[str, Callable[[], Tensor]] = {
+        "language model": lambda: language_model_loss(hidden, weight, targets, 2e-4, None, chunk),
+        "policy": lambda: policy_loss(
+            hidden, weight, PolicyTokens(targets, logp, zeros, counted, logp), PolicyTerms(kl_weight=1.0), chunk
+        )[0],
+        "preference": lambda: preference_loss(
+            hidden, weight, PreferenceTokens(targets, counted, torch.zeros(2)), PreferenceTerms(), chunk
+        )[0],
+    }
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -92,5 +126,270 @@ def test_logits_of_all_tokens_are_never_in_memory() -> None:
             return result
 
     with Watch():
-        language_model_loss(hidden, weight, torch.zeros(tokens, dtype=torch.int64), 2e-4, None, chunk).backward()
+        logp = token_log_probabilities(hidden, weight, targets, 1.0, chunk)
+        losses[name]().backward()
     assert largest <= max(chunk * vocab, vocab * DIM, tokens * DIM)
+
+
+# -- of a policy ----------------------------------------------------------------------------------------------------------
+
+
+class PolicyCase:
+    """Hidden states, weights and tokens in fp64; ratios from far below 1 - eps to far above delta."""
+
+    def __init__(self, seed: int = 0, temperature: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.hidden = torch.randn(*SHAPE, DIM, generator=generator, dtype=F64).requires_grad_()
+        self.weight = torch.randn(VOCAB, DIM, generator=generator, dtype=F64).requires_grad_()
+        self.targets = torch.randint(VOCAB, SHAPE, generator=generator)
+        self.mask = torch.rand(SHAPE, generator=generator) < 0.8
+        self.advantages = torch.randn(SHAPE, generator=generator, dtype=F64)
+        logp = plain_logp(self.hidden, self.weight, self.targets, temperature).detach()
+        self.old_logp = logp - torch.randn(SHAPE, generator=generator, dtype=F64)
+        self.reference_logp = logp + 0.7 * torch.randn(SHAPE, generator=generator, dtype=F64)
+
+    def given(self) -> tuple[Tensor, ...]:
+        """Inputs of `loss_and_statistics` but the reference."""
+        return self.hidden, self.weight, self.targets, self.old_logp, self.advantages, self.mask
+
+
+def loss_and_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    *tokens: Tensor,
+    reference_logp: Tensor | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+    **terms: float,
+) -> tuple[Tensor, PolicyStatistics]:
+    return policy_loss(hidden, weight, PolicyTokens._make([*tokens, reference_logp]), PolicyTerms(**terms), chunk_tokens)
+
+
+def plain_logp(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    log_p = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    return log_p.gather(-1, targets[..., None]).squeeze(-1)
+
+
+def plain_policy(case: PolicyCase, terms: dict[str, Any]) -> Tensor:
+    """The formula as it is written, with all logits in memory and torch's gradients."""
+    eps, delta, temperature = terms.get("eps", 0.2), terms.get("delta", 4.0), terms.get("temperature", 1.0)
+    distribution = torch.distributions.Categorical(logits=case.hidden @ case.weight.T / temperature)
+    logp = distribution.log_prob(case.targets)
+    ratio = (logp - case.old_logp).exp()
+    free, held = ratio.clamp(max=delta) * case.advantages, ratio.clamp(1 - eps, 1 + eps) * case.advantages
+    each = -torch.minimum(free, held) - terms["entropy_weight"] * distribution.entropy()
+    if terms.get("kl_weight"):
+        beyond = case.reference_logp - logp
+        each = each + terms["kl_weight"] * (beyond.exp() - beyond - 1)
+    mean: Tensor = each[case.mask].sum() / case.mask.sum()
+    return mean
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "clipping": {"entropy_weight": 0.0},
+    "one-sided clipping": {"entropy_weight": 0.0, "delta": math.inf},
+    "narrow clipping": {"entropy_weight": 0.0, "eps": 0.05, "delta": 1.05},
+    "entropy": {"entropy_weight": 0.3},
+    "kl": {"entropy_weight": 0.0, "kl_weight": 0.4},
+    "temperature": {"entropy_weight": 0.0, "temperature": 0.7},
+    "all": {"entropy_weight": 0.3, "kl_weight": 0.4, "temperature": 1.7, "eps": 0.1, "delta": 3.0},
+}
+
+
+@pytest.mark.parametrize("terms", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 21, 4096])
+def test_the_policy_loss_and_its_gradients_are_those_of_the_plain_formula(terms: dict[str, Any], chunk_tokens: int) -> None:
+    for seed in range(5):
+        case = PolicyCase(seed, terms.get("temperature", 1.0))
+        if terms == ALONE["entropy"]:
+            case.advantages.zero_()
+        wanted = plain_policy(case, terms)
+        wanted_gradients = torch.autograd.grad(wanted * 3, [case.hidden, case.weight])
+        reference = case.reference_logp if terms.get("kl_weight") else None
+        loss, _ = loss_and_statistics(*case.given(), **terms, reference_logp=reference, chunk_tokens=chunk_tokens)
+        gradients = torch.autograd.grad(loss * 3, [case.hidden, case.weight])
+        torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
+        for got, expected in zip(gradients, wanted_gradients, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "slope"),
+    [
+        (0.5, 1.0, 0.5, 0.5),
+        (1.1, 1.0, 1.1, 1.1),
+        (1.5, 1.0, 1.2, 0.0),
+        (9.0, 1.0, 1.2, 0.0),
+        (0.5, -1.0, -0.8, 0.0),
+        (0.9, -1.0, -0.9, -0.9),
+        (1.5, -1.0, -1.5, -1.5),
+        (3.9, -2.0, -7.8, -7.8),
+        (4.1, -2.0, -8.0, 0.0),
+        (1e30, -2.0, -8.0, 0.0),
+        (1e30, 1.0, 1.2, 0.0),
+        (2.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_each_side_of_the_clipping(ratio: float, advantage: float, objective: float, slope: float) -> None:
+    """One token among two equal ones: the objective, and its derivative by the token's log-probability."""
+    hidden = torch.tensor([[1.0]], dtype=F64)
+    weight = torch.zeros(2, 1, dtype=F64, requires_grad=True)
+    old_logp = torch.tensor([math.log(0.5) - math.log(ratio)], dtype=F64)
+    loss, statistics = loss_and_statistics(
+        hidden, weight, torch.tensor([0]), old_logp, torch.tensor([advantage]), torch.tensor([True]), entropy_weight=0.0
+    )
+    loss.backward()
+    assert weight.grad is not None
+    assert float(loss.detach()) == pytest.approx(-objective)
+    assert weight.grad[:, 0].tolist() == pytest.approx([-0.5 * slope, 0.5 * slope])
+    assert float(statistics.clipped) == float(slope == 0.0 and advantage != 0.0)
+    assert float(statistics.ratio) == pytest.approx(min(ratio, math.exp(LARGEST_LOG_RATIO)))
+
+
+def test_statistics_are_means_over_the_counted_tokens() -> None:
+    case = PolicyCase(1, 0.9)
+    _, statistics = loss_and_statistics(*case.given(), temperature=0.9, reference_logp=case.reference_logp, chunk_tokens=4)
+    distribution = torch.distributions.Categorical(logits=case.hidden @ case.weight.T / 0.9)
+    logp = distribution.log_prob(case.targets)
+    ratio, beyond = (logp - case.old_logp).exp(), case.reference_logp - logp
+    up = case.advantages > 0
+    clipped = up & (ratio > 1.2) | ~up & ((ratio < 0.8) | (ratio > 4.0))
+    each = [clipped.to(F64), ratio, distribution.entropy(), beyond.exp() - beyond - 1]
+    assert 0 < float(statistics.clipped) < 1
+    for got, values in zip(statistics, each, strict=True):
+        assert not got.requires_grad
+        torch.testing.assert_close(got, values[case.mask].mean())
+
+
+def test_tokens_that_do_not_count_need_no_numbers() -> None:
+    case = PolicyCase(2)
+    terms: dict[str, Any] = {"entropy_weight": 0.3, "kl_weight": 0.4}
+    wanted = plain_policy(case, terms)
+    for known in (case.old_logp, case.advantages, case.reference_logp):
+        known[~case.mask] = math.nan
+    loss, statistics = loss_and_statistics(*case.given(), **terms, reference_logp=case.reference_logp)
+    gradients = torch.autograd.grad(loss, [case.hidden, case.weight])
+    torch.testing.assert_close(loss, wanted)
+    assert all(bool(values.isfinite().all()) for values in (*gradients, *statistics))
+    assert not gradients[0][~case.mask].any()
+
+
+def test_no_counted_token_is_no_policy_loss() -> None:
+    case = PolicyCase()
+    case.mask.zero_()
+    loss, statistics = loss_and_statistics(*case.given())
+    loss.backward()
+    assert float(loss.detach()) == 0 and statistics == PolicyStatistics(*torch.zeros(4, dtype=F64))
+    assert case.hidden.grad is not None and not case.hidden.grad.any()
+    assert case.weight.grad is not None and not case.weight.grad.any()
+
+
+def test_bf16_hidden_states_give_an_fp32_policy_loss_and_fp32_gradients() -> None:
+    case = PolicyCase()
+    hidden = case.hidden.detach().bfloat16().requires_grad_()
+    weight = case.weight.detach().float().requires_grad_()
+    old_logp = token_log_probabilities(hidden, weight, case.targets)
+    loss, statistics = loss_and_statistics(
+        hidden, weight, case.targets, old_logp, case.advantages.float(), case.mask, entropy_weight=0.0, chunk_tokens=5
+    )
+    loss.backward()
+    assert loss.dtype == torch.float32 and hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    assert float(statistics.ratio) == 1.0
+    torch.testing.assert_close(loss, -case.advantages.float()[case.mask].mean())
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_token_log_probabilities_are_those_of_the_softmax(chunk_tokens: int, temperature: float) -> None:
+    case = PolicyCase()
+    got = token_log_probabilities(case.hidden, case.weight, case.targets, temperature, chunk_tokens)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, plain_logp(case.hidden, case.weight, case.targets, temperature).detach())
+
+
+# -- of preferences -------------------------------------------------------------------------------------------------------
+
+PAIRS = (6, 7)
+TERMS = [PreferenceTerms(), PreferenceTerms(0.5), PreferenceTerms(0.3, 0.1), PreferenceTerms(5.0, 0.4)]
+
+
+class PreferenceCase:
+    """Hidden states, weights and tokens of three pairs, with margins on both sides of 0."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = F64) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.hidden = torch.randn(*PAIRS, DIM, generator=generator, dtype=dtype).requires_grad_()
+        self.weight = torch.randn(VOCAB, DIM, generator=generator, dtype=dtype).requires_grad_()
+        targets = torch.randint(VOCAB, PAIRS, generator=generator)
+        mask = torch.rand(PAIRS, generator=generator) < 0.6
+        logp = self.plain_logp(targets, mask).detach()
+        self.tokens = PreferenceTokens(targets, mask, logp + 2 * torch.randn(PAIRS[0], generator=generator, dtype=dtype))
+
+    def plain_logp(self, targets: Tensor, mask: Tensor) -> Tensor:
+        log_p = torch.log_softmax(self.hidden @ self.weight.T, dim=-1).gather(-1, targets[..., None]).squeeze(-1)
+        return (log_p * mask).sum(dim=1)
+
+    def plain(self, terms: PreferenceTerms) -> tuple[Tensor, Tensor]:
+        """The formula as it is written, with all logits in memory and torch's gradients; and the margins."""
+        ratio = self.plain_logp(self.tokens.targets, self.tokens.mask) - self.tokens.reference_logp
+        margin = terms.beta * (ratio[[0, 2, 4]] - ratio[[1, 3, 5]])
+        rate = terms.label_smoothing
+        return (-(1 - rate) * margin.sigmoid().log() - rate * (-margin).sigmoid().log()).mean(), margin.detach()
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 4096])
+def test_the_preference_loss_its_margins_and_gradients_are_those_of_the_plain_formula(
+    terms: PreferenceTerms, chunk_tokens: int
+) -> None:
+    for seed in range(5):
+        case = PreferenceCase(seed)
+        wanted, margins = case.plain(terms)
+        wanted_gradients = torch.autograd.grad(wanted * 3, [case.hidden, case.weight])
+        loss, statistics = preference_loss(case.hidden, case.weight, case.tokens, terms, chunk_tokens)
+        gradients = torch.autograd.grad(loss * 3, [case.hidden, case.weight])
+        torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(statistics.margins, margins, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(statistics.losses.mean(), wanted.detach(), rtol=1e-12, atol=1e-12)
+        for got, expected in zip(gradients, wanted_gradients, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_finite_differences_of_the_loss() -> None:
+    case, terms = PreferenceCase(3), PreferenceTerms(0.7, 0.1)
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return preference_loss(hidden, weight, case.tokens, terms, 4)[0]
+
+    assert torch.autograd.gradcheck(loss, (case.hidden, case.weight), eps=1e-6, atol=1e-6)
+
+
+def test_a_model_that_is_the_reference_has_no_margin_and_the_loss_of_a_coin() -> None:
+    case = PreferenceCase()
+    same = case.tokens._replace(reference_logp=case.plain_logp(case.tokens.targets, case.tokens.mask).detach())
+    for terms in TERMS:
+        loss, statistics = preference_loss(case.hidden, case.weight, same, terms)
+        assert float(loss.detach()) == pytest.approx(math.log(2)) and statistics.margins.abs().max() < 1e-12
+
+
+def test_a_huge_margin_gives_a_finite_loss_and_gradient() -> None:
+    case = PreferenceCase()
+    for sign in (-1, 1):
+        far = case.tokens._replace(reference_logp=sign * torch.tensor([1e4, -1e4] * 3, dtype=F64))
+        loss, _ = preference_loss(case.hidden, case.weight, far, PreferenceTerms(0.5, 0.1))
+        [gradient] = torch.autograd.grad(loss, [case.hidden])
+        assert torch.isfinite(loss) and torch.isfinite(gradient).all()
+
+
+def test_row_sums_are_those_of_the_tokens_and_rows_without_counted_tokens_have_none() -> None:
+    case = PreferenceCase()
+    mask = case.tokens.mask.clone()
+    mask[2] = False
+    sums = row_log_probabilities(case.hidden, case.weight, case.tokens.targets, mask, 3)
+    each = token_log_probabilities(case.hidden, case.weight, case.tokens.targets)
+    torch.testing.assert_close(sums, (each * mask).sum(dim=1))
+    assert sums[2] == 0
+    [gradient] = torch.autograd.grad(sums.sum(), [case.hidden])
+    assert not gradient[~mask].any()
+    none = row_log_probabilities(case.hidden, case.weight, case.tokens.targets, torch.zeros_like(mask))
+    assert none.tolist() == [0.0] * 6

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.aggregate import aggregate, shares_of
-from kernels.codecs.format import HEADER_BYTES, LARGEST, PIECE, squares_in
+from kernels.codecs.format import HEADER_BYTES, squares_in
 from kernels.codecs.ladder import LADDER, Codec
 from tests.kernels.test_codecs import by_definition, decoded, encoded
 from tests.kernels.vectors import Floats, normal, vectors
@@ -33,15 +33,6 @@ def by_formula(codec: Codec, parts: list[bytes], weights: list[int], count: int)
 
 
 @every_codec
-@pytest.mark.parametrize("count", [1, 257, PIECE, 2 * PIECE + 300])
-@pytest.mark.parametrize("members", [1, 2, 5])
-def test_mean_is_the_formula_bit_for_bit(codec: Codec, count: int, members: int) -> None:
-    parts = [encoded(codec.contribution, normal(count, seed)) for seed in range(members)]
-    weights = [3 + 1000 * seed for seed in range(members)]
-    assert mean_of(codec, parts, weights, count)[HEADER_BYTES:] == by_formula(codec, parts, weights, count)
-
-
-@every_codec
 @settings(deadline=None, max_examples=50)
 @given(values=vectors(), weights=st.lists(st.integers(1, 2**40), min_size=1, max_size=5))
 def test_mean_of_sane_parts_is_sane(codec: Codec, values: Floats, weights: list[int]) -> None:
@@ -49,25 +40,6 @@ def test_mean_of_sane_parts_is_sane(codec: Codec, values: Floats, weights: list[
     mean = mean_of(codec, parts, weights, values.size)
     assert mean[HEADER_BYTES:] == by_formula(codec, parts, weights, values.size)
     assert codec.result.is_sane(mean, values.size, is_result=True)
-
-
-@every_codec
-def test_largest_values_of_many_members_do_not_overflow(codec: Codec) -> None:
-    part = encoded(codec.contribution, np.full(600, LARGEST))
-    assert codec.result.is_sane(mean_of(codec, [part] * 64, [7] * 64, 600), 600, is_result=True)
-
-
-def test_mean_is_weighted_by_tokens() -> None:
-    parts = [encoded(INT8.contribution, np.full(10, value, np.float32)) for value in (1.0, 5.0)]
-    np.testing.assert_allclose(decoded(INT8.result, mean_of(INT8, parts, [300, 100], 10), 10), 2.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["int8", "int4", "top64", "bf16"])
-def test_one_member_alone_is_returned_nearly_as_it_came(name: str) -> None:
-    codec = LADDER[name]
-    part = encoded(codec.contribution, normal(700))
-    mean = mean_of(codec, [part], [9], 700)
-    np.testing.assert_allclose(decoded(codec.result, mean, 700), decoded(codec.contribution, part, 700), rtol=1e-6)
 
 
 def test_weights_are_positive() -> None:

@@ -68,13 +68,6 @@ def test_comparison_says_what_the_original_says(case: dict[str, Any]) -> None:
         assert Thresholds().accept(mismatch)
 
 
-def test_polynomials_by_hand() -> None:
-    assert interpolate(np.array([[1, 3, 5, 2]]), np.array([[1, 5, 4, 1]])).tolist() == [[49133, 40920, 49130, 57309]]
-    positions = np.array([[0, 65497, 7]])
-    assert toploc._moduli(positions).tolist() == [65496]
-    assert interpolate(positions % 65496, np.array([[10, 20, 30]])).tolist() == [[10, 6249, 59258]]
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32 - 1))
 def test_polynomials_go_through_their_points(points: int, sets: int, seed: int) -> None:
@@ -88,17 +81,6 @@ def test_polynomials_go_through_their_points(points: int, sets: int, seed: int) 
     assert sum(each * pow(x0, power, PRIME) for power, each in enumerate(powers)) % PRIME == y[0, 0]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 100), st.sampled_from([1, 7, 64, 512]), st.sampled_from([1, 16, 128]), st.integers(0, 1000))
-def test_the_largest_values_are_the_largest(tokens: int, dim: int, k: int, seed: int) -> None:
-    bits = states(tokens, dim, seed).reshape(-1).view(torch.int16).numpy()
-    k = min(k, len(bits))
-    positions, found = toploc._largest_of(bits, k)
-    by_definition = np.argsort(-(bits & 0x7FFF).astype(np.int32), kind="stable")[:k]
-    assert positions.tolist() == by_definition.tolist()
-    assert (found == bits[positions]).all()
-
-
 def test_own_proofs_match_and_a_batch_gives_what_each_gives() -> None:
     sequences = [states(tokens, 128, tokens) for tokens in (1, 32, 33, 100, 64)]
     together = prove_all(sequences)
@@ -107,13 +89,6 @@ def test_own_proofs_match_and_a_batch_gives_what_each_gives() -> None:
     for mismatches in compare_all(sequences, together):
         assert all(mismatch == Mismatch(0, 0.0, 0.0) for mismatch in mismatches)
     assert compare_all(sequences, together)[3] == compare(sequences[3], together[3])
-
-
-def test_a_chunk_of_few_values_takes_them_all() -> None:
-    hidden = states(33, 16)
-    proofs = prove(hidden)
-    assert [len(proof) for proof in proofs] == toploc.proof_sizes(33, 16) == [258, 34]
-    assert compare(hidden, proofs) == [Mismatch(0, 0.0, 0.0)] * 2
 
 
 def test_no_tokens_need_no_proof() -> None:

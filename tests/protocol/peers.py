@@ -14,6 +14,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Phase, Role
+from tests.protocol.council import a_ready
 
 ME, ANN, BOB = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 Answer = Callable[[str, bytes], Awaitable[bytes]]
@@ -44,20 +45,8 @@ def a_heartbeat(**changes: Any) -> Heartbeat:
 
 def a_first_ready(**changes: Any) -> Ready:
     """The first one of a trainer at genesis, of a contribution that does not exist."""
-    fields: dict[str, Any] = {
-        "round": 0,
-        "fragment": 0,
-        "base": ZERO_HASH,
-        "incarnation": 1,
-        "serial": 0,
-        "tokens": 8,
-        "steps": 1,
-        "loss": 1.0,
-        "norm": 1.0,
-        "root": ZERO_HASH,
-        "state_digest": ZERO_HASH,
-    }
-    return Ready(**{**fields, **changes})
+    genesis = {"round": 0, "base": ZERO_HASH, "serial": 0, "tokens": 8, "steps": 1, "loss": 1.0, "state_digest": ZERO_HASH}
+    return a_ready(**{**genesis, **changes})
 
 
 class TheseMembers:

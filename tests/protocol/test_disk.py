@@ -62,13 +62,3 @@ def test_parts_are_handed_out_in_the_order_of_their_spans_and_the_last_piece_may
     assert [*map(bytes, in_turn(view, [slice(4, 6), slice(0, 3)]))] == [b"45", b"012"]
     assert [*map(bytes, pieces_of(view, 4))] == [b"0123", b"4567", b"89"]
     assert [*pieces_of(memoryview(b""), 4)] == []
-
-
-def test_a_pass_in_small_parts_leaves_nothing_that_was_mapped_around_them(tmp_path: Path) -> None:
-    path, part = tmp_path / "file", 67_000
-    path.write_bytes(bytes(SIZE))
-    view = map_file(path)
-    assert view is not None
-    before = resident()
-    assert all(not any(piece[::4096]) for piece in pieces_of(view, part))
-    assert resident() - before < 1 << 20

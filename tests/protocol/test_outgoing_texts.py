@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -64,13 +65,11 @@ def test_a_heartbeat_says_no_word_of_the_detail(tmp_path: Path, detail: str, pha
     activity, replica = Activity(lambda event: None), a_replica(a_run(ANN), tmp_path)
     activity.show(phase, WhyIdle.FETCHING_TASKS, detail)
     assert activity.detail == detail, "the person reads it"
-    parts: list[Any] = [
-        a_session(a_run(ANN).run, Network(), []),
-        NodeSettings("me", Role.TRAINER, "0", 4),
-        replica.history,
-    ]
-    parts += [None, Pace(), activity, Progress()]
-    beats = Heartbeats(*parts)
+    session = a_session(a_run(ANN).run, Network(), [])
+    settings = NodeSettings("me", Role.TRAINER, "0", 4)
+    pace: Any = SimpleNamespace(all_tokens_per_s=0.0)
+    progress: Any = SimpleNamespace(steps=0, loss=0.0, ready_raw=b"")
+    beats = Heartbeats(session, settings, replica.history, None, pace, activity, progress)
     encoded = beats._heartbeat().encode()
     assert not any(word.encode() in encoded for word in detail.split() if len(word) > 4)
     replica.state.close()
@@ -84,18 +83,6 @@ class Network(TableNetwork):
 
     def addresses(self) -> list[str]:
         return []
-
-
-class Pace:
-    """No rate is known."""
-
-    all_tokens_per_s = 0.0
-
-
-class Progress:
-    """Between rounds."""
-
-    steps, loss, ready_raw = 0, 0.0, b""
 
 
 def test_every_text_in_a_message_is_known() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer.commands.status import describe_status
-from protocol.events.status import REMEDIES, CopiesStatus, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
+from protocol.events.status import REMEDIES, CopiesStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
 from tests.protocol.example_status import COMPUTER, FACTS, GIVEN, NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.drawing import Look
@@ -89,181 +89,63 @@ def test_what_is_no_status_is_a_value_error(given: object) -> None:
         PeerStatus.from_fields(given)
 
 
-EARLY: dict[str, Any] = {
-    "peer": "p",
-    "name": "n",
-    "run": "r",
-    "run_name": "",
-    "role": "seed",
-    "phase": "starting",
-    "why_idle": "connecting",
-    "why_detail": "",
-    "why_remedy": "`peer doctor INVITATION` says why; or ask for a newer invitation",
-    "finishing": "",
-    "finishing_left_s": None,
-    "round": 0,
-    "tip": "",
-    "final_rounds": 0,
-    "final_tip": "",
-    "provisional_rounds": 0,
-    "unconfirmed_by": [],
-    "electors": [],
-    "founders_vote_until": None,
-    "state_rounds": 0,
-    "state_digest": "",
-    "peers": 0,
-    "members": [],
-    "tokens": 0,
-    "steps": 0,
-    "inner_steps": 0,
-    "fragment": 0,
-    "fragments": 1,
-    "ahead_steps": 0,
-    "ahead_inner_steps": 0,
-    "tokens_per_s": 0.0,
-    "round_left_s": None,
-    "loss": None,
-    "losses": {},
-    "eval_loss": None,
-    "eval_losses": {},
-    "eval_rounds": None,
-    "eval_by": None,
-    "eval_members": 1,
-    "eval_percent": None,
-    "up_bytes": 0,
-    "down_bytes": 0,
-    "trainer_pid": None,
-    "device": "",
-    "mfu": None,
-    "busy_share": None,
-    "joules_per_token": None,
-    "version": "1",
-    "swarm": [],
-    "rollouts": None,
-    "organiser": "",
-    "goal_unit": "",
-    "goal_total": 0,
-    "goal_done": 0,
-    "goal_left_s": None,
-    "data_total": 0,
-    "run_ended": False,
-    "run_tokens": 0,
-    "run_tokens_per_s": None,
-    "learning_rate": None,
-    "rate_phase": "",
-    "clock_skew": "",
-    "team": "",
-    "block_bytes": {},
-    "copies": None,
-    "pid": 1,
-    "uptime_s": 0.5,
-    "mono": 0.0,
-    "addresses": ["/ip4/127.0.0.1/tcp/1"],
-    "invitation": "",
-    "invite_command": "",
-    "reachable": "unknown",
-    "reachability": {},
-    "run_definition": None,
-    "computer": None,
-    "contribution": None,
-    "next_rest": "",
-    "limits": {},
-}
-"""The status of a peer whose node does not run yet."""
-
-
-def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
-    early = NodeStatus(
-        peer="p",
-        name="n",
-        run="r",
-        run_name="",
-        role="seed",
-        phase="starting",
-        why_idle="connecting",
-        why_detail="",
-        version="1",
-    )
-    around = PeerStatus.around(
-        early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
-    )
-    assert around.to_fields() == EARLY
+ROLLOUTS = RolloutStatus(
+    version=7,
+    reward=0.5,
+    generated=3,
+    accepted=2,
+    rejected=1,
+    waiting=4,
+    used=5,
+    accepted_tokens=90,
+    generated_tokens_per_s=50,
+    verified_per_s=1.5,
+)
+BUSY: dict[str, Any] = {"phase": "exchanging", "fragment": 2, "fragments": 4, "steps": 20, "ahead_inner_steps": 20}
+BLOCKS = {"peer": 3_000_000, "seed": 0, "mirror": 2_000, "disk": 5}
+LONE = CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, lone_bytes=410, here_only_bytes=400)
+MISSING = CopiesStatus(peers=4, answered=3, wanted=3, total_bytes=1000, missing_bytes=1, lone_bytes=410, mirrors=2)
+SHORT = CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, short_bytes=1)
 
 
 @pytest.mark.parametrize(
-    "told, line",
+    ("told", "line"),
     [
+        ({"block_bytes": BLOCKS}, "data read 3.0 MB from peers, 2.0 kB from mirrors, 5 B from this disk"),
+        ({"block_bytes": dict.fromkeys(BLOCKS, 0)}, "data read none yet"),
+        ({"copies": CopiesStatus(total_bytes=5_000_000)}, "copies    5.0 MB of data, and no other peer to keep them"),
+        ({"copies": CopiesStatus(peers=4, total_bytes=10)}, "copies    no other peer has said yet what it has"),
+        ({"copies": LONE}, "copies    40 % at this peer only, 1 % at one other peer only, of 1.0 kB"),
+        ({"copies": MISSING}, "copies    1 % at no peer, 41 % at one peer only, of 1.0 kB, beside 2 mirrors"),
+        ({"copies": SHORT}, "copies    all at two peers or more, 99 % at 3"),
+        ({"copies": replace(SHORT, short_bytes=0)}, "copies    all at 3 peers or more"),
+        ({**BUSY, "ahead_steps": 3}, "round     12, fragment 3 of 4, step 20 of 20"),
+        ({**BUSY, "ahead_steps": 3}, "ahead     step 3 of 20 of round 13"),
+        ({**BUSY, "ahead_steps": 5, "why_idle": "exchanging"}, "ahead     step 5 of 20 of round 13, waiting"),
         (
-            {"peer": 3_000_000, "seed": 0, "mirror": 2_000, "disk": 5},
-            "3.0 MB from peers, 2.0 kB from mirrors, 5 B from this disk",
+            {"role": "rollout", "rollouts": ROLLOUTS},
+            "rollouts  version 7, reward 0.500; 3 batches made at 50 tokens/s: "
+            "2 accepted, 1 rejected, 4 waiting, 90 tokens learned from",
         ),
-        ({"peer": 0, "seed": 0, "mirror": 0, "disk": 0}, "none yet"),
+        (
+            {"role": "validator", "rollouts": ROLLOUTS},
+            "rollouts  version 7, reward 0.500; verifying 1.5 rollouts/s: 2 accepted, 1 rejected, 4 waiting",
+        ),
+        (
+            {"role": "trainer", "rollouts": ROLLOUTS},
+            "rollouts  version 7, reward 0.500; learned from 5 batches: 2 accepted, 1 rejected, 4 waiting",
+        ),
     ],
 )
-def test_a_status_says_where_blocks_came_from(told: dict[str, int], line: str) -> None:
-    assert f"data read {line}" in describe_status(status(block_bytes=told))
-    assert not any(line.startswith("blocks") for line in describe_status(status())), "a run without corpora has none"
-
-
-@pytest.mark.parametrize(
-    "told, line",
-    [
-        (CopiesStatus(total_bytes=5_000_000), "5.0 MB of data, and no other peer to keep them"),
-        (CopiesStatus(peers=4, total_bytes=10), "no other peer has said yet what it has"),
-        (
-            CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, lone_bytes=410, here_only_bytes=400),
-            "40 % at this peer only, 1 % at one other peer only, of 1.0 kB",
-        ),
-        (
-            CopiesStatus(peers=4, answered=3, wanted=3, total_bytes=1000, missing_bytes=1, lone_bytes=410, mirrors=2),
-            "1 % at no peer, 41 % at one peer only, of 1.0 kB, beside 2 mirrors",
-        ),
-        (
-            CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000, short_bytes=1),
-            "all at two peers or more, 99 % at 3",
-        ),
-        (CopiesStatus(peers=4, answered=4, wanted=3, total_bytes=1000), "all at 3 peers or more"),
-    ],
-)
-def test_a_status_says_how_many_copies_there_are(told: CopiesStatus, line: str) -> None:
-    assert f"copies    {line}" in describe_status(status(copies=told))
-    assert PeerStatus.from_fields(status(copies=told).to_fields()).copies == told
-    assert not any(line.startswith("data ") for line in describe_status(status()))
-
-
-def test_a_status_says_which_fragment_is_exchanged_and_what_is_trained_ahead() -> None:
-    busy = status(phase="exchanging", fragment=2, fragments=4, steps=20, ahead_steps=3, ahead_inner_steps=20)
-    assert "round     12, fragment 3 of 4, step 20 of 20" in describe_status(busy)
-    assert "ahead     step 3 of 20 of round 13" in describe_status(busy)
-    waits = replace(busy, why_idle="exchanging", ahead_steps=5)
-    assert "ahead     step 5 of 20 of round 13, waiting" in describe_status(waits)
-    plain = "\n".join(describe_status(status()))
-    assert "fragment" not in plain and "ahead" not in plain
-
-
-@pytest.mark.parametrize(
-    "role, text",
-    [
-        ("rollout", "3 batches made at 50 tokens/s: 2 accepted, 1 rejected, 4 waiting, 90 tokens learned from"),
-        ("validator", "verifying 1.5 rollouts/s: 2 accepted, 1 rejected, 4 waiting"),
-        ("trainer", "learned from 5 batches: 2 accepted, 1 rejected, 4 waiting"),
-    ],
-)
-def test_a_status_says_what_a_peer_does_with_rollouts(role: str, text: str) -> None:
-    told = RolloutStatus(
-        version=7,
-        reward=0.5,
-        generated=3,
-        accepted=2,
-        rejected=1,
-        waiting=4,
-        used=5,
-        accepted_tokens=90,
-        generated_tokens_per_s=50,
-        verified_per_s=1.5,
-    )
-    shown = status(role=role, rollouts=told)
-    assert f"rollouts  version 7, reward 0.500; {text}" in describe_status(shown)
+def test_a_status_says_what_is_so_and_comes_back_from_the_socket(told: dict[str, Any], line: str) -> None:
+    shown = status(**told)
+    assert line in describe_status(shown)
     assert PeerStatus.from_fields(shown.to_fields()) == shown
+    plain = "\n".join(describe_status(status()))
+    assert not any(word in plain for word in ("data read", "copies", "fragment", "ahead", "rollouts"))
+
+
+def test_what_only_a_newer_version_knows_of_rollouts_is_left_out() -> None:
+    shown = status(role="rollout", rollouts=ROLLOUTS)
     newer = {**shown.to_fields(), "rollouts": {**shown.to_fields()["rollouts"], "heat": 3}}
-    assert PeerStatus.from_fields(newer) == shown, "what only a newer version knows is left out"
+    assert PeerStatus.from_fields(newer) == shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,36 +87,7 @@ def test_only_who_connects_by_an_invitation_is_told_of_one(why: WhyIdle) -> None
     assert ONLY_FOR_GUESTS not in REMEDIES[why]
 
 
-@pytest.mark.parametrize("why", [WhyIdle.STARTING, WhyIdle.COMMITTING, WhyIdle.EXCHANGING, WhyIdle.WAITING_FOR_MEMBERS])
-def test_no_line_is_blamed_for_what_the_disk_or_others_take(why: WhyIdle) -> None:
-    assert "max_down" not in REMEDIES[why] and "makes it long" not in REMEDIES[why]
-
-
-def test_what_is_read_from_disk_waits_for_no_line() -> None:
-    """The package says so in one place each."""
-    source = Path(__file__).parents[2] / "protocol"
-    for path in source.rglob("*.py"):
-        for line in path.read_text().splitlines():
-            if "from disk" in line and "show(" in line:
-                assert "WhyIdle.STARTING" in line, f"{path}: {line}"
-
-
-@pytest.mark.parametrize(
-    ("members", "said"), [(1, "with nobody, alone in this round"), (2, "with 1 other"), (3, "with 2 others")]
-)
-def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
-    activity = Activity(lambda event: None)
-    report = RoundReport(SimpleNamespace(), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
-    plan: Any = SimpleNamespace(members=[None] * members, round=41)
-
-    async def exchanging() -> None:
-        report.exchanging(plan)
-
-    trio.run(exchanging)
-    assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
-
-
-def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
+async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: {"x": "kitchen", "y": "attic"}[peer])
     report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
@@ -125,24 +95,20 @@ def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     exchange: Any = SimpleNamespace(done=trio.Event(), machine=SimpleNamespace(waiting_for=lambda: awaited))
     plan: Any = SimpleNamespace(members=[None] * 3, round=41)
     told: list[tuple[float, str]] = []
-
-    async def main() -> None:
-        begun = trio.current_time()
-        report.exchanging(plan)
-        for tick in range(80):
-            report.exchange_waits(exchange)
-            if not told or told[-1][1] != activity.detail:
-                told.append((trio.current_time() - begun, activity.detail))
-            if tick == 30:
-                awaited.remove("x")
-            if tick == 50:
-                exchange.done.set()
-            await trio.sleep(0.25)
-        activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
-        await trio.sleep(10)
+    begun = trio.current_time()
+    report.exchanging(plan)
+    for tick in range(80):
         report.exchange_waits(exchange)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        if not told or told[-1][1] != activity.detail:
+            told.append((trio.current_time() - begun, activity.detail))
+        if tick == 30:
+            awaited.remove("x")
+        if tick == 50:
+            exchange.done.set()
+        await trio.sleep(0.25)
+    activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
+    await trio.sleep(10)
+    report.exchange_waits(exchange)
     assert told == [
         (0, "with 2 others"),
         (5, "with 2 others, waiting for kitchen, attic"),
@@ -152,28 +118,21 @@ def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> None:
     assert activity.detail == "voted, waiting for the quorum"
 
 
-def test_no_sentence_about_a_round_repeats_its_number() -> None:
+@pytest.mark.parametrize(
+    ("awaited", "settles", "phase", "detail"),
+    [
+        (["x"], False, Phase.READY, "1 ready, waiting for kitchen"),
+        ([], False, Phase.READY, "1 ready, waiting for the proposal"),
+        (["me", "x"], False, Phase.READY, "1 ready, waiting for the proposal"),
+        ([], True, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
+    ],
+    ids=["somebody", "nobody", "ourselves", "it votes or fetches a result"],
+)
+def test_a_peer_says_whom_a_round_waits_for(awaited: list[str], settles: bool, phase: Phase, detail: str) -> None:
     activity = Activity(lambda event: None)
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], ready_count=1, is_settling=False)
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for kitchen"
-    machine.waiting_for = lambda view: []
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for the proposal"
-    machine.waiting_for = lambda view: ["me", "x"]
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.detail == "1 ready, waiting for the proposal", "nobody waits for itself"
-
-
-def test_a_peer_that_votes_or_fetches_a_result_does_not_say_that_it_waits_for_the_proposal() -> None:
-    activity = Activity(lambda event: None)
-    report = RoundReport(SimpleNamespace(me="me"), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
-    machine: Any = SimpleNamespace(waiting_for=lambda view: [], ready_count=1, is_settling=True)
+    machine: Any = SimpleNamespace(waiting_for=lambda view: awaited, ready_count=1, is_settling=settles)
     activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "nobody gave us 5 parts of the result of round 0 in 3 tries")
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert activity.phase is Phase.SYNCING and activity.detail.startswith("nobody gave us")
-    machine.is_settling = False
-    report.waiting(machine, None, 1)  # type: ignore[arg-type]
-    assert (activity.phase, activity.detail) == (Phase.READY, "1 ready, waiting for the proposal")
+    assert (activity.phase, activity.detail) == (phase, detail)

@@ -14,7 +14,6 @@ from protocol.wire.messages import (
     Proposal,
     RecordProposal,
     Step,
-    ViewChange,
     Vote,
     member_of,
 )
@@ -30,8 +29,7 @@ class LyingProposer:
         self.peer = first_proposer(self.parliament)
         self.others = [peer for peer in self.parliament.seats if peer != self.peer]
         self._heard = self.parliament.make_puppet(self.peer)
-        self.parliament.ready()
-        self.parliament.pass_on(ViewChange)
+        self.parliament.call()
         called = {peer: signed(peer, body) for peer, body in self._heard}
         called[self.peer] = signed(self.peer, self.parliament.roll(0))
         self.rolls = [called[peer] for peer in sorted(called)]
@@ -91,5 +89,4 @@ class LyingProposer:
 
     def is_outlived(self) -> None:
         """The others come to one record."""
-        self.parliament.run(90)
-        assert not self.parliament.undecided() and len(self.parliament.records()) == 1
+        self.parliament.outlives(90)

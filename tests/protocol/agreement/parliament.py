@@ -36,7 +36,7 @@ from protocol.agreement.events import (
 from protocol.agreement.machine import RoundMachine
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base, RoundSettings
-from protocol.chain.records import genesis_tip
+from protocol.chain.records import genesis_tip, is_full, record_hash
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -49,14 +49,47 @@ from protocol.wire.messages import (
     Provenance,
     Ready,
     RecordProposal,
+    Step,
     ViewChange,
     Vote,
     VoterState,
     mask_of,
     unpack,
 )
-from tests.protocol.agreement.witness import Witness
 from tests.protocol.council import CHUNKS, RUN, SETTINGS, a_ready, a_roll, base_of, peers, signature_of
+
+
+class Witness:
+    """Raises AssertionError as soon as an honest peer breaks a rule, or two full records are certified."""
+
+    def __init__(self) -> None:
+        self._entered: dict[PeerId, int] = {}
+        """The highest attempt that a peer took part in."""
+        self._votes: dict[tuple[PeerId, int, Step], tuple[list[str], bytes]] = {}
+        self._full: dict[bytes, None] = {}
+
+    def hear(self, peer: PeerId, body: ViewChange | Vote, kept: VoterState | None) -> None:
+        """`peer` is about to say this.  kept: what is on its disk."""
+        assert (kept.attempt if kept is not None else 0) == body.attempt, "what binds a voter is on disk before it is said"
+        assert body.attempt >= self._entered.get(peer, 0), "nobody takes part in an earlier attempt"
+        self._entered[peer] = body.attempt
+        if isinstance(body, ViewChange):
+            votes_alone = not body.held  # members without electors may go on without a lock of the dead
+            assert kept is None or kept.lock is None or body.lock is not None or votes_alone, "a lock is told"
+            return
+        assert kept is not None
+        vote = (body.absent, body.record_hash)
+        assert (kept.absent, kept.first if body.step is Step.FIRST else kept.second) == vote
+        assert self._votes.setdefault((peer, body.attempt, body.step), vote) == vote, "nobody votes twice"
+        if body.step is Step.SECOND:
+            lock = kept.reduced if body.absent else kept.lock
+            assert lock is not None and record_hash(lock.record) == body.record_hash, "a second vote locks"
+
+    def see(self, commit: Commit) -> None:
+        """This record is certified."""
+        if is_full(commit.certificate):
+            self._full[record_hash(commit.record)] = None
+        assert len(self._full) <= 1, "two records were certified by the whole electorate"
 
 
 def settings(min_members: int = 1) -> RoundSettings:
@@ -187,6 +220,16 @@ class Parliament:
         """A roll of the whole electorate that names nothing."""
         return a_roll(attempt, on=self.base, **changes)
 
+    def call(self) -> None:
+        """Everybody is ready, and has called attempt 0."""
+        self.ready()
+        self.pass_on(ViewChange)
+
+    def outlives(self, seconds: float = 60) -> None:
+        """Everybody who is alive comes to one record."""
+        self.run(seconds)
+        assert not self.undecided() and len(self.records()) == 1
+
     def pass_on(self, *kinds: type[Body]) -> list[Body]:
         """Deliver the statements of these kinds that are under way, and nothing that follows from them.  Returns them."""
         passed = [each for each in self.queue if isinstance(each[2], kinds)]
@@ -287,8 +330,7 @@ STEPS: list[type[Body]] = [ViewChange, Proposal, RecordProposal, Vote, PrevoteCe
 
 def put_to_the_vote(parliament: Parliament) -> tuple[PeerId, RecordProposal]:
     """Everybody is ready, has called attempt 0 and made the exchange; the motion is under way.  Returns who made it."""
-    parliament.ready()
-    parliament.pass_on(ViewChange)
+    parliament.call()
     parliament.pass_on(Proposal)
     return next((sender, body) for sender, _, body in parliament.queue if isinstance(body, RecordProposal))
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from protocol.agreement.ballot import flaw_of_plan, most_chunks
-from protocol.agreement.policy import TRIED, choose_members, plan_with, within_uses
+from protocol.agreement.policy import TRIED, choose_members, plan_with
 from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
 from protocol.chain.electorate import quorum_size, tolerated
-from protocol.run.admission import bearer_token, make_proof
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Member, Plan
-from tests.protocol.council import BASE, RUN, SETTINGS, STATE
+from protocol.wire.messages import Plan
+from tests.protocol.council import BASE, SETTINGS, STATE
 from tests.protocol.members import a_member
+from tests.protocol.tables import cases
 
 KEYS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(10, 24)]
 ELECTORS, VETERANS, NEWCOMERS = KEYS[:4], KEYS[4:6], KEYS[6:]
@@ -57,14 +56,6 @@ def test_those_that_the_rolls_demand_come_first_whether_or_not_they_are_ready() 
     assert (set(order[:2]), set(order[2:4]), set(order[4:6])) == (set(ELECTORS[2:]), set(ELECTORS[:2]), set(VETERANS))
 
 
-def test_the_tip_draws_the_order_of_newcomers() -> None:
-    orders = {
-        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), ExclusionBackoff(), NEWCOMERS, []))
-        for draw in range(8)
-    }
-    assert len(orders) == 8 and chosen(ExclusionBackoff(), NEWCOMERS) == chosen(ExclusionBackoff(), NEWCOMERS[::-1])
-
-
 @pytest.mark.parametrize("late", [ELECTORS[0], VETERANS[0]])
 def test_who_is_ready_is_a_member_whatever_it_is_suspected_of(late: PeerId) -> None:
     for stalls in (on_probation(late), out(late)):
@@ -97,36 +88,18 @@ def test_newcomers_are_tried(stalls: ExclusionBackoff, tenured: int, tried: int)
 # -- tokens ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> None:
-    organiser, key = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))
-    token = bearer_token(organiser, RUN, key, expires=1, uses=2)
-    places: dict[PeerId, Member] = {peer: a_member(peer) for peer in VETERANS}
-    for number, peer in enumerate(NEWCOMERS):
-        proof = make_proof(token, RUN, peer, key) if number != 1 else b"let me in"
-        places[peer] = a_member(peer).model_copy(update={"admission": proof})
-    admitted = [member.peer for member in within_uses(HERE, places)]
-    assert admitted == [*VETERANS, NEWCOMERS[0], NEWCOMERS[2]]
-
-
 # -- owners ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("members", "stalls", "owners"),
-    [
-        ([*TENURED, *NEWCOMERS], ExclusionBackoff(), TENURED),
-        (TENURED, on_probation(ELECTORS[0]), TENURED[1:]),
-        (TENURED, out(ELECTORS[0]), TENURED[1:]),
-        ([*TENURED, *NEWCOMERS], on_probation(*TENURED), TENURED),
-        (NEWCOMERS, on_probation(STRANGERS), NEWCOMERS),
-    ],
-    ids=[
-        "no newcomer",
-        "none on probation",
-        "none that is out",
-        "all but newcomers, if all are",
-        "newcomers among themselves",
-    ],
+@cases(
+    "members, stalls, owners",
+    {
+        "no newcomer": ([*TENURED, *NEWCOMERS], ExclusionBackoff(), TENURED),
+        "none on probation": (TENURED, on_probation(ELECTORS[0]), TENURED[1:]),
+        "none that is out": (TENURED, out(ELECTORS[0]), TENURED[1:]),
+        "all but newcomers, if all are": ([*TENURED, *NEWCOMERS], on_probation(*TENURED), TENURED),
+        "newcomers among themselves": (NEWCOMERS, on_probation(STRANGERS), NEWCOMERS),
+    },
 )
 def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
     members: list[PeerId], stalls: ExclusionBackoff, owners: list[PeerId]

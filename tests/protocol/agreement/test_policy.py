@@ -43,6 +43,7 @@ from tests.protocol.council import (
     a_roll,
     signature_of,
 )
+from tests.protocol.tables import cases
 
 ME = PEERS[0]
 GRACE_S, EVICTION_S = SETTINGS.grace_s, SETTINGS.eviction_s
@@ -191,34 +192,21 @@ def test_a_ready_may_wait_unless_it_can_complete_a_quorum_or_is_the_last_that_is
     assert (says_ready(closing, 3), closing.can_wait(PEERS[3])) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("ready", "looks", "closable_after_s"),
-    [
-        ([0], [AT_WORK], None),
-        ([0, 1], [AT_WORK, QUIET], None),
-        ([0, 1], [AT_WORK, AT_WORK], 0.0),
-        ([0, 1, 2, 3], [AT_WORK] * 4, 0.0),
-        ([0, 1, 2], [AT_WORK] * 3 + [ELSEWHERE], 0.0),
-        ([0, 1, 2], [AT_WORK] * 3 + [LONG_SILENT], 0.0),
-        ([0, 1, 2], [AT_WORK] * 3 + [ARRIVING], GRACE_S),
-        ([0, 1, 2], [AT_WORK] * 4, GRACE_S + FINISH_S),
-        ([0, 1], [AT_WORK] * 3, None),
-        ([0, 1], [AT_WORK] * 2 + [LONG_SILENT] * 2, 0.0),
-        ([0, 1, 4], [AT_WORK] * 5, None),
-    ],
-    ids=[
-        "too few",
-        "too few alive",
-        "all that are known",
-        "all electors",
-        "all on the tip",
-        "all alive",
-        "one arrives",
-        "a quorum",
-        "no quorum of those at work",
-        "no quorum is at work",
-        "strangers make no quorum",
-    ],
+@cases(
+    "ready, looks, closable_after_s",
+    {
+        "too few": ([0], [AT_WORK], None),
+        "too few alive": ([0, 1], [AT_WORK, QUIET], None),
+        "all that are known": ([0, 1], [AT_WORK, AT_WORK], 0.0),
+        "all electors": ([0, 1, 2, 3], [AT_WORK] * 4, 0.0),
+        "all on the tip": ([0, 1, 2], [AT_WORK] * 3 + [ELSEWHERE], 0.0),
+        "all alive": ([0, 1, 2], [AT_WORK] * 3 + [LONG_SILENT], 0.0),
+        "one arrives": ([0, 1, 2], [AT_WORK] * 3 + [ARRIVING], GRACE_S),
+        "a quorum": ([0, 1, 2], [AT_WORK] * 4, GRACE_S + FINISH_S),
+        "no quorum of those at work": ([0, 1], [AT_WORK] * 3, None),
+        "no quorum is at work": ([0, 1], [AT_WORK] * 2 + [LONG_SILENT] * 2, 0.0),
+        "strangers make no quorum": ([0, 1, 4], [AT_WORK] * 5, None),
+    },
 )
 def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_after_s: float | None) -> None:
     closing, view = a_closing(ready), a_view(*looks)
@@ -301,27 +289,22 @@ def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
     assert gathered == [([], False), (finish, False), ([], True)]
 
 
-@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0 + ANSWER_S, 1.0), (LATE * 2.0 + ANSWER_S + 0.1, HURRIED)])
+@pytest.mark.parametrize(
+    ("trained_s", "after_s", "share"),
+    [(0.0, LATE * 2.0 + ANSWER_S, 1.0), (0.0, LATE * 2.0 + ANSWER_S + 0.1, HURRIED), (4.0, LATE * 2.0 + ANSWER_S, 1.0)],
+    ids=["fair", "longer", "part of the six seconds they trained before the round"],
+)
 def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was_waited_for(
-    after_s: float, share: float
+    trained_s: float, after_s: float, share: float
 ) -> None:
     """Three are ready after six seconds: each brings as much as two seconds of the swarm."""
     patience = Patience()
     closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
-    closing.gather(view, 6.0)
-    closing.gather(view, 6.0 + after_s)
-    assert says_ready(closing, 3) and closing.gather(view, 6.0 + after_s)[1]
+    closing.note_training(trained_s)
+    closing.gather(view, 6.0 - trained_s)
+    closing.gather(view, 6.0 - trained_s + after_s)
+    assert says_ready(closing, 3) and closing.gather(view, 6.0 - trained_s + after_s)[1]
     assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
-
-
-def test_the_time_for_which_members_trained_before_the_round_is_part_of_what_they_took() -> None:
-    patience = Patience()
-    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
-    closing.note_training(4.0)
-    closing.gather(view, 2.0)
-    closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)
-    assert says_ready(closing, 3) and closing.gather(view, 2.0 + LATE * 2.0 + ANSWER_S)[1]
-    assert patience.trainers.share(PEERS[3], BASE.round + 1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -413,26 +396,17 @@ def test_live_peers_on_our_state_count(digest: Hash | None, agreed: list[int]) -
     assert closing.agreed(a_view(AT_WORK, AT_WORK, AT_WORK, QUIET), digest) == [PEERS[number] for number in agreed]
 
 
-@pytest.mark.parametrize(
-    ("ready", "looks", "held", "members"),
-    [
-        ([0, 1, 2], [AT_WORK] * 3, [], [0, 1, 2]),
-        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [], [0, 1]),
-        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [2], [0, 1, 2]),
-        ([0, 1], [AT_WORK] * 3, [2], None),
-        ([0], [AT_WORK], [], None),
-        ([0, 1, 2, 3, 4], [AT_WORK] * 5, [], [0, 1, 2, 3]),
-        ([0, 1, 4], [AT_WORK] * 5, [], [0, 1, 4]),
-    ],
-    ids=[
-        "all that are ready",
-        "who is alive",
-        "an elector whose READY others hold",
-        "one whose READY we lack",
-        "too few",
-        "electors come first",
-        "then strangers",
-    ],
+@cases(
+    "ready, looks, held, members",
+    {
+        "all that are ready": ([0, 1, 2], [AT_WORK] * 3, [], [0, 1, 2]),
+        "who is alive": ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [], [0, 1]),
+        "an elector whose READY others hold": ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [2], [0, 1, 2]),
+        "one whose READY we lack": ([0, 1], [AT_WORK] * 3, [2], None),
+        "too few": ([0], [AT_WORK], [], None),
+        "electors come first": ([0, 1, 2, 3, 4], [AT_WORK] * 5, [], [0, 1, 2, 3]),
+        "then strangers": ([0, 1, 4], [AT_WORK] * 5, [], [0, 1, 4]),
+    },
 )
 def test_the_members_of_a_plan(ready: list[int], looks: list[PeerView], held: list[int], members: list[int] | None) -> None:
     plan = a_closing(ready).make_plan(a_view(*looks), STATE, [PEERS[number] for number in held])
@@ -487,28 +461,18 @@ def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, aga
 # -- who is gone ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("looks", "absent"),
-    [
-        ([AT_WORK, AT_WORK, AT_WORK, AT_WORK], []),
-        ([AT_WORK, AT_WORK, AT_WORK, GONE], []),
-        ([AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], []),
-        ([AT_WORK, AT_WORK, QUIET, LONG_SILENT], [3]),
-        ([AT_WORK, AT_WORK, GONE, LONG_SILENT], [2]),
-        ([AT_WORK, AT_WORK, LONG_SILENT, GONE], [3]),
-        ([AT_WORK, LONG_SILENT, GONE, LONG_SILENT], [1, 2, 3]),
-        ([AT_WORK, QUIET, GONE, LONG_SILENT], []),
-    ],
-    ids=[
-        "all live",
-        "a quorum without a goodbye",
-        "a quorum without the silent",
-        "silent for too short a time",
-        "the one that said goodbye, and no more",
-        "whichever it is",
-        "only we are left",
-        "one that may be back would be missing",
-    ],
+@cases(
+    "looks, absent",
+    {
+        "all live": ([AT_WORK, AT_WORK, AT_WORK, AT_WORK], []),
+        "a quorum without a goodbye": ([AT_WORK, AT_WORK, AT_WORK, GONE], []),
+        "a quorum without the silent": ([AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], []),
+        "silent for too short a time": ([AT_WORK, AT_WORK, QUIET, LONG_SILENT], [3]),
+        "the one that said goodbye, and no more": ([AT_WORK, AT_WORK, GONE, LONG_SILENT], [2]),
+        "whichever it is": ([AT_WORK, AT_WORK, LONG_SILENT, GONE], [3]),
+        "only we are left": ([AT_WORK, LONG_SILENT, GONE, LONG_SILENT], [1, 2, 3]),
+        "one that may be back would be missing": ([AT_WORK, QUIET, GONE, LONG_SILENT], []),
+    },
 )
 def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
     assert a_closing().absent(a_view(*looks)) == tuple(PEERS[number] for number in absent)

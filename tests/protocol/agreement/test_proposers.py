@@ -1,4 +1,4 @@
-"""Proposers that die or lie: the next one finishes the round, and what was locked is carried on."""
+"""Electors and proposers that die, come back, fall silent, or lie: the others come to one record."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from random import Random
 import pytest
 
 from protocol.agreement.ballot import Ballot
-from protocol.agreement.events import Reject, Tick
+from protocol.agreement.events import StateHashed, Tick
+from protocol.agreement.machine import RoundMachine
 from protocol.agreement.round_state import PATIENCE_S
-from protocol.chain.records import record_hash
-from protocol.wire.hashes import Hash, chunk_hash
+from protocol.chain.electorate import quorum_size
+from protocol.chain.records import is_full, quorum_of, record_hash, verify_commit
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
-    Commit,
     Lock,
     PrevoteCertificate,
     Proposal,
     RecordProposal,
     Signature,
-    Step,
     ViewChange,
     Vote,
 )
@@ -33,7 +33,130 @@ from tests.protocol.agreement.parliament import (
     leader_and_voter,
     put_to_the_vote,
 )
-from tests.protocol.council import base_of, peers, signed
+from tests.protocol.agreement.parliament import settings as round_settings
+from tests.protocol.council import base_of, peers
+
+# -- electors -------------------------------------------------------------------------------------------------------------
+
+EVICTION_S = round_settings().eviction_s
+
+
+@pytest.mark.parametrize("electors", range(8))
+def test_a_quorum_of_each_electorate_certifies(electors: int) -> None:
+    """None is the electorate of a run that anybody may begin: its first members vote."""
+    parliament = Parliament(electors, joiners=3 if electors == 0 else 1)
+    parliament.ready()
+    parliament.outlives(3)
+    for commit in parliament.commits():
+        verify_commit(round_settings(), commit, parliament.base)
+        assert is_full(commit.certificate) and commit.certificate.attempt == 0
+        voters = parliament.base.electors or tuple(parliament.seats)
+        assert len(commit.certificate.votes) == quorum_of(parliament.base, voters, [])
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_as_many_may_be_dead_as_leave_a_quorum(electors: int) -> None:
+    parliament = Parliament(electors)
+    dead = list(parliament.seats)[: electors - quorum_size(electors)]
+    for peer in dead:
+        parliament.crash(peer)
+    parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
+    parliament.outlives(EVICTION_S - 1)
+    assert is_full(parliament.commits()[0].certificate), "nobody is taken for absent"
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_for_long(electors: int) -> None:
+    parliament = Parliament(electors)
+    dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
+    for peer in dead:
+        parliament.crash(peer)
+    parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
+    parliament.run(EVICTION_S - 1)
+    assert not parliament.commits()
+    parliament.outlives()
+    certificate = parliament.commits()[0].certificate
+    assert certificate.absent and set(certificate.absent) <= set(dead)
+    fewest = min(count for count in range(len(dead) + 1) if electors - len(dead) >= quorum_size(electors - count))
+    assert len(certificate.absent) == fewest
+    verify_commit(round_settings(), parliament.commits()[0], parliament.base)
+
+
+@pytest.mark.parametrize("joiners", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: int) -> None:
+    """With one joiner left, a plan that the dead one is in has no quorum of members: they make another one."""
+    parliament = Parliament(1, joiners=joiners)
+    elector, *others = parliament.seats
+    parliament.ready()
+    for kind in STEPS[:steps]:
+        parliament.pass_on(kind)
+    parliament.queue.clear()
+    parliament.crash(elector)
+    parliament.outlives(EVICTION_S + 30)
+    assert parliament.commits()[0].certificate.absent == [elector]
+
+
+def test_whoever_has_the_result_of_a_certified_record_is_waited_for() -> None:
+    parliament = Parliament(1, joiners=2)
+    elector, joiner, other = parliament.seats
+    parliament.starved.add(joiner)
+    parliament.ready()
+    parliament.run(3)
+    parliament.crash(elector)
+    parliament.starved.clear()
+    parliament.run(100)
+    assert parliament.undecided() == [joiner] and len(parliament.records()) == 1
+    assert parliament.seats[other].committed is not None
+
+
+def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
+    """A liar calls ballots without electors that are alive; whoever hears them votes in none of these."""
+    parliament = Parliament(4)
+    liar, *others = parliament.seats
+    parliament.make_puppet(liar)
+    parliament.ready()
+    for attempt in range(4):
+        for absent in ([others[0]], others[:2], others):
+            parliament.say(liar, parliament.roll(attempt, absent=sorted(absent)), *others)
+    parliament.run(60)
+    assert not parliament.undecided()
+    assert all(is_full(commit.certificate) for commit in parliament.commits())
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -> None:
+    """A provisional record is about to be made when the others return: at one tip there is one full record at most.
+
+    A full record is taken by everybody.  Whoever was called absent and is back takes no provisional one in its round.
+    """
+    for pause_s in (1, 2, 4):
+        parliament = Parliament(electors, versions=True)
+        dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
+        parliament.call()
+        for peer in dead:
+            parliament.crash(peer)
+        parliament.run(EVICTION_S + pause_s)
+        for peer in dead:
+            parliament.restart(peer)
+            parliament.ready(peer, life=2)
+        parliament.run(120)
+        parliament.show_the_record()
+        full = {commit.record.encode() for commit in parliament.commits() if is_full(commit.certificate)}
+        assert len(full) <= 1 and parliament.commits()
+        assert set(parliament.undecided()) <= (set() if full else set(dead))
+
+
+def test_a_peer_that_has_lost_what_binds_it_says_nothing_as_a_voter() -> None:
+    parliament = Parliament(4)
+    peer, seat = next(iter(parliament.seats.items()))
+    seat.machine = RoundMachine(peer, round_settings(), parliament.base, parliament.now, abstains=True)
+    seat.machine.handle(StateHashed(ZERO_HASH), {}, parliament.now)
+    parliament.ready()
+    parliament.run(20)
+    assert len(parliament.records()) == 1 and len(parliament.commits()) == 4
+    assert all(vote.peer != peer for commit in parliament.commits() for vote in commit.certificate.votes)
+
 
 # -- whose turn it is -----------------------------------------------------------------------------------------------------
 
@@ -49,14 +172,6 @@ def test_each_elector_begins_one_round_of_as_many_as_there_are_whatever_the_tips
         leaders = {Ballot(replace(base, tip=Hash(bytes([tip]) * 32)), attempt).proposer for tip in range(64)}
         assert len(leaders) == 1
     assert sorted(Ballot(base, attempt).proposer for attempt in range(electors)) == [*base.electors]
-
-
-def test_the_next_voter_leads_if_the_first_one_is_absent() -> None:
-    base = base_of(peers(4))
-    leaders = [Ballot(base, attempt).proposer for attempt in range(4)]
-    for absent in leaders:
-        others = [Ballot(base, attempt, (absent,)).proposer for attempt in range(3)]
-        assert sorted(others) == sorted({*leaders} - {absent})
 
 
 # -- proposers that die ---------------------------------------------------------------------------------------------------
@@ -135,8 +250,7 @@ def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int
             if other != peer:
                 seat.machine._state.closing.patience.proposers.lost_with(other, parliament.base.round - 1)
     parliament.ready()
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
+    parliament.outlives()
 
 
 # -- proposers that lie ---------------------------------------------------------------------------------------------------
@@ -182,26 +296,6 @@ def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -
     assert not liar.parliament.records()
 
 
-@pytest.mark.parametrize("shown", [0, 1, 2, 3])
-def test_a_proof_that_is_withheld_from_some_locks_the_others(shown: int) -> None:
-    """With two of three locked, the liar holds a certificate that it can show at any time: the record must be that one."""
-    liar = LyingProposer()
-    motion = liar.motion(b"version")
-    liar.says(motion, *liar.others)
-    proof = liar.proof(motion)
-    for peer in liar.others[:shown]:
-        liar.says(proof, peer)
-    liar.is_outlived()
-    assert shown < 2 or liar.parliament.records() == {motion.record.encode()}
-    if shown >= 2:
-        certificate = liar.hears(Step.SECOND, motion)
-        late = Parliament(4)
-        late.hand_over(
-            liar.peer, late.seats[liar.others[0]], Commit(record=motion.record, index=motion.index, certificate=certificate)
-        )
-        assert late.records() == liar.parliament.records(), "it holds"
-
-
 def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no_more() -> None:
     """The liar names a lock of a high attempt, or shows a proof that is none."""
     parliament = Parliament(4)
@@ -221,39 +315,4 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
             liar, ViewChange.model_validate({**parliament.roll(attempt).model_dump(), "lock": name}), *parliament.seats
         )
     parliament.ready()
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
-
-
-def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer() -> None:
-    """It carries on what the rolls name, with its proof, or its motion is rejected."""
-    liar = LyingProposer()
-    first, second = liar.motion(b"first"), liar.motion(b"second")
-    one, two, three = liar.others
-    liar.says(first, *liar.others)
-    proof = liar.proof(first)
-    liar.says(proof, one, two)
-    name = {"attempt": 0, "absent": [], "record_hash": record_hash(first.record)}
-    attempt = next(number for number in range(1, 20) if first_proposer(liar.parliament, number) == liar.peer)
-    rolls = [signed(peer, liar.parliament.roll(attempt)) for peer in sorted([liar.peer, three])]
-    locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
-    rolls.append(signed(one, locked))
-    seat = liar.parliament.seats[three]
-    must = "it does not carry on the highest lock that its view changes name"
-    for update, objection in [
-        ({"attempt": attempt, "rolls": rolls}, must),
-        ({"attempt": attempt, "rolls": rolls, "proof": proof.certificate}, must),
-        ({"attempt": attempt, "rolls": rolls[:2]}, "2 of the 3 view changes that it needs"),
-    ]:
-        [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
-        assert effect == Reject(liar.peer, "motion", objection)
-    [effect] = liar.parliament.hand_over(liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls}))
-    assert effect == Reject(liar.peer, "motion", must), "the proof is to be shown"
-    few = proof.certificate.model_copy(update={"votes": proof.certificate.votes[:2]})
-    [effect] = liar.parliament.hand_over(
-        liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": few})
-    )
-    assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
-    carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
-    assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
-    assert seat.machine.kept.first == record_hash(first.record)
+    parliament.outlives()

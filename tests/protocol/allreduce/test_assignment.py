@@ -136,15 +136,3 @@ def test_a_member_is_committed_to_its_parts_alone() -> None:
     for chunk, span in enumerate(layout):
         assert is_committed(member, 3, chunk, chunk_hash(data[span.encoded]), tree_proof(leaves, chunk))
         assert not is_committed(member, 3, chunk, chunk_hash(b"another"), tree_proof(leaves, chunk))
-
-
-def test_a_root_is_of_no_use_to_another_member() -> None:
-    """Whoever repeats it, and shows the parts once it has received them, has committed to nothing."""
-    layout = chunk_layouts(LADDER["int4"], 2500, 1024).contribution
-    data = memoryview(layout.zeros())
-    leaves = contribution_leaves(ANN.peer_id, data, layout)
-    copy = a_member(BOB.peer_id, root=tree_root(leaves))
-    assert not any(
-        is_committed(copy, 3, chunk, chunk_hash(data[span.encoded]), tree_proof(leaves, chunk))
-        for chunk, span in enumerate(layout)
-    )

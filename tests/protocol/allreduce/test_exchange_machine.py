@@ -29,10 +29,10 @@ from protocol.allreduce.machine import (
     SignedEarly,
 )
 from protocol.allreduce.runner import entry_of
-from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, Plan, members_in
-from tests.protocol.members import a_member
+from tests.protocol.members import a_plan_of
 
 PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(4))
 CHUNKS = 3
@@ -66,8 +66,7 @@ class ExchangesMachine(RuleBasedStateMachine):
         begin=st.sets(peers).map(lambda late: [peer for peer in PEERS if peer not in late]),
     )
     def begin(self, owners: Sequence[int], begin: Sequence[PeerId]) -> None:
-        members = [a_member(peer) for peer in PEERS]
-        plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=bytes(owners), state_digest=ZERO_HASH)
+        plan = a_plan_of(PEERS, owners)
         self.now = 0.0
         self.members = {peer: Member(peer, plan) for peer in PEERS}
         self.under_way: list[tuple[PeerId, PeerId, ExchangeEvent]] = []

@@ -32,10 +32,9 @@ from protocol.allreduce.machine import (
     SuspicionRaised,
 )
 from protocol.allreduce.runner import entry_of
-from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Plan
-from tests.protocol.members import a_member
+from tests.protocol.members import a_plan_of
 
 STALL_S = 10.0
 LIMITS = ExchangeLimits(STALL_S)
@@ -43,9 +42,14 @@ PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in ra
 
 
 def machine(me: PeerId, owners: bytes, limits: ExchangeLimits = LIMITS) -> ExchangeMachine:
-    members = [a_member(peer) for peer in PEERS]
-    plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH)
-    return ExchangeMachine(me, plan, limits, now=0.0)
+    return ExchangeMachine(me, a_plan_of(PEERS, owners), limits, now=0.0)
+
+
+def begun(me: PeerId, owners: bytes, limits: ExchangeLimits = LIMITS) -> ExchangeMachine:
+    """A machine whose own contribution is ready."""
+    made = machine(me, owners, limits)
+    made.handle(ContributionReady(), 0.0)
+    return made
 
 
 def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
@@ -67,11 +71,9 @@ def lines_are_quick(exchange: ExchangeMachine, chunk: int, *senders: PeerId) -> 
 
 def test_until_somebody_has_delivered_anything_lines_may_be_slow() -> None:
     """Of members that all are silent, nobody is given up for four times `stall_s`, and no owner for twice that."""
-    exchange = machine(PEERS[0], bytes([0, 3]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 3]))
     assert [lost_at(exchange, at * STALL_S) for at in (0.1, 1.1, 3.9, 4.2)] == [[], [], [], PEERS[1:]]
-    exchange = machine(PEERS[0], bytes([3, 3]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([3, 3]))
     assert [lost_at(exchange, at * STALL_S) for at in (0.1, 4.2, 7.9, 8.2)] == [[], [], [], [PEERS[3]]]
 
 
@@ -79,8 +81,7 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     """A member that has delivered everything is silent; when an owner dies, it owes its successor a part anew."""
     me = PEERS[0]
     for chunk in range(8):
-        exchange = machine(me, bytes([3] * 8))
-        exchange.handle(ContributionReady(), 0.0)
+        exchange = begun(me, bytes([3] * 8))
         for other in range(8):
             if other != chunk:
                 finish(exchange, other, 0.0)
@@ -94,48 +95,6 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     assert not lost_at(exchange, 50.25), "they were silent with good reason"
     assert not lost_at(exchange, 50.0 + STALL_S)
     assert lost_at(exchange, 51.0 + STALL_S) == [PEERS[1], PEERS[2]]
-
-
-def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    for peer in PEERS[1:]:
-        assert exchange.handle(PeerDead(peer), 0.0) == [Lost(peer)], "nothing is averaged without our own part"
-    assert Reduce(0, (0,)) in exchange.handle(ContributionReady(), 0.0)
-
-
-def test_parts_that_come_before_the_start_wait_for_our_own() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    for peer in PEERS[1:]:
-        assert exchange.handle(PartArrived(peer, 0), 1.0) == []
-    assert exchange.handle(ContributionReady(), 0.0) == [Reduce(0, (0, 1, 2, 3))]
-
-
-def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
-    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
-    for exchange in exchanges.values():
-        assert exchange.handle(ContributionReady(), 0.0) == [SendPart(PEERS[3], 0)]
-    effects = {peer: exchange.handle(PeerDead(PEERS[3]), 0.0) for peer, exchange in exchanges.items()}
-    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
-    others = [peer for peer in exchanges if peer != successor]
-    assert [effect for effect in effects[successor] if isinstance(effect, Ask)] == [Ask(peer, 0) for peer in others]
-    for peer in others:
-        assert SendPart(successor, 0) in effects[peer]
-        assert exchanges[peer].handle(Asked(successor, 0), 0.0) == [SendPart(successor, 0)]
-
-
-def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
-    """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
-    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
-    for exchange in exchanges.values():
-        exchange.handle(ContributionReady(), 0.0)
-        exchange.handle(PeerDead(PEERS[3]), 0.0)
-    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
-    served, waiting = [peer for peer in exchanges if peer != successor]
-    entry = entry_of(chunk_hash(b"average"), range(4), 4)
-    exchanges[served].handle(ResultArrived(PEERS[3], 0, entry, PEERS[3]), 1.0)
-    assert exchanges[served].handle(Asked(successor, 0), 0.0) == [SendResult(successor, 0)]
-    assert exchanges[successor].handle(PartArrived(waiting, 0), 2.0) == []
-    assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry, PEERS[3]), 3.0)
 
 
 ENTRY = entry_of(chunk_hash(b"average"), range(4), 4)
@@ -191,8 +150,7 @@ def test_a_member_that_left_or_was_started_again_is_sent_averages_and_not_waited
 
 
 def test_a_member_that_was_only_suspected_gives_its_part_when_it_is_heard_again() -> None:
-    exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 0]))
     for peer in PEERS[1:3]:
         exchange.handle(PartArrived(peer, 0), 0.0)
     assert exchange.handle(SuspicionRaised(PEERS[3]), 6.0) == [Lost(PEERS[3]), Reduce(0, (0, 1, 2))]
@@ -226,8 +184,7 @@ def test_an_owner_that_was_only_suspected_averages_once_it_is_heard_again() -> N
 
 def test_who_is_suspected_again_and_again_gains_no_time() -> None:
     """A silent member that sends a heartbeat now and then is given up when one that is silent throughout is."""
-    exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 0]))
     lines_are_quick(exchange, 1, *PEERS[1:3])
     given_up = []
     for second in range(1, 31):
@@ -249,18 +206,8 @@ def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> No
     assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
 
 
-def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> None:
-    exchange = machine(PEERS[0], bytes([3, 0]))
-    exchange.handle(ContributionReady(), 0.0)
-    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 0)] == [PEERS[3]]
-    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 1)] == [PEERS[0]]
-    exchange.handle(PeerDead(PEERS[3]), 1.0)
-    assert {peer for peer in PEERS if exchange.failover.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
-
-
 def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
-    exchange = machine(PEERS[0], bytes([3, 0]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([3, 0]))
     lines_are_quick(exchange, 1, PEERS[1], PEERS[3])
     assert all(exchange.handle(SignedEarly(peer, 0), 1.0) == [] for peer in PEERS[1:3])
     effects = exchange.handle(PeerDead(PEERS[3]), 2.0)
@@ -271,21 +218,9 @@ def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_come
     assert Lost(owner) in exchange.handle(ExchangeTick(), 5.5 + 2 * STALL_S)
 
 
-def test_bytes_of_a_push_are_a_sign_of_life() -> None:
-    exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.handle(ContributionReady(), 0.0)
-    lines_are_quick(exchange, 1, *PEERS[2:])
-    exchange.handle(Heard(PEERS[1]), 0.0)
-    assert lost_at(exchange, 1.0) == []
-    exchange.handle(Moving(PEERS[1], held=False), STALL_S)
-    assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
-    assert lost_at(exchange, 0.1 + 2 * STALL_S) == [PEERS[1]]
-
-
 def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
     """Two members gave a part each, and wait for room; that of the first chunk waits for the third."""
-    exchange = machine(PEERS[0], bytes([0, 0, 0]), replace(LIMITS, shares={PEERS[3]: 10.0}))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 0, 0]), replace(LIMITS, shares={PEERS[3]: 10.0}))
     for peer, chunk in ((PEERS[1], 0), (PEERS[2], 1)):
         exchange.handle(PartArrived(peer, chunk), 0.0)
         exchange.handle(Moving(peer, held=True), STALL_S)
@@ -298,8 +233,7 @@ def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> 
 def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
     """The parts of our two chunks took 100 s; half of that later the others are due, and averages may be late by 5 s."""
     shares = dict.fromkeys(PEERS[1:], 100.0)
-    exchange = machine(PEERS[0], bytes([0, 0, 1]), replace(LIMITS, owner_s={PEERS[1]: 5.0}, shares=shares))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 0, 1]), replace(LIMITS, owner_s={PEERS[1]: 5.0}, shares=shares))
     for chunk, at in ((0, 1.0), (1, 100.0)):
         for peer in PEERS[1:]:
             exchange.handle(PartArrived(peer, chunk), at)
@@ -314,8 +248,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
     without = entry_of(chunk_hash(b"average"), [0, 1, 3], 4)
 
     def given_up(signers: list[PeerId]) -> bool:
-        exchange = machine(PEERS[0], bytes([1, 3, 3, 2]))
-        exchange.handle(ContributionReady(), 0.0)
+        exchange = begun(PEERS[0], bytes([1, 3, 3, 2]))
         for chunk, signer in enumerate(signers):
             exchange.handle(ResultArrived(signer, chunk, without, signer), 0.0)
         assert not lost_at(exchange, 0.1)
@@ -327,8 +260,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
 
 
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
-    exchange = machine(PEERS[0], bytes([0, 0]), replace(LIMITS, shares={PEERS[3]: 0.0}))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 0]), replace(LIMITS, shares={PEERS[3]: 0.0}))
     exchange.handle(PartArrived(PEERS[3], 0), 0.5)
     reductions = []
     for chunk in (0, 1):
@@ -338,8 +270,7 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
 
 
 def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
-    exchange = machine(PEERS[0], bytes([0, 3, 2, 0]), replace(LIMITS, shares={PEERS[1]: 0.5, PEERS[3]: 0.0}))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0, 3, 2, 0]), replace(LIMITS, shares={PEERS[1]: 0.5, PEERS[3]: 0.0}))
     lines_are_quick(exchange, 3, *PEERS[2:])
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}
     assert [*given_up.values()] == [[], [], [PEERS[3]], [PEERS[1]], [PEERS[2]]]
@@ -357,16 +288,14 @@ def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int)
 
 def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
     """Half of the time that these took is nobody's fault."""
-    exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0]))
     assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == {PEERS[3]: 3.0}
 
 
 @pytest.mark.parametrize(("times", "least_s", "most_s"), [(1.5, 0.0, 1.0), (2.0, 9.0, 11.0)])
 def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float, least_s: float, most_s: float) -> None:
     """One part a second from each, for 20 chunks of ours; one gives so many times slower.  Half is nobody's fault."""
-    exchange = machine(PEERS[0], bytes(20))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes(20))
     for second in range(40):
         for peer in PEERS[1:]:
             given = int(second / times) if peer == PEERS[3] else second
@@ -380,8 +309,7 @@ def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float
 
 def test_who_gives_other_parts_than_those_that_are_averaged_next_is_late() -> None:
     """There is room for 21 parts of each, of 30: two give the first ones, and the third member the last ones."""
-    exchange = machine(PEERS[0], bytes(30))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes(30))
     for number in range(21):
         for peer in PEERS[1:3]:
             exchange.handle(PartArrived(peer, number), 20.0)
@@ -393,8 +321,7 @@ def test_who_gives_other_parts_than_those_that_are_averaged_next_is_late() -> No
 
 def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have_come() -> None:
     """Two members gave 21 of 42 parts in 20 s; the others may be late by half of the 40 s that all would take them."""
-    exchange = machine(PEERS[0], bytes(42))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes(42))
     exchange.handle(ExchangeTick(), 20.0)
     for number in range(21):
         for peer in PEERS[1:3]:
@@ -404,18 +331,10 @@ def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have
         assert set(exchange.delays.seconds) == ({PEERS[3]} if second >= 60 else set())
 
 
-def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:
-    exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(ContributionReady(), 0.0)
-    assert delayed(exchange, {PEERS[1]: 3.0}, 9) == {}
-
-
 def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:
-    exchange = machine(PEERS[0], bytes([1]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([1]))
     assert delayed(exchange, {PEERS[2]: 3.0}, 9) == {}
-    exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(ContributionReady(), 0.0)
+    exchange = begun(PEERS[0], bytes([0]))
     delayed(exchange, {PEERS[1]: 0.0, PEERS[2]: 0.0}, 2)
     exchange.handle(ExchangeTick(), 3600.0)
     assert exchange.delays.seconds == {PEERS[3]: 2.0}

@@ -18,7 +18,8 @@ from protocol.events.events import AuditDone, Event
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Provenance, Record, pack, unpack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, pack, unpack
+from tests.protocol.members import a_member
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 
 RUN = Hash(b"\x05" * 32)
@@ -29,25 +30,11 @@ ENTRIES = [ChunkEntry(hash=bytes([chunk]) * 32, mask=b"\x07") for chunk in range
 OTHER = ChunkEntry(hash=b"\x77" * 32, mask=b"\x07")
 
 
-def _place(identity: Identity) -> Member:
-    return Member(
-        peer=identity.peer_id,
-        incarnation=0,
-        serial=0,
-        tokens=1,
-        steps=1,
-        loss=0.0,
-        norm=0.0,
-        root=ZERO_HASH,
-        signature=bytes(64),
-    )
-
-
 RECORD = Record(
     round=0,
     fragment=0,
     previous=ZERO_HASH,
-    members=[_place(identity) for identity in MEMBERS],
+    members=[a_member(identity.peer_id) for identity in MEMBERS],
     codec="int4",
     result_root=ZERO_HASH,
     state_digest=ZERO_HASH,

@@ -1,8 +1,8 @@
-"""Ejecting on proof: what we found ourselves, what others tell, and what lies on disk from an earlier life."""
+"""Ejecting liars: accusations are looked into, and proofs are judged, kept, and passed on."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +10,27 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import AGAIN_S, SET_BACK_S, SPACING_S, AccusationOutcome, Ejections, deadline_s
+from protocol.audit.ejection import (
+    AGAIN_S,
+    MAX_PENDING,
+    MAX_POSTPONED,
+    SPACING_S,
+    STRANGER_BYTES,
+    STRANGER_PLACES,
+    STRANGERS_BYTES_PER_S,
+    AccusationOutcome,
+    Accusations,
+    Ejections,
+    deadline_s,
+)
 from protocol.audit.evidence import (
+    OneStatement,
     ProvenLie,
     TwoStatements,
     encode_evidence,
     evidence_hash,
 )
+from protocol.chain.base import Base
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
@@ -30,6 +44,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, pack, unpack
 from protocol.wire.questions import EvidenceRequest
+from tests.protocol import council
 from tests.protocol.answering import ask
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_first_ready, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
@@ -99,59 +114,42 @@ class Table:
         return [PeerId(body.accused) for body in bodies if isinstance(body, Accusation)]
 
 
-def on_table(folder: Path, check: Callable[[Table], Awaitable[None]]) -> None:
-    async def main() -> None:
-        table = Table(folder)
-        try:
-            await check(table)
-        finally:
-            table.replica.state.close()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    made = Table(tmp_path)
+    yield made
+    made.replica.state.close()
 
 
-def test_what_looked_like_proof_and_is_none_ejects_nobody(tmp_path: Path) -> None:
+async def test_what_looked_like_proof_and_is_none_ejects_nobody(table: Table) -> None:
     """It is made of what others sent; whatever that is, it must not end this peer."""
-
-    async def check(table: Table) -> None:
-        assert await table.ejections.convict(TwoStatements(first=ready(8), second=ready(8))) is None
-        assert await table.ejections.convict(TwoStatements(first=ready(8), second=b"no statement")) is None
-        assert not table.has_ejected() and len([each for each in table.events if isinstance(each, Notice)]) == 2
-
-    on_table(tmp_path, check)
+    assert await table.ejections.convict(TwoStatements(first=ready(8), second=ready(8))) is None
+    assert await table.ejections.convict(TwoStatements(first=ready(8), second=b"no statement")) is None
+    assert not table.has_ejected() and len([each for each in table.events if isinstance(each, Notice)]) == 2
 
 
-def test_a_lie_that_we_found_ejects_its_author_once_and_is_persisted(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        verdict = await table.ejections.convict(PROOF)
-        assert verdict is not None and verdict.peer == LIAR and table.has_ejected()
-        assert table.ejections.reason(LIAR) == verdict.reason
-        assert table.replica.store.evidence.names() == [evidence_hash(RAW)]
-        assert await table.ejections.convict(PROOF) is None
-        assert len(table.network.forgotten) == 1
-
-    on_table(tmp_path, check)
+async def test_a_lie_that_we_found_ejects_its_author_once_and_is_persisted(table: Table) -> None:
+    verdict = await table.ejections.convict(PROOF)
+    assert verdict is not None and verdict.peer == LIAR and table.has_ejected()
+    assert table.ejections.reason(LIAR) == verdict.reason
+    assert table.replica.store.evidence.names() == [evidence_hash(RAW)]
+    assert await table.ejections.convict(PROOF) is None
+    assert len(table.network.forgotten) == 1
 
 
-def test_a_restarted_peer_judges_again_what_lies_on_disk(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        for raw in (RAW, NO_PROOF):
-            table.replica.store.evidence.save(evidence_hash(raw), raw)
-        await table.ejections.load()
-        assert table.has_ejected()
-        [notice] = [event.text for event in table.events if isinstance(event, Notice)]
-        assert notice.startswith("a proof on disk proves nothing")
-
-    on_table(tmp_path, check)
+async def test_a_restarted_peer_judges_again_what_lies_on_disk(table: Table) -> None:
+    for raw in (RAW, NO_PROOF):
+        table.replica.store.evidence.save(evidence_hash(raw), raw)
+    await table.ejections.load()
+    assert table.has_ejected()
+    [notice] = [event.text for event in table.events if isinstance(event, Notice)]
+    assert notice.startswith("a proof on disk proves nothing")
 
 
-def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        verdict = await table.look_into(accusation())
-        assert verdict is not None and table.has_ejected()
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED, "it is known"
-
-    on_table(tmp_path, check)
+async def test_an_accusation_with_proof_ejects(table: Table) -> None:
+    verdict = await table.look_into(accusation())
+    assert verdict is not None and table.has_ejected()
+    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED, "it is known"
 
 
 @pytest.mark.parametrize(
@@ -165,172 +163,250 @@ def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
     ],
     ids=["it proves nothing", "rubbish", "it is about somebody else", "another hash", "another size"],
 )
-def test_an_accuser_without_proof_is_not_believed_again(tmp_path: Path, held: bytes, told: Accusation) -> None:
-    async def check(table: Table) -> None:
-        table.held = held
-        assert await table.look_into(told) is None
-        assert not table.has_ejected()
-        assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
-        await trio.sleep(86_400)
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
-
-    on_table(tmp_path, check)
+async def test_an_accuser_without_proof_is_not_believed_again(table: Table, held: bytes, told: Accusation) -> None:
+    table.held = held
+    assert await table.look_into(told) is None
+    assert not table.has_ejected()
+    assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
+    await trio.sleep(86_400)
+    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
 
 
-def test_an_accuser_that_is_gone_may_accuse_again_after_a_while(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        del table.network.answers[ACCUSER]
-        assert await table.look_into(accusation()) is None
-        assert not table.has_ejected() and table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
-        await trio.sleep(SET_BACK_S)
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
-
-    on_table(tmp_path, check)
+async def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(table: Table) -> None:
+    await trio.lowlevel.checkpoint()
+    assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is AccusationOutcome.UNWANTED
+    assert table.ejections.hear(LIAR, accusation()) is AccusationOutcome.UNWANTED
 
 
-def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        await trio.lowlevel.checkpoint()
-        assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is AccusationOutcome.UNWANTED
-        assert table.ejections.hear(LIAR, accusation()) is AccusationOutcome.UNWANTED
-
-    on_table(tmp_path, check)
-
-
-def test_two_accusations_of_one_proof_at_one_moment_are_one_case(tmp_path: Path) -> None:
-    """Honest accusers cause it: both heard of the lie, and both say so."""
-
-    async def check(table: Table) -> None:
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
-        assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.JOINED
-        assert await table.ejections.look_into(accusation()) is not None
-        assert table.has_ejected() and table.asked == [ACCUSER]
-
-    on_table(tmp_path, check)
-
-
-def test_when_one_accuser_fails_the_next_is_asked_for_the_same_proof(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        del table.network.answers[ACCUSER]
-        table.network.answers[OTHER] = partial(table.answer, OTHER)
-        table.ejections.hear(ACCUSER, accusation())
-        table.ejections.hear(OTHER, accusation())
-        assert await table.ejections.look_into(accusation()) is not None and table.asked == [OTHER]
-
-    on_table(tmp_path, check)
-
-
-def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        async def trickle(kind: str, data: bytes) -> bytes:
-            await trio.sleep(14)
-            return bytes(decode_body(EvidenceRequest, data).length)
-
-        table.network.answers[ACCUSER] = trickle
-        told = Accusation(accused=LIAR, evidence=bytes(32), size=8 << 20)
-        began = trio.current_time()
-        assert await table.look_into(told) is None
-        assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
-
-    on_table(tmp_path, check)
-
-
-def test_a_member_takes_the_turn_of_a_stranger_that_delays_its_proof(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answers", [True, False])
+async def test_accusations_of_one_proof_are_one_case_and_the_next_accuser_is_asked_if_one_fails(
+    table: Table, answers: bool
 ) -> None:
-    async def check(table: Table) -> None:
-        async def never(kind: str, data: bytes) -> bytes:
-            await trio.sleep_forever()
-            raise AssertionError
-
-        table.network.answers[OTHER] = never
-        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == ACCUSER)
-        began = trio.current_time()
-        assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.NEW
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.ejections.look_into, accusation())
-            await trio.testing.wait_all_tasks_blocked()
-            assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.JOINED
-        assert table.has_ejected() and trio.current_time() == began
-
-    on_table(tmp_path, check)
+    """Honest accusers cause it: both heard of the lie, and both say so."""
+    table.network.answers[OTHER] = partial(table.answer, OTHER)
+    if not answers:
+        del table.network.answers[ACCUSER]
+    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
+    assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.JOINED
+    assert await table.ejections.look_into(accusation()) is not None
+    assert table.has_ejected() and table.asked == [ACCUSER if answers else OTHER]
 
 
-def test_a_full_list_forgets_strangers_and_never_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: Table) -> None:
+    async def trickle(kind: str, data: bytes) -> bytes:
+        await trio.sleep(14)
+        return bytes(decode_body(EvidenceRequest, data).length)
+
+    table.network.answers[ACCUSER] = trickle
+    told = Accusation(accused=LIAR, evidence=bytes(32), size=8 << 20)
+    began = trio.current_time()
+    assert await table.look_into(told) is None
+    assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
+    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
+
+
+async def test_a_member_takes_the_turn_of_a_stranger_that_delays_its_proof(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(kind: str, data: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    table.network.answers[OTHER] = never
+    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == ACCUSER)
+    began = trio.current_time()
+    assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.NEW
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.ejections.look_into, accusation())
+        await trio.testing.wait_all_tasks_blocked()
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.JOINED
+    assert table.has_ejected() and trio.current_time() == began
+
+
+async def test_a_full_list_forgets_strangers_and_never_members(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sacrifices free keys neither fills the list nor pushes out a liar that was in the chain."""
+    monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 20)
+    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
+    await table.ejections.convict(PROOF)
+    keys = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 20 + 40)]
+    for key in keys:
+        proof = TwoStatements(first=ready(8, key), second=ready(16, key))
+        assert await table.ejections.convict(proof) is not None
+    names = table.replica.store.evidence.names()
+    assert LIAR in table.ejections and evidence_hash(RAW) in names and len(names) == 20
+    assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * 19
+    table.network.published.clear()
+    with trio.move_on_after(60):
+        await table.ejections.run()
+    assert table.accused()[0] == LIAR and len(table.accused()) <= 60 / SPACING_S, "others take few messages of one author"
 
-    async def check(table: Table) -> None:
-        monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 20)
-        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
+
+async def test_a_list_full_of_members_takes_no_stranger(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 1)
+    members = [LIAR, ANN.peer_id]
+    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer in members)
+    await table.ejections.convict(PROOF)
+    stranger = Identity.from_seed(bytes(32))
+    assert await table.ejections.convict(TwoStatements(first=ready(8, stranger), second=ready(16, stranger))) is None
+    assert await table.ejections.convict(TwoStatements(first=ready(8, ANN), second=ready(16, ANN))) is not None
+
+
+async def test_a_full_disk_does_not_keep_a_liar_in(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: Hash, raw: bytes) -> None:
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setattr(table.replica.store.evidence, "save", fail)
+    assert await table.ejections.convict(PROOF) is not None and table.has_ejected()
+
+
+async def test_new_accusations_are_published_at_once_and_all_of_them_again_and_again(table: Table) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.ejections.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert table.accused() == []
         await table.ejections.convict(PROOF)
-        keys = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 20 + 40)]
-        for key in keys:
-            proof = TwoStatements(first=ready(8, key), second=ready(16, key))
-            assert await table.ejections.convict(proof) is not None
-        names = table.replica.store.evidence.names()
-        assert LIAR in table.ejections and evidence_hash(RAW) in names and len(names) == 20
-        assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * 19
-        table.network.published.clear()
-        with trio.move_on_after(60):
-            await table.ejections.run()
-        assert table.accused()[0] == LIAR and len(table.accused()) <= 60 / SPACING_S, (
-            "others take few messages of one author"
-        )
-
-    on_table(tmp_path, check)
+        await trio.testing.wait_all_tasks_blocked()
+        assert table.accused() == [LIAR]
+        await trio.sleep(3 * AGAIN_S + 1)
+        assert table.accused() == [LIAR] * 4
+        nursery.cancel_scope.cancel()
 
 
-def test_a_list_full_of_members_takes_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(table: Table) -> None:
-        monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 1)
-        members = [LIAR, ANN.peer_id]
-        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer in members)
-        await table.ejections.convict(PROOF)
-        stranger = Identity.from_seed(bytes(32))
-        assert await table.ejections.convict(TwoStatements(first=ready(8, stranger), second=ready(16, stranger))) is None
-        assert await table.ejections.convict(TwoStatements(first=ready(8, ANN), second=ready(16, ANN))) is not None
-
-    on_table(tmp_path, check)
-
-
-def test_a_full_disk_does_not_keep_a_liar_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(table: Table) -> None:
-        def fail(name: Hash, raw: bytes) -> None:
-            raise StoreFull("the disk is full")
-
-        monkeypatch.setattr(table.replica.store.evidence, "save", fail)
-        assert await table.ejections.convict(PROOF) is not None and table.has_ejected()
-
-    on_table(tmp_path, check)
+async def test_a_proof_is_served_in_slices(table: Table) -> None:
+    await table.ejections.convict(PROOF)
+    whole = b""
+    while len(whole) < len(RAW):
+        question = EvidenceRequest(evidence=evidence_hash(RAW), offset=len(whole), length=100)
+        whole += await ask(table.ejections, ACCUSER, "evidence", question.encode())
+    assert whole == RAW
+    for bad in (b"odd", EvidenceRequest(evidence=Hash(ZERO_HASH), offset=0, length=1).encode()):
+        with pytest.raises(Refused):
+            await ask(table.ejections, ACCUSER, "evidence", bad)
 
 
-def test_new_accusations_are_published_at_once_and_all_of_them_again_and_again(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.ejections.run)
-            await trio.testing.wait_all_tasks_blocked()
-            assert table.accused() == []
-            await table.ejections.convict(PROOF)
-            await trio.testing.wait_all_tasks_blocked()
-            assert table.accused() == [LIAR]
-            await trio.sleep(3 * AGAIN_S + 1)
-            assert table.accused() == [LIAR] * 4
-            nursery.cancel_scope.cancel()
+# -- evidence about tips that are not known yet: it waits, and nobody is blamed for it ------------------------------------
 
-    on_table(tmp_path, check)
+UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, council.a_motion(0, rolls=[b"none"])).raw)
+"""BOB moves without the rolls that it needs, on a tip that is not in our chain."""
+UNFOUNDED_RAW = encode_evidence(UNFOUNDED)
 
 
-def test_a_proof_is_served_in_slices(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        await table.ejections.convict(PROOF)
-        whole = b""
-        while len(whole) < len(RAW):
-            question = EvidenceRequest(evidence=evidence_hash(RAW), offset=len(whole), length=100)
-            whole += await ask(table.ejections, ACCUSER, "evidence", question.encode())
-        assert whole == RAW
-        for bad in (b"odd", EvidenceRequest(evidence=Hash(ZERO_HASH), offset=0, length=1).encode()):
-            with pytest.raises(Refused):
-                await ask(table.ejections, ACCUSER, "evidence", bad)
+def learn_tip(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our chain grows up to the tip, where BOB is the only elector."""
+    base = Base(5, 0, council.TIP, (LIAR,))
+    monkeypatch.setattr(table.replica.history, "base_at", lambda *tip: base if tip == (5, base.tip) else None)
 
-    on_table(tmp_path, check)
+
+async def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.held = UNFOUNDED_RAW
+    told = accusation(UNFOUNDED_RAW)
+    assert await table.look_into(told) is None and not table.has_ejected()
+    assert not any(isinstance(event, Dropped) for event in table.events), "the accuser is not to blame"
+    assert any("do not know yet" in event.text for event in table.events if isinstance(event, Notice))
+    assert table.ejections.hear(ACCUSER, told) is AccusationOutcome.UNWANTED, "it is here"
+    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
+    await table.ejections.look_again()
+    assert not table.has_ejected()
+    learn_tip(table, monkeypatch)
+    await table.ejections.look_again()
+    assert table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
+
+
+async def test_postponed_evidence_is_bounded_and_peers_of_the_chain_come_first(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(2 * MAX_POSTPONED)]
+    unfounded = [
+        encode_evidence(OneStatement(statement=pack(key, table.run, council.a_motion(0, rolls=[b"none"])).raw))
+        for key in keys
+    ]
+    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
+    for raw, key in [(UNFOUNDED_RAW, BOB), *zip(unfounded, keys, strict=True)]:
+        table.held = raw
+        assert await table.look_into(accusation(raw, key.peer_id)) is None
+    kept = table.ejections.hear(ACCUSER, accusation(UNFOUNDED_RAW))
+    assert kept is AccusationOutcome.UNWANTED, "strangers displace no evidence against a member"
+    assert table.ejections.hear(ACCUSER, accusation(unfounded[0], keys[0].peer_id)) is AccusationOutcome.NEW, "forgotten"
+
+
+async def test_evidence_on_disk_about_an_unknown_tip_waits_as_well(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.replica.store.evidence.save(evidence_hash(UNFOUNDED_RAW), UNFOUNDED_RAW)
+    await table.ejections.load()
+    assert not table.has_ejected()
+    learn_tip(table, monkeypatch)
+    await table.ejections.look_again()
+    assert table.has_ejected()
+
+
+# -- places of accusations ------------------------------------------------------------------------------------------------
+
+MEMBER = Identity.from_seed(b"\x0a" * 32).peer_id
+
+
+def claim(number: int, size: int = 100) -> Accusation:
+    return Accusation(accused=BOB.peer_id, evidence=number.to_bytes(32, "big"), size=size)
+
+
+def stranger(number: int) -> PeerId:
+    return PeerId(f"stranger {number}")
+
+
+async def test_one_accuser_has_one_accusation_pending() -> None:
+    await trio.lowlevel.checkpoint()
+    accusations = Accusations()
+    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
+    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.UNWANTED
+    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.UNWANTED
+    with accusations.open(claim(1)):
+        pass
+    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.NEW
+
+
+async def test_strangers_that_fill_their_places_keep_no_member_out() -> None:
+    accusations = Accusations()
+    for number in range(MAX_PENDING):
+        assert accusations.hear(stranger(number), claim(number), is_member=False) is AccusationOutcome.NEW
+    assert accusations.hear(ANN.peer_id, claim(200), is_member=False) is AccusationOutcome.UNWANTED
+    assert accusations.hear(MEMBER, claim(200), is_member=True) is AccusationOutcome.NEW
+    async with trio.open_nursery() as nursery:
+        for _ in range(STRANGER_PLACES + 3):
+            nursery.start_soon(_hold, accusations)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(0.1):
+            async with accusations.room(64 << 20, is_member=True):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def _hold(accusations: Accusations) -> None:
+    async with accusations.room(1, is_member=False):
+        await trio.sleep_forever()
+
+
+async def test_all_strangers_together_have_a_budget_of_bytes() -> None:
+    accusations, size = Accusations(), STRANGER_BYTES // 4
+    assert accusations.hear(stranger(0), claim(0, STRANGER_BYTES + 1), is_member=False) is AccusationOutcome.UNWANTED
+    heard = [accusations.hear(stranger(number), claim(number, size), is_member=False) for number in range(8)]
+    assert heard == [AccusationOutcome.NEW] * 4 + [AccusationOutcome.UNWANTED] * 4
+    assert accusations.hear(stranger(9), claim(0, size), is_member=False) is AccusationOutcome.JOINED, "it is fetched once"
+    assert accusations.hear(MEMBER, claim(10, 64 << 20), is_member=True) is AccusationOutcome.NEW
+    await trio.sleep(size / STRANGERS_BYTES_PER_S)
+    assert accusations.hear(stranger(11), claim(11, size), is_member=False) is AccusationOutcome.NEW
+
+
+async def test_who_fails_again_waits_twice_as_long() -> None:
+    accusations, waits = Accusations(), []
+    for _ in range(3):
+        assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
+        with accusations.open(claim(1)) as case, case.turn() as turn:
+            assert turn == (ANN.peer_id, False)
+            accusations.failed(case, ANN.peer_id)
+        began = trio.current_time()
+        while accusations.hear(ANN.peer_id, claim(1), is_member=False) is not AccusationOutcome.NEW:
+            await trio.sleep(1)
+        with accusations.open(claim(1)):
+            pass
+        waits.append(round(trio.current_time() - began))
+    assert waits == [30, 60, 120]

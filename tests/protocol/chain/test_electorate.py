@@ -1,3 +1,5 @@
+"""Who votes follows from the chain alone."""
+
 from __future__ import annotations
 
 import json
@@ -9,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chain.base import RoundSettings
-from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated, young_seats
-from protocol.run.manifest import MAX_ELECTORS
+from protocol.chain.base import RoundSettings, round_settings
+from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated
+from protocol.chain.founding import NEWCOMERS, founders_vote_until
+from protocol.run.manifest import MAX_ELECTORS, run_id
+from protocol.run.run_file import parse_run_file
 from protocol.wire.envelope import MAX_MEMBERS
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import mask_of
 from tests.protocol.council import SETTINGS
+from tests.protocol.tables import cases
 
 OPEN = replace(SETTINGS, founders=None, is_open=True, seasoning_rounds=3, tenure_rounds=100)
 CLOSED = replace(OPEN, is_open=False)
@@ -50,13 +55,6 @@ def test_a_quorum_is_a_majority_below_four_and_bears_less_than_a_third_of_liars_
         assert quorum_size(count) <= count - tolerated(count) or count < 4, "the honest ones are a quorum"
 
 
-def test_a_contributor_is_in_the_masks_of_more_than_half_of_the_chunks() -> None:
-    peers = named("p", 11)
-    masks = [mask_of([0, 3, 10], 11), mask_of([0, 10], 11), mask_of([0, 3], 11), mask_of([0], 11)]
-    assert contributors(peers, masks) == {peers[0]}
-    assert contributors(peers, masks[:3]) == {peers[0], peers[3], peers[10]}
-
-
 @given(st.integers(1, MAX_MEMBERS), st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=9))
 def test_contributors_are_counted_bit_by_bit(count: int, noise: list[bytes]) -> None:
     peers, width = named("p", count), (count + 7) // 8
@@ -69,49 +67,93 @@ def test_contributors_are_counted_bit_by_bit(count: int, noise: list[bytes]) -> 
     assert contributors(peers, masks) == expected
 
 
-def test_with_admission_seasoned_peers_vote_from_the_second_one_on() -> None:
-    electorate = follow(Electorate.start(founded(CLOSED, [A])), [A], 50)
-    assert (electorate.electors, electorate.is_founding) == ((A,), True), "alone"
-    electorate = follow(electorate, [A, B], 2)
-    assert electorate.electors == (A,)
-    electorate = follow(electorate, [A, B])
-    assert (electorate.electors, electorate.quorum, electorate.is_founding) == ((A, B), 2, False)
-    electorate = follow(electorate, [A, B, C], 3)
-    assert (electorate.electors, electorate.quorum) == ((A, B, C), 2)
-    assert follow(electorate, [B, C], 500).electors == (A, B, C), "of so few nobody loses its vote"
+Step = tuple[str, int, str]
+"""So many records of these members, and the electors then.  The parts of members in small letters are in no mask."""
 
 
-def test_a_founder_that_sleeps_while_two_are_seasoned_earns_its_vote_like_others() -> None:
-    electorate = follow(Electorate.start(founded(CLOSED, [A])), [A, B, C], 2)
-    electorate = follow(electorate, [B, C], 3)
-    assert (electorate.electors, electorate.is_founding) == ((B, C), False)
-    assert follow(electorate, [A, B, C], 3).electors == (A, B, C)
+CANDIDATES: list[Step] = [("ABCDE", 1, "ABCD"), ("ABCDEF", 1, "ABCD"), ("ABCDEFG", 5, "ABCDE")]
 
 
-def test_in_an_open_run_founders_vote_until_four_peers_are_seasoned() -> None:
-    electorate = Electorate.start(founded(replace(CLOSED, is_open=True, tenure_rounds=1), [A, H]))
-    assert (electorate.electors, electorate.quorum, electorate.is_founding) == ((A, H), 2, True)
-    electorate = follow(electorate, [B, C, D], 10)
-    assert (electorate.electors, electorate.is_founding) == ((A, H), True), "three seasoned peers do not take over"
-    electorate = follow(electorate, [B, C, D, E], 2)
-    assert electorate.electors == (A, H)
-    electorate = follow(electorate, [B, C, D, E])
-    assert (electorate.electors, electorate.is_founding) == ((B, C, D, E), False)
+def peers(letters: str) -> list[PeerId]:
+    return [PeerId(f"p{ord(letter) - ord('A'):03d}") for letter in letters.upper()]
 
 
-def test_the_last_members_vote_where_anyone_founds_the_run() -> None:
-    electorate = Electorate.start(OPEN)
-    assert electorate.electors == () and electorate.quorum == 1
-    electorate = follow(electorate, [A, B], 7)
-    assert (electorate.electors, electorate.is_founding) == ((A, B), True)
-    electorate = follow(electorate, [C])
-    assert electorate.electors == (C,)
-    electorate = follow(electorate, FOUR, 2)
-    assert electorate.is_founding and electorate.electors == FOUR
-    electorate = follow(electorate, (*FOUR, E))
-    assert (electorate.is_founding, electorate.electors) == (False, FOUR), (
-        "the first electors, without a seat for the newcomer"
-    )
+@cases(
+    "settings, steps",
+    {
+        "with admission, seasoned peers vote from the second one on, and of so few nobody loses its vote": (
+            founded(CLOSED, [A]),
+            [("A", 50, "A"), ("AB", 2, "A"), ("AB", 1, "AB"), ("ABC", 3, "ABC"), ("BC", 500, "ABC")],
+        ),
+        "a founder that sleeps while two are seasoned earns its vote like others": (
+            founded(CLOSED, [A]),
+            [("ABC", 2, "A"), ("BC", 3, "BC"), ("ABC", 3, "ABC")],
+        ),
+        "in an open run founders vote until four peers are seasoned": (
+            founded(replace(OPEN, tenure_rounds=1), [A, H]),
+            [("", 0, "AH"), ("BCD", 10, "AH"), ("BCDE", 2, "AH"), ("BCDE", 1, "BCDE")],
+        ),
+        "the last members vote where anyone founds the run, and a newcomer has no seat beside the first electors": (
+            OPEN,
+            [("", 0, ""), ("AB", 7, "AB"), ("C", 1, "C"), ("ABCD", 2, "ABCD"), ("ABCDE", 1, "ABCD")],
+        ),
+        "only contributions in a row earn a vote, and being a member keeps it": (
+            CLOSED,
+            [
+                ("ABCD", 3, "ABCD"),
+                ("aBCDe", 50, "ABCD"),
+                ("ABCDE", 2, "ABCD"),
+                ("ABCDe", 1, "ABCD"),
+                ("ABCDE", 2, "ABCD"),
+                ("ABCDE", 1, "ABCDE"),
+            ],
+        ),
+        "three records in a row cost the vote, and it is earned again": (
+            CLOSED,
+            [
+                ("ABCDE", 3, "ABCDE"),
+                *[("ABCD", 2, "ABCDE"), ("ABCDE", 1, "ABCDE")] * 5,
+                ("ABCD", 2, "ABCDE"),
+                ("ABCD", 1, "ABCD"),
+                ("ABCDE", 2, "ABCD"),
+                ("ABCDE", 1, "ABCDE"),
+            ],
+        ),
+        "four electors stay four until a newcomer has replaced the younger of the missing": (
+            CLOSED,
+            [("ABCD", 3, "ABCD"), ("AB", 50, "ABCD"), ("ABG", 3, "ABCDG"), ("ABG", 1, "ABCG")],
+        ),
+        "a record takes less than a third, of equals the youngest, and never leaves fewer than four": (
+            CLOSED,
+            [
+                ("ABCDEFGH", 3, "ABCDEFGH"),
+                ("ABCDEFGHIJ", 3, "ABCDEFGHIJ"),
+                ("ABCDFGHIJ", 1, "ABCDEFGHIJ"),
+                *[("ABCD", 2, "ABCDFGHIJ"), ("ABCD", 1, "ABCDFGH"), ("ABCD", 1, "ABCDF")],
+                *[("ABCD", 1, "ABCD"), ("ABCD", 9, "ABCD")],
+            ],
+        ),
+        "an elder that misses longer goes before a younger": (
+            CLOSED,
+            [("ABCDEFG", 3, "ABCDEFG"), ("DEFG", 1, "ABCDEFG"), ("EFG", 2, "ADEFG"), ("EFG", 1, "DEFG")],
+        ),
+        "a free seat goes to the first candidate": (
+            founded(OPEN, FOUR),
+            [*CANDIDATES, ("ABCDFG", 2, "ABCDE"), ("ABCDFG", 1, "ABCDF")],
+        ),
+        "a free seat goes to a candidate that is there": (
+            founded(OPEN, FOUR),
+            [*CANDIDATES, ("ABCDFG", 2, "ABCDE"), ("ABCDG", 1, "ABCDG")],
+        ),
+    },
+)
+def test_electors_follow_from_the_members_of_records(settings: RoundSettings, steps: list[Step]) -> None:
+    electorate = Electorate.start(settings)
+    for members, records, electors in steps:
+        idle = [letter for letter in members if letter.islower()]
+        electorate = follow(electorate, peers(members), records, peers("".join(idle)))
+        assert electorate.electors == tuple(peers(electors)), (members, records)
+        assert electorate.quorum == quorum_size(len(electors))
 
 
 def test_the_electors_of_a_large_record_are_those_who_came_first() -> None:
@@ -125,67 +167,6 @@ def settled(peers: Sequence[PeerId] = FOUR, settings: RoundSettings = CLOSED) ->
     electorate = follow(Electorate.start(settings), peers, 3)
     assert not electorate.is_founding and electorate.electors == tuple(peers)
     return electorate
-
-
-def test_only_contributions_earn_a_vote_and_being_a_member_keeps_it() -> None:
-    electorate = follow(settled(), (*FOUR, E), 50, idle=[A, E])
-    assert electorate.electors == FOUR
-    electorate = follow(electorate, (*FOUR, E), 2)
-    electorate = follow(electorate, (*FOUR, E), idle=[E])
-    electorate = follow(electorate, (*FOUR, E), 2)
-    assert electorate.electors == FOUR, "two records, one without parts, two records"
-    assert follow(electorate, (*FOUR, E)).electors == (*FOUR, E)
-
-
-def test_three_records_in_a_row_cost_the_vote_and_it_is_earned_again() -> None:
-    electorate = settled((*FOUR, E))
-    for _ in range(5):
-        electorate = follow(follow(electorate, FOUR, 2), (*FOUR, E))
-    assert E in electorate.electors, "never three in a row"
-    electorate = follow(electorate, FOUR, 2)
-    assert E in electorate.electors and E not in follow(electorate, FOUR).electors
-    electorate = follow(follow(electorate, FOUR), (*FOUR, E), 2)
-    assert E not in electorate.electors and E in follow(electorate, (*FOUR, E)).electors
-
-
-def test_a_record_takes_less_than_a_third_the_longest_missing_first_then_the_youngest() -> None:
-    ten = named("q", 10)
-    electorate = settled(ten[:8])
-    electorate = follow(electorate, ten, 3)
-    electorate = follow(electorate, [*ten[:4], *ten[5:]])
-    electorate = follow(electorate, ten[:4], 2)
-    assert electorate.electors == (*ten[:4], *ten[5:]), "it alone has missed three"
-    electorate = follow(electorate, ten[:4])
-    assert electorate.electors == (*ten[:4], *ten[5:8]), "two of nine, the two that came last"
-    electorate = follow(electorate, ten[:4])
-    assert electorate.electors == (*ten[:4], ten[5]), "two of seven"
-    assert follow(electorate, ten[:4]).electors == follow(electorate, ten[:4], 9).electors == ten[:4], "never below four"
-
-
-def test_an_elder_that_misses_longer_goes_before_a_younger() -> None:
-    seven = named("q", 7)
-    electorate = follow(follow(settled(seven), seven[3:]), seven[4:], 2)
-    assert electorate.electors == (seven[0], *seven[3:]), "two of the three that have missed three"
-    electorate = follow(electorate, seven[4:])
-    assert electorate.electors == seven[3:], "the first has missed four, the fourth three"
-
-
-def test_a_free_seat_goes_to_a_candidate_that_is_there() -> None:
-    founders, (x, y, z) = named("f", 4), named("p", 3)
-    electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, x])
-    electorate = follow(follow(electorate, [*founders, x, y]), [*founders, x, y, z], 5)
-    assert electorate.electors == (*founders, x)
-    electorate = follow(electorate, [*founders, y, z], 2)
-    assert follow(electorate, [*founders, y, z]).electors == (*founders, y)
-    assert follow(electorate, [*founders, z]).electors == (*founders, z)
-
-
-def test_four_electors_stay_four_until_a_newcomer_replaces_the_missing() -> None:
-    electorate = follow(settled(), [A, B], 50)
-    assert electorate.electors == FOUR
-    electorate = follow(electorate, [A, B, G], 3)
-    assert electorate.electors == (*FOUR, G), "a vote more"
-    assert follow(electorate, [A, B, G]).electors == (A, B, C, G), "and the younger of the missing has gone"
 
 
 def test_seats_end_at_64_and_go_by_age() -> None:
@@ -204,20 +185,6 @@ def test_the_young_hold_a_quarter_of_an_open_run() -> None:
     electorate = follow(electorate, [*founders, *crowd], 99)
     assert electorate.electors == (*crowd[:2], *founders)
     assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
-
-
-def test_the_first_electors_are_senior_where_anyone_founds_the_run() -> None:
-    first, crowd = named("f", 8), named("a", 240)
-    electorate = follow(settled(first, OPEN), [*first, *crowd], 102)
-    assert electorate.electors == (*crowd[:2], *first)
-
-
-def test_seniors_that_leave_take_young_seats_along() -> None:
-    founders, crowd = named("f", 12), named("a", 240)
-    before = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
-    assert before.electors == (*crowd[:4], *founders)
-    after = follow(before, [*founders[:4], *crowd], 3)
-    assert after.electors == (*crowd[:3], *founders[:9]), "three seniors and one of the young: four of the five that may go"
 
 
 def test_who_returns_keeps_its_age_for_as_long_as_it_had_it() -> None:
@@ -373,25 +340,40 @@ def test_how_long_a_crowd_of_keys_takes(founders: int, first: int | None, third:
     assert (reached.get("first"), reached.get("third"), reached.get("quorum")) == (first, third, quorum)
 
 
-@pytest.mark.parametrize("settings", [OPEN, CLOSED], ids=["open", "closed"])
-@pytest.mark.parametrize(("honest", "liars"), [(8, 2), (16, 5), (45, 19)])
-def test_liars_that_never_miss_hold_less_than_a_third_in_nearly_all_rounds(
-    settings: RoundSettings, honest: int, liars: int
-) -> None:
-    """Honest electors miss a record with a chance of one in five."""
-    rng = random.Random(1)
-    true, false = named("p", honest), named("l", liars)
-    electorate = settled(sorted([*true, *false]), settings)
-    rounds, bad = 1000, 0
-    for _ in range(rounds):
-        electorate = follow(electorate, [*(peer for peer in true if rng.random() >= 0.2), *false])
-        bad += 3 * len(set(electorate.electors) & set(false)) >= len(electorate.electors)
-    assert bad <= rounds // 50
+# -- how long the founders vote -------------------------------------------------------------------------------------------
+
+REAL = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 8))
 
 
-def test_the_share_of_the_young() -> None:
-    for seniors in range(3, MAX_ELECTORS):
-        share = young_seats(seniors)
-        assert 4 * share <= seniors + share, "a quarter"
-        assert 4 * (share + 1) > seniors + share + 1, "and one more would be too many"
-    assert [young_seats(seniors) for seniors in range(4)] == [1, 1, 1, 1]
+def start(founders: int, text: str = 'admission = "open"\n') -> Electorate:
+    named = f"founders = {REAL[:founders]}\n".replace("'", '"') if founders else 'founders = "anyone"\n'
+    manifest = parse_run_file(f'name = "run"\n{named}{text}', REAL[0])
+    return Electorate.start(round_settings(run_id(manifest), manifest))
+
+
+def after(now: Electorate, records: int, members: Sequence[PeerId]) -> Electorate:
+    for _ in range(records):
+        now = now.after(members, [b"\xff" * ((len(members) + 7) // 8)])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 2, 103), (2, 1, 203), (3, 3, 3), (6, 6, 3)]
+)
+def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: int) -> None:
+    now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
+    assert founders_vote_until(now, REAL[:training]) == until
+    assert after(now, until - 1, members).is_founding and not after(now, until, members).is_founding
+
+
+def test_the_forecast_follows_the_chain_as_it_stands() -> None:
+    alone = after(start(1), 50, REAL[:1])
+    assert founders_vote_until(alone, REAL[:1]) == 253, "nobody came in the first 50 rounds"
+    friends = after(alone, 120, REAL[:4])
+    assert founders_vote_until(friends, REAL[:4]) == 253, "they came in round 50, and are still there"
+    assert founders_vote_until(after(friends, 83, REAL[:4]), REAL[:4]) is None, "others vote now"
+
+
+def test_only_founders_of_an_open_run_vote_alone() -> None:
+    assert founders_vote_until(start(1, 'admission = "invite"\n'), REAL[:1]) is None
+    assert founders_vote_until(start(0), REAL[:1]) is None

@@ -1,4 +1,4 @@
-"""The outer state in memory and in a file: the same bytes, and zeros after a reset."""
+"""The outer state: in memory or in a file, with its digest and the root of its weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from protocol.chain import outer_state
-from protocol.chain.outer_state import OuterState
+from protocol.chain.outer_state import OuterState, bf16
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.disk import Disk, ScratchFolder, StoreFull
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.simulation.rollouts import rl_run
 from tests.simulation.world import simulated_run
 
 
@@ -36,13 +38,6 @@ def test_a_new_state_and_one_that_was_written_are_zeros_after_a_reset(state: Out
     state.load(memoryview(bytes([7]) * state.size_bytes), 3)
     state.reset()
     assert (state.view == zeros, state.rounds) == (True, 0)
-    state.close()
-
-
-def test_a_state_that_was_loaded_first_is_zeros_after_a_reset(state: OuterState) -> None:
-    state.load(memoryview(bytes([7]) * state.size_bytes), 3)
-    state.reset()
-    assert state.view == bytes(state.size_bytes)
     state.close()
 
 
@@ -136,3 +131,32 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     with pytest.raises(StoreFull, match="make room there"):
         OuterState(simulated_run().manifest, scratch)
     assert not [*(tmp_path / "scratch").iterdir()]
+
+
+# -- weights --------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_rounded_as_torch_rounds_them() -> None:
+    bits = np.random.Generator(np.random.Philox(1)).integers(0, 1 << 32, 200_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    wanted = torch.from_numpy(values.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
+    usual = ~np.isnan(values)
+    assert (bf16(bits)[usual] == wanted[usual]).all()
+    assert np.isnan((bf16(bits)[~usual].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_the_root_is_over_pieces_of_the_bytes_that_a_weight_file_has() -> None:
+    manifest = rl_run().manifest
+    state = OuterState(manifest)
+    theta = np.frombuffer(state.theta, np.float32)
+    theta[:] = np.random.Generator(np.random.Philox(2)).standard_normal(theta.size, dtype=np.float32)
+    whole = torch.from_numpy(theta.copy()).to(torch.bfloat16).view(torch.uint16).numpy().tobytes()
+    piece = manifest.checkpoint_chunk_bytes
+    assert len(whole) > piece
+    leaves = [chunk_hash(whole[at : at + piece]) for at in range(0, len(whole), piece)]
+    assert state.weights_root() == tree_root(leaves)
+    before = state.weights_root()
+    theta[-1] += 1
+    assert state.weights_root() != before
+    del theta
+    state.close()

@@ -1,4 +1,4 @@
-"""The way of a run to its total: what counts, when it is over, and how an extension goes on from there."""
+"""What records count: rounds, tokens, rollouts, and how far a run has come."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
+from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, ledger, named_in, reward_of
 from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
 from protocol.run.manifest import Admission
 from protocol.run.sections import BUILTIN, DataSection, Goal, SourceSection, Unit
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Commit, Extension, mask_of, pack
+from protocol.wire.messages import Commit, Extension, Record, Step, UsedBatch, learned_from, mask_of, pack
 from tests.protocol.council import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
 
 ROUNDS = RunProgress(Goal(Unit.ROUNDS, 10, 0.2))
@@ -37,12 +39,6 @@ def after(progress: RunProgress, *commits: Commit) -> RunProgress:
     for commit in commits:
         progress = progress.after(counted_tokens(commit), None)
     return progress
-
-
-def test_rounds_are_counted_whatever_anybody_claims() -> None:
-    progress = after(ROUNDS, *[a_commit(10**6, 1)] * 9)
-    assert not progress.is_over and progress.done == 9
-    assert after(progress, a_commit(1)).is_over
 
 
 def test_tokens_are_those_of_the_members_by_the_share_that_was_averaged() -> None:
@@ -123,11 +119,6 @@ def test_while_members_vote_a_crowd_counts_as_it_claims_if_more_are_members_than
     assert electorate.counted_tokens(commit) == counted
 
 
-def test_where_keys_are_free_shares_of_chunks_count_too() -> None:
-    assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=0), FOUNDERS, 1) == 450
-    assert counted_tokens(an_open_commit([100, 100, 100, 100], [100], missing=4), FOUNDERS, 1) == 450
-
-
 @given(
     st.lists(st.integers(1, 1000), min_size=3, max_size=3),
     st.integers(1, 2**53),
@@ -142,15 +133,10 @@ def test_free_keys_and_a_lying_elector_add_a_bounded_number_of_tokens(honest: li
 def test_the_electors_at_the_tip_are_the_ones_that_count() -> None:
     manifest = SETTINGS.manifest.model_copy(update={"admission": Admission.OPEN})
     commit = an_open_commit([100, 100, 100, 100], [10**9] * 40)
-    for settings, counted in ((SETTINGS, 1.5 * 44 * 10**9), (replace(SETTINGS, is_open=True, manifest=manifest), 600)):
+    for settings, most in ((SETTINGS, 1.5 * 44 * 10**9), (replace(SETTINGS, is_open=True, manifest=manifest), 600)):
         electorate = replace(Electorate.start(settings), electors=tuple(FOUNDERS))
-        assert electorate.counted_tokens(commit) <= counted
+        assert electorate.counted_tokens(commit) <= most
         assert (electorate.counted_tokens(commit) == 600) is settings.is_open
-
-
-def test_before_there_are_electors_the_members_are_the_voters() -> None:
-    electorate = replace(Electorate.start(replace(SETTINGS, is_open=True)), electors=())
-    assert electorate.counted_tokens(an_open_commit([100, 100, 100, 10**9], [])) == 400
 
 
 def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_did() -> None:
@@ -180,25 +166,18 @@ def ended() -> RunProgress:
     return progress
 
 
-def test_no_record_follows_the_final_one_but_one_with_an_extension() -> None:
-    with pytest.raises(Malformed, match="after the end"):
-        ended().check(None)
+def test_no_record_follows_the_final_one_but_one_with_an_extension_that_goes_further() -> None:
     ended().check(Extension(total=11))
     after(ROUNDS, *[a_commit(1)] * 9).check(None)
-
-
-@pytest.mark.parametrize("total", [1, 9, 10])
-def test_an_extension_that_does_not_raise_the_total_is_refused(total: int) -> None:
-    for progress in (ROUNDS, ended()):
-        with pytest.raises(Malformed, match="the total is 10"):
-            progress.check(Extension(total=total))
-
-
-def test_an_extension_that_tokens_have_overtaken_is_refused() -> None:
-    progress = replace(after(TOKENS, a_commit(5000)), goal=TOKENS.goal)
-    assert progress.is_over
-    with pytest.raises(Malformed, match="5000 are done"):
-        progress.check(Extension(total=4000))
+    overtaken = replace(after(TOKENS, a_commit(5000)), goal=TOKENS.goal)
+    refused: list[tuple[RunProgress, int | None, str]] = [
+        (ended(), None, "after the end"),
+        (overtaken, 4000, "5000 are done"),
+    ]
+    refused += [(progress, total, "the total is 10") for progress in (ROUNDS, ended()) for total in (1, 9, 10)]
+    for progress, total, why in refused:
+        with pytest.raises(Malformed, match=why):
+            progress.check(Extension(total=total) if total is not None else None)
 
 
 @pytest.mark.parametrize("forgery", ["a stranger's", "of another run", "replayed", "torn", "none"])
@@ -266,3 +245,82 @@ def test_the_pace_of_a_member_is_counted_over_the_last_rounds() -> None:
         pace.note(a_commit(1).model_copy(update={"record": without}), 4.0 * (PACED_ROUNDS + 1 + round))
     assert pace.counted(one) == 50.0, "rounds that it missed count"
     assert pace.counted(other) == 10.0
+
+
+# -- credit for rollouts --------------------------------------------------------------------------------------------------
+
+ANN, BOB, CAT, DAN, EVE = PEERS
+"""The first three are members of the record."""
+
+
+def root(number: int) -> Hash:
+    return hash_bytes("test", number.to_bytes(4, "big"))
+
+
+def a_learning_record(round: int, *learned: tuple[list[tuple[PeerId, int, int]], float | None]) -> Record:
+    """Its members learned from these batches (author, number, tokens), with these rewards."""
+    members = []
+    for member, (used, reward) in zip(RECORD.members, learned, strict=False):
+        batches = [UsedBatch(author, root(number), tokens) for author, number, tokens in used]
+        members.append(member.model_copy(update={"rollouts": learned_from(batches, reward)}))
+    return RECORD.model_copy(update={"round": round, "members": [*members, *RECORD.members[len(members) :]]})
+
+
+def a_commit_of(record: Record) -> Commit:
+    return Commit(record=record, index=INDEX, certificate=votes_for(RECORD, PEERS[:3], 0, step=Step.SECOND))
+
+
+def test_makers_of_rollouts_are_credited_with_the_tokens_that_were_learned_from() -> None:
+    first = a_learning_record(0, ([(DAN, 1, 100), (EVE, 2, 30)], 0.5), ([(DAN, 3, 7)], 0.2))
+    second = a_learning_record(1, ([(DAN, 4, 1000)], 0.5))
+    found = ledger([a_commit_of(first), a_commit_of(second)])
+    assert found[DAN] == Credit(0, 0, 3, 1107) and found[EVE] == Credit(0, 0, 1, 30)
+    assert found[ANN].rounds == 2 and found[ANN].accepted_tokens == 0
+
+
+def test_a_batch_counts_once_whoever_learned_from_it_and_whenever() -> None:
+    both = a_learning_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 100)], 0.5))
+    again = a_learning_record(1, ([(DAN, 1, 100)], 0.5))
+    assert ledger([a_commit_of(both), a_commit_of(again)])[DAN] == Credit(0, 0, 1, 100)
+    (event,) = counted(both, DAN, {}, 8)
+    assert event.to_fields()["tokens"] == 100 and event.to_fields()["authors"] == {DAN: 100}
+    assert event.to_fields()["rollouts"] == 8, "of one batch"
+    (event,) = counted(again, DAN, named_in([both]), 8)
+    fields = event.to_fields()
+    assert (fields["batches"], fields["tokens"], fields["authors"], fields["mine"]) == (0, 0, {}, [])
+    assert fields["rollouts"] == 0
+    assert fields["reward"] == 0.5, "of all that it was made of"
+
+
+def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_maker() -> None:
+    """Else a member that hears of a batch could have it count for nothing, whoever learns from it."""
+    before, later = a_learning_record(0, ([(DAN, 1, 7)], 0.5)), a_learning_record(1, ([(DAN, 1, 100)], 0.5))
+    beside = a_learning_record(0, ([(DAN, 1, 0)], 0.5), ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 7)], 0.5))
+    for records in ([before, later], [later, before], [beside], [beside, later]):
+        assert ledger(map(a_commit_of, records))[DAN] == Credit(0, 0, 1, 100)
+        told = [counted(record, DAN, named_in(records[:at]), 8)[0].to_fields() for at, record in enumerate(records)]
+        assert sum(each["batches"] for each in told) == sum(len(each["mine"]) for each in told) == 1
+        assert sum(each["tokens"] for each in told) == sum(each["authors"].get(DAN, 0) for each in told) == 100
+
+
+def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
+    assert reward_of(a_learning_record(0, ([(DAN, 1, 1), (DAN, 2, 1), (DAN, 3, 1)], 0.25), ([(EVE, 4, 1)], 0.5))) == 0.3125
+    assert reward_of(a_learning_record(0, ([(DAN, 1, 1)], None))) is None and reward_of(RECORD) is None
+
+
+def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
+    crowd = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(100)]
+    record = a_learning_record(0, ([(peer, at, 1000 + at) for at, peer in enumerate(crowd)] + [(DAN, 1000, 1)], 0.5))
+    (event,) = counted(record, DAN, {}, 8)
+    fields = event.to_fields()
+    assert [*fields["authors"]][:2] == [DAN, crowd[99]] and len(fields["authors"]) == MOST_TOLD
+    assert fields["others"] == 101 - MOST_TOLD and fields["batches"] == 101
+
+
+def test_what_a_member_learned_from_is_in_its_records() -> None:
+    records = [
+        a_learning_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 2, 7)], 0.2)),
+        a_learning_record(1, ([(EVE, 3, 9)], 0.5)),
+    ]
+    assert learned_by(records, ANN) == {(DAN, root(1)), (EVE, root(3))}
+    assert learned_by(records, BOB) == {(DAN, root(2))} and learned_by(records, EVE) == frozenset()

@@ -1,8 +1,9 @@
-"""What the store gives back after it was written, restarted, damaged, truncated or pruned."""
+"""The chain on disk: what a restart finds of it, what is pruned, and how it changes to another branch."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -10,14 +11,17 @@ from typing import BinaryIO
 import pytest
 
 from protocol.blobs.blob import EvenSpans
+from protocol.chain import history as history_module
 from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import Store
 from protocol.disk import Disk, StoreFailed, StoreFull, read_guarded
-from protocol.wire.hashes import Hash, chunk_hash
-from protocol.wire.messages import Commit
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.messages import Commit, Step
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.council import INDEX, PEERS, a_record, members, votes_for
+from tests.simulation.world import simulated_run
 
 ANN, BOB = FIVE[:2]
 RUN = a_run(ANN)
@@ -47,14 +51,24 @@ def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") 
     file.commit(ResultName(round, 0, root))
 
 
-def a_history_of(folder: Path, commits: list[Commit]) -> tuple[Store, History]:
-    """With the result of each."""
+def a_history_of(folder: Path, commits: list[Commit], checkpoints: Sequence[int] = ()) -> tuple[Store, History]:
+    """With the result of each, checkpoints after so many rounds, and what binds our votes at all tips."""
     store = Store(folder)
     history = History(SETTINGS, store)
     for commit in commits:
         history.append(commit)
         write_result(store, commit.record.round, Hash(commit.record.result_root))
+    for rounds in checkpoints:
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(history.length + 1):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
     return store, history
+
+
+def bound(store: Store, history: History) -> list[int]:
+    """The tips at which our votes are bound."""
+    tips = range(history.length + 1)
+    return [rounds for rounds in tips if store.votes.load(rounds, history.tip_at(rounds)) is not None]
 
 
 def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
@@ -141,20 +155,6 @@ def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
     assert again.index(CheckpointName(4, ROOTS[4])) is None and again.index(CheckpointName(3, ROOTS[3])) is None
 
 
-def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    begun = Store(tmp_path).checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
-    begun.view[:8] = STATE[:8]
-    checkpoints = Store(tmp_path).checkpoints
-    resumed = checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
-    assert resumed.missing(HASHES, SPANS) == [1]
-    resumed.view[8:] = STATE[8:]
-    assert resumed.missing(HASHES, SPANS) == []
-    checkpoints.publish(resumed, HASHES)
-    again = Store(tmp_path).checkpoints
-    found = again.view(CheckpointName(4, ROOTS[4]))
-    assert found is not None and bytes(found) == STATE and again.leaves(CheckpointName(4, ROOTS[4])) == HASHES
-
-
 def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
     begun = results.begin(name, len(STATE))
@@ -221,13 +221,6 @@ def test_a_download_ends_well_though_its_result_came_another_way_and_was_pruned(
     assert found is not None and bytes(found) == STATE
 
 
-def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
-    checkpoints = Store(tmp_path).checkpoints
-    checkpoints.end(checkpoints.begin(CheckpointName(4, ROOTS[4]), 10))
-    checkpoints.begin(CheckpointName(8, ROOTS[5]), 10)
-    assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
-
-
 def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Path) -> None:
     class Full(Disk):
         is_full = True
@@ -245,26 +238,14 @@ def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Pat
     assert checkpoints.begin(CheckpointName(4, ROOTS[4]), 10).missing(HASHES, SPANS) == [0, 1]
 
 
-def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
-    checkpoints, states = Store(tmp_path).checkpoints, (b"ab" * 5, b"cd" * 5)
-    names = [CheckpointName(4, tip) for tip in ROOTS[:2]]
-    both = [checkpoints.begin(name, 10) for name in names]
-    for part, state in zip(both, states, strict=True):
-        part.view[:] = state
-        checkpoints.publish(part, HASHES)
-    assert [bytes(found) for name in names if (found := checkpoints.view(name)) is not None] == [*states]
-
-
 @pytest.mark.parametrize("read_at, kept", [(0, [4, 6]), (2, [4, 6]), (4, [2, 4, 6]), (6, [2, 4, 6])])
 def test_a_checkpoint_that_others_fetch_stays_for_one_more(
     tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
 ) -> None:
     """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
-    store, history = a_history_of(tmp_path, commits)
-    for rounds in (0, 2, 4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), [ROOTS[0]], memoryview(b"state"))
-        for asked in (0, 2):
-            store.checkpoints.note_read(CheckpointName(asked, history.tip_at(asked)), read_at)
+    store, history = a_history_of(tmp_path, commits, [0, 2, 4, 6])
+    for asked in (0, 2):
+        store.checkpoints.note_read(CheckpointName(asked, history.tip_at(asked)), read_at)
     store.prune(history, history.final)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
     store.make_room(history)
@@ -277,22 +258,15 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
 def test_pruning_leaves_two_checkpoints_and_the_results_since(
     tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
 ) -> None:
-    store, history = a_history_of(tmp_path, commits)
+    store, history = a_history_of(tmp_path, commits, checkpoints)
     store.results.remove(ResultName.of(commits[0].record))
-    for rounds in checkpoints:
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
-    for rounds in range(7):
-        store.votes.save(rounds, history.tip_at(rounds), b"kept")
     store.prune(history, final=5)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, oldest_result)
-    first_bound = next(rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None)
-    assert first_bound == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
+    assert bound(store, history)[0] == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
 
 
 def test_the_state_before_the_first_round_stays_where_members_compare_with_it(tmp_path: Path, commits: list[Commit]) -> None:
-    store, history = a_history_of(tmp_path, commits)
-    for rounds in (0, 2, 4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
+    store, history = a_history_of(tmp_path, commits, [0, 2, 4, 6])
     store.prune(history, history.final, keeps_first=True)
     assert (store.checkpoints.of(history), store.results.oldest()) == ([0, 4, 6], 4)
     store.make_room(history, keeps_first=True)
@@ -302,24 +276,13 @@ def test_the_state_before_the_first_round_stays_where_members_compare_with_it(tm
 
 
 def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path: Path, commits: list[Commit]) -> None:
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
-    for rounds in (4, 6):
-        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
-    for rounds in range(7):
-        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store, history = a_history_of(tmp_path, commits, [4, 6])
     store.prune(history, final=2)
-    bound = [rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None]
-    assert bound == [2, 3, 4, 5, 6]
+    assert bound(store, history) == [2, 3, 4, 5, 6]
 
 
 def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: list[Commit]) -> None:
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
+    store, history = a_history_of(tmp_path, commits)
     for number in range(4):
         store.checkpoints.write(CheckpointName(3 + number, ROOTS[number]), ROOTS[:1], memoryview(b"state"))
     store.prune(history, final=6)
@@ -428,22 +391,6 @@ def test_evidence_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path)
     assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, [])
 
 
-def test_a_slice_of_a_proof_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, proof = Store(tmp_path), bytes(range(256)) * 1000
-    store.evidence.save(ROOTS[0], proof)
-    read = list[int]()
-    whole = Path.read_bytes
-
-    def count(path: Path) -> bytes:
-        read.append(path.stat().st_size)
-        return whole(path)
-
-    monkeypatch.setattr(Path, "read_bytes", count)
-    assert store.evidence.read(ROOTS[0], 255, 3) == b"\xff\x00\x01" and not read
-    assert store.evidence.read(ROOTS[0], len(proof) - 1, 5) == proof[-1:] and store.evidence.read(ROOTS[0], 10**9, 5) == b""
-    assert store.evidence.read(ROOTS[1], 0, 1) is None
-
-
 def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.votes.load(3, ROOTS[1]) is None and not store.votes.any()
@@ -455,3 +402,69 @@ def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_pat
     path = tmp_path / "votes" / f"00000003-{ROOTS[1].hex()}"
     path.write_bytes(path.read_bytes()[:-1])
     assert again.votes.load(3, ROOTS[1]) is None
+
+
+# -- reading it meanwhile -------------------------------------------------------------------------------------------------
+
+SIMULATED = round_settings(simulated_run().run, simulated_run().manifest)
+
+
+def grow_history(history: History) -> None:
+    """One more record, of the first three peers in even rounds, and of the last three in odd ones."""
+    peers = PEERS[:3] if history.length % 2 == 0 else PEERS[2:]
+    record = a_record(round=history.length, previous=history.tip, members=members(*peers))
+    history.append(Commit(record=record, index=INDEX, certificate=votes_for(record, peers, 0, step=Step.SECOND)))
+
+
+def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
+    history = History(SIMULATED, Store(tmp_path))
+    for _ in range(3):
+        grow_history(history)
+    for chain in (history, History(SIMULATED, Store(tmp_path))):
+        assert [base.electors for base in (chain.base_at(n, chain.tip_at(n)) for n in range(4)) if base is not None] == [
+            (),
+            tuple(PEERS[:3]),
+            tuple(PEERS[2:]),
+            tuple(PEERS[:3]),
+        ]
+        assert chain.base_at(1, ZERO_HASH) is None and chain.base_at(2, chain.tip_at(1)) is None
+        assert chain.base_at(4, chain.tip) is None and chain.base_at(10**9, chain.tip) is None
+
+
+def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
+    history = History(SIMULATED, Store(tmp_path))
+    for _ in range(6):
+        grow_history(history)
+    base = history.base_at(2, history.tip_at(2))
+    assert base is not None and base.electors == history.roster_at(2).electorate.electors
+
+
+def seen(history: History) -> tuple[object, ...]:
+    """What a reader combines."""
+    rosters = [history.roster_at(rounds) for rounds in range(history.length + 1)]
+    return history.tips(0, 9), history.base, history.last, history.provisional, history.roster, rosters
+
+
+def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
+    history = History(SIMULATED, Store(tmp_path))
+    grow_history(history)
+    before = seen(history)
+    record = a_record(round=1, previous=history.tip, members=members(*PEERS[2:]))
+    commit = Commit(record=record, index=INDEX, certificate=votes_for(record, PEERS[:3], 0, step=Step.SECOND))
+    change = history.written(commit)
+    assert seen(history) == before, "another thread writes it, and this one reads meanwhile"
+    assert len(History(SIMULATED, Store(tmp_path)).tips(0, 9)) == 3, "on disk already"
+    change()
+    assert seen(history) == seen(History(SIMULATED, Store(tmp_path)))
+    longer = seen(history)
+    kept, change = history.switched(1, "", 1)
+    assert seen(history) == longer
+    change()
+    assert seen(history) == before
+    _, change = history.switched(1, kept, 2)
+    assert seen(history) == before
+    change()
+    assert seen(history) == longer

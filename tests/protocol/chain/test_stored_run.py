@@ -1,4 +1,4 @@
-"""What lies on disk leads to the state that the running peer has, and is left as it is."""
+"""Runs on disk: what a replica keeps of results, and what is read of a run that nobody runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import struct
 from collections.abc import Iterator
 from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.messages import ChunkEntry
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
 
@@ -119,3 +124,32 @@ def test_an_altered_result_is_told_before_any_of_it_is_used(tmp_path: Path, plac
 def test_a_folder_of_a_run_that_nobody_joined_has_the_beginning(replica: Replica, tmp_path: Path) -> None:
     state = StoredRun(replica.signed, tmp_path / "nowhere").newest()
     assert (state.rounds, state.start, state.steps) == (0, None, ())
+
+
+# -- results --------------------------------------------------------------------------------------------------------------
+
+
+def record_of(root: Hash) -> Any:
+    return SimpleNamespace(round=3, fragment=0, result_root=root)
+
+
+@pytest.mark.parametrize("altered", [None, 0, -1])
+def test_a_result_with_other_bytes_than_its_index_is_none(replica: Replica, altered: int | None) -> None:
+    data = bytearray(replica.layouts.result.payload_bytes)
+    index = [ChunkEntry(hash=chunk_hash(memoryview(data)[span.encoded]), mask=b"\1") for span in replica.layouts.result]
+    root = index_root(index)
+    if altered is not None:
+        data[altered] ^= 1
+    file = replica.store.results.make(len(data))
+    file.view[:] = data
+    file.commit(ResultName(3, 0, root))
+    found = replica.result(record_of(root), index)
+    assert (found is not None) == (altered is None)
+    assert (replica.store.results.view(ResultName(3, 0, root)) is not None) == (altered is None)
+
+
+def test_a_result_of_another_length_is_none(replica: Replica) -> None:
+    index = [ChunkEntry(hash=chunk_hash(b""), mask=b"\1") for _ in replica.layouts.result]
+    file, root = replica.store.results.make(1), index_root(index)
+    file.commit(ResultName(3, 0, root))
+    assert replica.result(record_of(root), index) is None

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import trio
 import trio.testing
@@ -26,8 +26,9 @@ from protocol.transport.interface import Acceptance, Landing, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ask
-from tests.protocol.corpora.corpora import Corpus
+from tests.protocol.corpora.corpora import Corpus, a_corpus
 from tests.protocol.corpora.web import Web
+from tests.protocol.virtual_time import Check, given_first
 from tests.simulation.determinism import deterministic_trio, inline
 from tests.simulation.network import MemoryNetwork
 from tests.simulation.wire import MemoryWire, Weather
@@ -168,3 +169,12 @@ def on_block_table(corpus: Corpus, check: Callable[[BlockTable], Awaitable[None]
 
     with TemporaryDirectory() as folder, deterministic_trio(1):
         trio.run(main, Path(folder), clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def block_table(corpus: Corpus | None = None, **made: Any) -> Callable[[Check], Callable[..., None]]:
+    """Make a test of a block table one that pytest runs.  made: what `a_corpus` makes the corpus from, if none is given."""
+
+    def provide(check: Check) -> None:
+        on_block_table(corpus or a_corpus(**made), check)
+
+    return lambda test: given_first(test, provide)

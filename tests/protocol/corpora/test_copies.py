@@ -21,7 +21,7 @@ from protocol.corpora.copies import (
 from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.store import space_of
 from protocol.wire.identity import PeerId
-from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
+from tests.protocol.corpora.block_table import BlockTable, Reader, block_table
 from tests.protocol.corpora.corpora import a_corpus
 
 CORPUS = a_corpus((80_000, 40_000), block_tokens=4096, shard_blocks=8, held_out=5_000)
@@ -88,123 +88,101 @@ def test_each_block_has_three_keepers_and_a_peer_that_leaves_changes_only_its_ow
         assert one == other if PEERS[0] not in one else one - {PEERS[0]} < other
 
 
-def test_numbers_name_all_blocks_in_their_order() -> None:
-    numbers = BlockNumbers(CORPUS.shards)
-    blocks = [numbers.block(number) for number in range(numbers.total)]
-    assert sorted(blocks) == sorted(WHOLE) and [numbers.number(block) for block in blocks] == [*range(len(WHOLE))]
-    assert numbers.bytes_of(numbers.all) == sum(block.size for block in WHOLE) == numbers.size_bytes
+@block_table(tokens=(6_000_000,), block_tokens=32_768, shard_blocks=32)
+async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(table: BlockTable) -> None:
+    crowd = Crowd(table)
+    founder, others = crowd.add(built=True), [crowd.add() for _ in range(4)]
+    await crowd.until(lambda copies: copies[5] == crowd.numbers.total)
+    size = crowd.numbers.size_bytes
+    sent = founder.swarm.up_bytes / size
+    print(f"the founder sent {sent:.2f} times the data to 4 peers")
+    assert sent < 2.0
+    assert all(size <= each.arrived < 1.2 * size and each.fetcher.tally[BlockOrigin.COPY] == size for each in others)
+    crowd.crash(founder)
+    newcomer = crowd.add()
+    await crowd.until(lambda copies: copies[5] == crowd.numbers.total)
+    assert newcomer.arrived < 1.2 * size
 
 
-def test_small_data_come_to_every_peer_and_leave_the_founder_about_once() -> None:
-    corpus = a_corpus((6_000_000,), block_tokens=32_768, shard_blocks=32)
-
-    async def check(table: BlockTable) -> None:
-        crowd = Crowd(table)
-        founder, others = crowd.add(built=True), [crowd.add() for _ in range(4)]
-        await crowd.until(lambda copies: copies[5] == crowd.numbers.total)
-        size = crowd.numbers.size_bytes
-        sent = founder.swarm.up_bytes / size
-        print(f"the founder sent {sent:.2f} times the data to 4 peers")
-        assert sent < 2.0
-        assert all(size <= each.arrived < 1.2 * size and each.fetcher.tally[BlockOrigin.COPY] == size for each in others)
-        crowd.crash(founder)
-        newcomer = crowd.add()
-        await crowd.until(lambda copies: copies[5] == crowd.numbers.total)
-        assert newcomer.arrived < 1.2 * size
-
-    on_block_table(corpus, check)
+@block_table(CORPUS)
+async def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_deaths(table: BlockTable) -> None:
+    crowd = Crowd(table)
+    founder, others = crowd.add(built=True), [crowd.add(cap_bytes=3 * SPACE // 4) for _ in range(8)]
+    await crowd.until(lambda copies: min(copies) >= COPIES)
+    most = max(len(each.cache.blocks()) for each in others)
+    assert most < 3 * len(WHOLE) // 4, "nobody fills its cache with what others keep"
+    crowd.crash(founder)
+    await crowd.until(lambda copies: min(copies) >= COPIES)
+    crowd.crash(others[0])
+    await crowd.until(lambda copies: min(copies) >= COPIES)
+    crowd.crash(others[1])
+    crowd.crash(others[2])
+    assert min(crowd.copies()) >= 1
+    await crowd.until(lambda copies: min(copies) >= COPIES)
 
 
-def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_deaths() -> None:
-    async def check(table: BlockTable) -> None:
-        crowd = Crowd(table)
-        founder, others = crowd.add(built=True), [crowd.add(cap_bytes=3 * SPACE // 4) for _ in range(8)]
-        await crowd.until(lambda copies: min(copies) >= COPIES)
-        most = max(len(each.cache.blocks()) for each in others)
-        assert most < 3 * len(WHOLE) // 4, "nobody fills its cache with what others keep"
-        crowd.crash(founder)
-        await crowd.until(lambda copies: min(copies) >= COPIES)
-        crowd.crash(others[0])
-        await crowd.until(lambda copies: min(copies) >= COPIES)
-        crowd.crash(others[1])
-        crowd.crash(others[2])
-        assert min(crowd.copies()) >= 1
-        await crowd.until(lambda copies: min(copies) >= COPIES)
-
-    on_block_table(CORPUS, check)
-
-
-def test_peers_stand_in_for_keepers_without_room() -> None:
-    async def check(table: BlockTable) -> None:
-        crowd = Crowd(table)
-        founder = crowd.add(built=True)
-        full = [crowd.add(cap_bytes=2 * space_of(WHOLE[0])) for _ in range(3)]
-        for _ in range(4):
-            crowd.add(cap_bytes=7 * SPACE // 8)
-        await crowd.until(lambda copies: sum(copies[number] for number in range(COPIES)) == 0)
-        crowd.crash(founder)
-        await crowd.until(lambda copies: min(copies) >= 2)
-        assert all(len(each.cache.blocks()) <= 2 for each in full)
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_peers_stand_in_for_keepers_without_room(table: BlockTable) -> None:
+    crowd = Crowd(table)
+    founder = crowd.add(built=True)
+    full = [crowd.add(cap_bytes=2 * space_of(WHOLE[0])) for _ in range(3)]
+    for _ in range(4):
+        crowd.add(cap_bytes=7 * SPACE // 8)
+    await crowd.until(lambda copies: sum(copies[number] for number in range(COPIES)) == 0)
+    crowd.crash(founder)
+    await crowd.until(lambda copies: min(copies) >= 2)
+    assert all(len(each.cache.blocks()) <= 2 for each in full)
 
 
 @pytest.mark.slow
-def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers() -> None:
-    async def check(table: BlockTable) -> None:
-        crowd = Crowd(table)
-        founder, liars = crowd.add(built=True), [crowd.add(share=0.0) for _ in range(3)]
-        for liar in liars:
-            crowd.shown[liar.id] = crowd.numbers.all
-        for _ in range(9):
-            crowd.add(cap_bytes=3 * SPACE // 4)
-        await trio.sleep(200)
-        crowd.crash(founder)
-        lost = crowd.copies()[0]
-        print(f"{lost} of {len(WHOLE)} blocks had none but liars as keepers")
-        assert lost <= len(WHOLE) // 10
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers(table: BlockTable) -> None:
+    crowd = Crowd(table)
+    founder, liars = crowd.add(built=True), [crowd.add(share=0.0) for _ in range(3)]
+    for liar in liars:
+        crowd.shown[liar.id] = crowd.numbers.all
+    for _ in range(9):
+        crowd.add(cap_bytes=3 * SPACE // 4)
+    await trio.sleep(200)
+    crowd.crash(founder)
+    lost = crowd.copies()[0]
+    print(f"{lost} of {len(WHOLE)} blocks had none but liars as keepers")
+    assert lost <= len(WHOLE) // 10
 
 
-def test_blocks_that_others_need_go_before_copies() -> None:
+@block_table(tokens=(4_000_000,), block_tokens=32_768, shard_blocks=64)
+async def test_blocks_that_others_need_go_before_copies(table: BlockTable) -> None:
     """Six peers copy what only the founder has, over its line; one more needs some blocks of it."""
-    corpus = a_corpus((4_000_000,), block_tokens=32_768, shard_blocks=64)
-
-    async def check(table: BlockTable) -> None:
-        alone = table.add(built=True)
-        reader = table.add()
-        undisturbed_s = await reader.read(corpus.blocks()[:32])
-        alone.crash()
-        reader.crash()
-        crowd = Crowd(table)
-        crowd.add(built=True)
-        for _ in range(6):
-            crowd.add()
-        await trio.sleep(3)
-        needy = crowd.add(share=0.0)
-        took_s = await needy.read(corpus.blocks()[:32])
-        assert min(crowd.copies()) < 7, "the others still copy"
-        print(f"{took_s:.1f} s beside copies, {undisturbed_s:.1f} s without")
-        assert took_s < 1.5 * undisturbed_s + 1.0
-
-    on_block_table(corpus, check)
+    corpus = table.corpus
+    alone = table.add(built=True)
+    reader = table.add()
+    undisturbed_s = await reader.read(corpus.blocks()[:32])
+    alone.crash()
+    reader.crash()
+    crowd = Crowd(table)
+    crowd.add(built=True)
+    for _ in range(6):
+        crowd.add()
+    await trio.sleep(3)
+    needy = crowd.add(share=0.0)
+    took_s = await needy.read(corpus.blocks()[:32])
+    assert min(crowd.copies()) < 7, "the others still copy"
+    print(f"{took_s:.1f} s beside copies, {undisturbed_s:.1f} s without")
+    assert took_s < 1.5 * undisturbed_s + 1.0
 
 
-def test_read_blocks_leave_the_cache_before_kept_ones() -> None:
-    async def check(table: BlockTable) -> None:
-        crowd = Crowd(table)
-        crowd.add(built=True)
-        reader = crowd.add(cap_bytes=SPACE // 2)
-        for _ in range(10):
-            crowd.add(share=0.0)
-        await trio.sleep(200)
-        kept = {*reader.cache.blocks()}
-        assert 0 < len(kept) < len(WHOLE) // 2
-        for block in WHOLE:
-            await reader.read([block])
-        reader.fetcher.need([])
-        await trio.sleep(5)
-        assert kept <= {*reader.cache.blocks()}
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_read_blocks_leave_the_cache_before_kept_ones(table: BlockTable) -> None:
+    crowd = Crowd(table)
+    crowd.add(built=True)
+    reader = crowd.add(cap_bytes=SPACE // 2)
+    for _ in range(10):
+        crowd.add(share=0.0)
+    await trio.sleep(200)
+    kept = {*reader.cache.blocks()}
+    assert 0 < len(kept) < len(WHOLE) // 2
+    for block in WHOLE:
+        await reader.read([block])
+    reader.fetcher.need([])
+    await trio.sleep(5)
+    assert kept <= {*reader.cache.blocks()}

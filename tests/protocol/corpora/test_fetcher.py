@@ -14,12 +14,11 @@ from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
 from protocol.corpora.manifest import Block
 from protocol.corpora.store import space_of
 from protocol.events.events import Dropped, TransferEnded, TransferProgress
-from protocol.transport.interface import Landing
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.protocol.corpora import web
-from tests.protocol.corpora.block_table import BlockTable, Reader, SmallDisk, on_block_table
+from tests.protocol.corpora.block_table import BlockTable, Reader, SmallDisk, block_table
 from tests.protocol.corpora.corpora import a_corpus
 from tests.protocol.corpora.web import Manner, Site, files_of
 from tests.tiers import first_fast
@@ -39,176 +38,142 @@ def add_mirror(table: BlockTable, manner: Manner = web.honest) -> Site:
     return table.web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(table.corpus), manner))
 
 
-def test_only_the_needed_blocks_are_fetched() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        reader, blocks = table.add(), [*CORPUS.blocks()[3:12], *CORPUS.blocks(1)[:2]]
-        await reader.read(blocks)
-        assert set(reader.cache.blocks()) == set(blocks) and reader.arrived == size_of(blocks)
-        assert dict(reader.fetcher.tally) == {BlockOrigin.PEER: size_of(blocks), BlockOrigin.DISK: 0}
-        assert await reader.fetcher.waiting_for() == ""
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_only_the_needed_blocks_are_fetched(table: BlockTable) -> None:
+    table.add(built=True)
+    reader, blocks = table.add(), [*CORPUS.blocks()[3:12], *CORPUS.blocks(1)[:2]]
+    await reader.read(blocks)
+    assert set(reader.cache.blocks()) == set(blocks) and reader.arrived == size_of(blocks)
+    assert dict(reader.fetcher.tally) == {BlockOrigin.PEER: size_of(blocks), BlockOrigin.DISK: 0}
+    assert await reader.fetcher.waiting_for() == ""
 
 
-def test_peers_that_read_a_block_serve_it_when_nobody_else_can() -> None:
-    async def check(table: BlockTable) -> None:
-        seed, first, second = table.add(built=True), table.add(), table.add()
-        blocks = CORPUS.blocks()
-        await first.read(blocks[:6])
-        await second.read(blocks[4:10])
-        seed.crash()
-        await trio.sleep(1)
-        third = table.add()
-        await third.read(blocks[2:9])
-        assert third.arrived == size_of(blocks[2:9])
-        assert first.swarm.up_bytes > 0 < second.swarm.up_bytes, "each of them alone has some of these"
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_peers_that_read_a_block_serve_it_when_nobody_else_can(table: BlockTable) -> None:
+    seed, first, second = table.add(built=True), table.add(), table.add()
+    blocks = CORPUS.blocks()
+    await first.read(blocks[:6])
+    await second.read(blocks[4:10])
+    seed.crash()
+    await trio.sleep(1)
+    third = table.add()
+    await third.read(blocks[2:9])
+    assert third.arrived == size_of(blocks[2:9])
+    assert first.swarm.up_bytes > 0 < second.swarm.up_bytes, "each of them alone has some of these"
 
 
-def test_what_was_read_before_comes_from_the_disk() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        reader, blocks = table.add(), CORPUS.blocks()
-        await reader.read(blocks[:4])
-        await reader.read(blocks[6:8])
-        await reader.read(blocks[2:6])
-        assert reader.arrived == size_of(blocks[:8])
-        assert reader.fetcher.tally[BlockOrigin.DISK] == 2 * SIZE
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_what_was_read_before_comes_from_the_disk(table: BlockTable) -> None:
+    table.add(built=True)
+    reader, blocks = table.add(), CORPUS.blocks()
+    await reader.read(blocks[:4])
+    await reader.read(blocks[6:8])
+    await reader.read(blocks[2:6])
+    assert reader.arrived == size_of(blocks[:8])
+    assert reader.fetcher.tally[BlockOrigin.DISK] == 2 * SIZE
 
 
-def test_a_block_that_left_the_disk_is_fetched_again_when_it_is_needed_or_missed() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        reader, blocks = table.add(), CORPUS.blocks()
-        await reader.read(blocks[:4])
-        reader.cache.path(blocks[1]).unlink()
-        await reader.read(blocks[6:8])
-        reader.fetcher.need(blocks[:4])
-        await trio.sleep(5)
-        assert reader.store.read(blocks[1]) == CORPUS.bytes_of(blocks[1])
-        reader.cache.path(blocks[2]).unlink()
-        reader.fetcher.recheck(blocks[2])
-        await trio.sleep(5)
-        assert reader.store.read(blocks[2]) == CORPUS.bytes_of(blocks[2])
-        reader.cache.path(blocks[3]).write_bytes(bytes(blocks[3].size))
-        reader.fetcher.recheck(blocks[3])
-        await trio.sleep(5)
-        assert reader.cache.path(blocks[3]).read_bytes() == CORPUS.bytes_of(blocks[3]), "a damaged one is as good as gone"
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_block_that_left_the_disk_is_fetched_again_when_it_is_needed_or_missed(table: BlockTable) -> None:
+    table.add(built=True)
+    reader, blocks = table.add(), CORPUS.blocks()
+    await reader.read(blocks[:4])
+    reader.cache.path(blocks[1]).unlink()
+    await reader.read(blocks[6:8])
+    reader.fetcher.need(blocks[:4])
+    await trio.sleep(5)
+    assert reader.store.read(blocks[1]) == CORPUS.bytes_of(blocks[1])
+    reader.cache.path(blocks[2]).unlink()
+    reader.fetcher.recheck(blocks[2])
+    await trio.sleep(5)
+    assert reader.store.read(blocks[2]) == CORPUS.bytes_of(blocks[2])
+    reader.cache.path(blocks[3]).write_bytes(bytes(blocks[3].size))
+    reader.fetcher.recheck(blocks[3])
+    await trio.sleep(5)
+    assert reader.cache.path(blocks[3]).read_bytes() == CORPUS.bytes_of(blocks[3]), "a damaged one is as good as gone"
 
 
-def test_blocks_needed_now_come_before_those_needed_next() -> None:
-    corpus = a_corpus((1_000_000,), block_tokens=32_768, shard_blocks=64)
-
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        reader, blocks = table.add(), corpus.blocks()
-        reader.fetcher.need(blocks[20:24], blocks[:20])
-        await reader.fetcher.until_here(blocks[20:24])
-        late = trio.current_time()
-        assert set(reader.cache.blocks()) == set(blocks[20:24]) and late < 2.0
-        await reader.fetcher.until_here(blocks[:24])
-        assert reader.arrived == size_of(blocks[:24])
-
-    on_block_table(corpus, check)
+@block_table(tokens=(1_000_000,), block_tokens=32_768, shard_blocks=64)
+async def test_blocks_needed_now_come_before_those_needed_next(table: BlockTable) -> None:
+    corpus = table.corpus
+    table.add(built=True)
+    reader, blocks = table.add(), corpus.blocks()
+    reader.fetcher.need(blocks[20:24], blocks[:20])
+    await reader.fetcher.until_here(blocks[20:24])
+    late = trio.current_time()
+    assert set(reader.cache.blocks()) == set(blocks[20:24]) and late < 2.0
+    await reader.fetcher.until_here(blocks[:24])
+    assert reader.arrived == size_of(blocks[:24])
 
 
-def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        blocks = CORPUS.blocks()
-        reader = table.add(cap_bytes=6 * space_of(blocks[0]))
-        reader.fetcher.need(blocks[:4], blocks[4:12])
-        await trio.sleep(20)
-        assert set(reader.cache.blocks()) == set(blocks[:6]) and not reader.warnings()
-        reader.fetcher.need(blocks[4:8], blocks[8:12])
-        await trio.sleep(20)
-        assert set(reader.cache.blocks()) == set(blocks[4:10])
-        reader.fetcher.need(blocks[:8])
-        await reader.fetcher.until_here(blocks[:8])
-        (warning,) = reader.warnings()
-        assert "more than" in warning
-
-    on_block_table(CORPUS, check)
-
-
-def test_blocks_that_are_no_longer_needed_are_not_waited_for() -> None:
-    async def check(table: BlockTable) -> None:
-        reader, blocks = table.add(), CORPUS.blocks()
-        table.add()
-        reader.fetcher.need(blocks[:4])
-        await trio.sleep(1)
-        seed = table.add(built=True)
-        await reader.read(blocks[8:10])
-        await trio.sleep(60)
-        assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap(table: BlockTable) -> None:
+    table.add(built=True)
+    blocks = CORPUS.blocks()
+    reader = table.add(cap_bytes=6 * space_of(blocks[0]))
+    reader.fetcher.need(blocks[:4], blocks[4:12])
+    await trio.sleep(20)
+    assert set(reader.cache.blocks()) == set(blocks[:6]) and not reader.warnings()
+    reader.fetcher.need(blocks[4:8], blocks[8:12])
+    await trio.sleep(20)
+    assert set(reader.cache.blocks()) == set(blocks[4:10])
+    reader.fetcher.need(blocks[:8])
+    await reader.fetcher.until_here(blocks[:8])
+    (warning,) = reader.warnings()
+    assert "more than" in warning
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_block_is_named_with_the_peer_that_should_send_it() -> None:
-    corpus = a_corpus((1_200_000,), block_tokens=1 << 19, shard_blocks=4)
-
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        reader = table.add(policy=FetchPolicy(name=lambda peer: "ada"))
-        blocks = corpus.blocks()
-        reader.fetcher.need(blocks)
-        await reader.fetcher.until_here(blocks[:1])
-        told = await reader.fetcher.waiting_for()
-        assert told == "waiting for block 1 of source0, from ada (56 % of this round's blocks are here)"
-        (progress,) = reader.swarm.transfers()
-        assert (progress.what, progress.total, progress.size_bytes) == ("blocks", 3, size_of(blocks)) and progress.done
-        await reader.fetcher.until_here(blocks)
-        await trio.sleep(1)
-        (ended,) = [event for event in reader.events if isinstance(event, TransferEnded)]
-        assert ended.complete and ended.fetched_bytes == size_of(blocks)
-        assert [event for event in reader.events if isinstance(event, TransferProgress)]
-
-    on_block_table(corpus, check)
+@block_table(tokens=(1_200_000,), block_tokens=1 << 19, shard_blocks=4)
+async def test_a_missing_block_is_named_with_the_peer_that_should_send_it(table: BlockTable) -> None:
+    corpus = table.corpus
+    table.add(built=True)
+    reader = table.add(policy=FetchPolicy(name=lambda peer: "ada"))
+    blocks = corpus.blocks()
+    reader.fetcher.need(blocks)
+    await reader.fetcher.until_here(blocks[:1])
+    told = await reader.fetcher.waiting_for()
+    assert told == "waiting for block 1 of source0, from ada (56 % of this round's blocks are here)"
+    (progress,) = reader.swarm.transfers()
+    assert (progress.what, progress.total, progress.size_bytes) == ("blocks", 3, size_of(blocks)) and progress.done
+    await reader.fetcher.until_here(blocks)
+    await trio.sleep(1)
+    (ended,) = [event for event in reader.events if isinstance(event, TransferEnded)]
+    assert ended.complete and ended.fetched_bytes == size_of(blocks)
+    assert [event for event in reader.events if isinstance(event, TransferProgress)]
 
 
-def test_a_block_that_nobody_has_is_named_with_the_remedy_and_comes_once_somebody_has_it() -> None:
-    async def check(table: BlockTable) -> None:
-        reader, blocks = table.add(), CORPUS.blocks()
-        table.add()
-        reader.fetcher.need(blocks[2:5])
-        await trio.sleep(300)
-        assert await reader.fetcher.waiting_for() == (
-            "waiting for block 2 of source0, which no peer and no mirror has given yet (0 % of this round's blocks are "
-            "here): ask the organiser to start a peer that has the corpus"
-        )
-        table.add(built=True)
-        start = trio.current_time()
-        await reader.fetcher.until_here(blocks[2:5])
-        assert trio.current_time() - start < 65
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_block_that_nobody_has_is_named_with_the_remedy_and_comes_once_somebody_has_it(table: BlockTable) -> None:
+    reader, blocks = table.add(), CORPUS.blocks()
+    table.add()
+    reader.fetcher.need(blocks[2:5])
+    await trio.sleep(300)
+    assert await reader.fetcher.waiting_for() == (
+        "waiting for block 2 of source0, which no peer and no mirror has given yet (0 % of this round's blocks are "
+        "here): ask the organiser to start a peer that has the corpus"
+    )
+    table.add(built=True)
+    start = trio.current_time()
+    await reader.fetcher.until_here(blocks[2:5])
+    assert trio.current_time() - start < 65
 
 
 # -- mirrors ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_peers_everything_comes_from_a_mirror() -> None:
-    async def check(table: BlockTable) -> None:
-        site = add_mirror(table)
-        reader, blocks = table.add(), CORPUS.blocks()
-        await reader.read(blocks[:12])
-        assert dict(reader.fetcher.tally) == {BlockOrigin.MIRROR: size_of(blocks[:12]), BlockOrigin.DISK: 0}
-        await trio.sleep(1)
-        assert len(site.requests) == 4, "the leaves and one range of each shard"
-        ended = [event for event in reader.events if isinstance(event, TransferEnded)]
-        assert sum(event.fetched_bytes for event in ended) == size_of(blocks[:12])
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_without_peers_everything_comes_from_a_mirror(table: BlockTable) -> None:
+    site = add_mirror(table)
+    reader, blocks = table.add(), CORPUS.blocks()
+    await reader.read(blocks[:12])
+    assert dict(reader.fetcher.tally) == {BlockOrigin.MIRROR: size_of(blocks[:12]), BlockOrigin.DISK: 0}
+    await trio.sleep(1)
+    assert len(site.requests) == 4, "the leaves and one range of each shard"
+    ended = [event for event in reader.events if isinstance(event, TransferEnded)]
+    assert sum(event.fetched_bytes for event in ended) == size_of(blocks[:12])
 
 
 @pytest.mark.parametrize(
@@ -225,83 +190,57 @@ def test_without_peers_everything_comes_from_a_mirror() -> None:
         web.redirecting("http://["),
     ],
 )
-def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(manner: Manner) -> None:
-    async def with_peers(table: BlockTable) -> None:
-        add_mirror(table, manner)
-        table.web.names["x.test"] = ["10.0.0.7"]
+@pytest.mark.parametrize("beside_peers", [True, False])
+@block_table(CORPUS)
+async def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(
+    table: BlockTable, manner: Manner, beside_peers: bool
+) -> None:
+    add_mirror(table, manner)
+    table.web.names["x.test"] = ["10.0.0.7"]
+    if beside_peers:
         table.add(built=True)
-        reader = table.add()
-        assert await reader.read(CORPUS.all_blocks()) < 10
-
-    async def with_a_mirror(table: BlockTable) -> None:
-        add_mirror(table, manner)
+    else:
         add_mirror(table)
-        table.web.names["x.test"] = ["10.0.0.7"]
-        reader = table.add()
-        assert await reader.read(CORPUS.all_blocks()) < 40
-        assert reader.fetcher.tally[BlockOrigin.MIRROR] == size_of(CORPUS.all_blocks())
-
-    on_block_table(CORPUS, with_peers)
-    on_block_table(CORPUS, with_a_mirror)
+    reader = table.add()
+    assert await reader.read(CORPUS.all_blocks()) < (10 if beside_peers else 40)
+    assert beside_peers or reader.fetcher.tally[BlockOrigin.MIRROR] == size_of(CORPUS.all_blocks())
 
 
-def test_a_mirror_takes_over_what_peers_owe() -> None:
-    async def check(table: BlockTable) -> None:
-        add_mirror(table)
-        table.add(Withholder, built=True)
-        reader = table.add()
-        assert await reader.read(CORPUS.blocks()[:4]) < 10
-        assert reader.fetcher.tally[BlockOrigin.MIRROR] == 4 * SIZE
-        await trio.sleep(1)
-        assert not reader.swarm.transfers(), "nothing is asked of peers any more"
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_mirror_takes_over_what_peers_owe(table: BlockTable) -> None:
+    add_mirror(table)
+    table.add(Withholder, built=True)
+    reader = table.add()
+    assert await reader.read(CORPUS.blocks()[:4]) < 10
+    assert reader.fetcher.tally[BlockOrigin.MIRROR] == 4 * SIZE
+    await trio.sleep(1)
+    assert not reader.swarm.transfers(), "nothing is asked of peers any more"
 
 
-def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes() -> None:
-    corpus = a_corpus((2_000_000,), block_tokens=16_384, shard_blocks=64)
-
-    async def check(table: BlockTable) -> None:
-        site = add_mirror(table, web.creeping)
-        reader = table.add()
-        reader.fetcher.need(corpus.blocks())
-        await trio.sleep(5)
-        assert reader.fetcher.tally[BlockOrigin.MIRROR] < 300_000
-        table.add(built=True)
-        await reader.fetcher.until_here(corpus.blocks())
-        await trio.sleep(1)
-        assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
-
-    on_block_table(corpus, check)
+@block_table(tokens=(2_000_000,), block_tokens=16_384, shard_blocks=64)
+async def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes(table: BlockTable) -> None:
+    corpus = table.corpus
+    site = add_mirror(table, web.creeping)
+    reader = table.add()
+    reader.fetcher.need(corpus.blocks())
+    await trio.sleep(5)
+    assert reader.fetcher.tally[BlockOrigin.MIRROR] < 300_000
+    table.add(built=True)
+    await reader.fetcher.until_here(corpus.blocks())
+    await trio.sleep(1)
+    assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
 
 
-def test_a_mirror_that_stalls_beside_peers_delays_nothing() -> None:
-    corpus = a_corpus((200_000,), block_tokens=4096, shard_blocks=4)
-
-    async def check(table: BlockTable) -> None:
-        add_mirror(table, web.stalling)
-        table.add(built=True)
-        reader, blocks = table.add(), corpus.blocks()
-        for start in range(0, len(blocks), 8):
-            assert await reader.read(blocks[start : start + 8]) < 4
-            await trio.sleep(10)
-
-    on_block_table(corpus, check)
-
-
-def test_a_mirror_gives_what_peers_were_not_asked_for() -> None:
-    corpus = a_corpus((2_000_000,), block_tokens=32_768, shard_blocks=64)
-
-    async def check(table: BlockTable) -> None:
-        site = add_mirror(table)
-        table.add(built=True)
-        reader = table.add()
-        await reader.read(corpus.blocks())
-        tally, whole = reader.fetcher.tally, size_of(corpus.blocks())
-        assert tally[BlockOrigin.MIRROR] + tally[BlockOrigin.PEER] == whole and min(tally.values()) >= 0
-        assert tally[BlockOrigin.MIRROR] and len(site.requests) <= 20 and site.sent < 1.2 * whole
-
-    on_block_table(corpus, check)
+@block_table(tokens=(2_000_000,), block_tokens=32_768, shard_blocks=64)
+async def test_a_mirror_gives_what_peers_were_not_asked_for(table: BlockTable) -> None:
+    corpus = table.corpus
+    site = add_mirror(table)
+    table.add(built=True)
+    reader = table.add()
+    await reader.read(corpus.blocks())
+    tally, whole = reader.fetcher.tally, size_of(corpus.blocks())
+    assert tally[BlockOrigin.MIRROR] + tally[BlockOrigin.PEER] == whole and min(tally.values()) >= 0
+    assert tally[BlockOrigin.MIRROR] and len(site.requests) <= 20 and site.sent < 1.2 * whole
 
 
 class Withholder(Reader):
@@ -348,54 +287,41 @@ class GivingWithholder(Withholder):
         return await super().withhold(peer, kind, data)
 
 
-class Corrupter(Reader):
-    """Sends other bytes."""
-
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        return None
-
-
-def test_who_sends_wrong_blocks_is_not_asked_again_and_the_blocks_come_from_another() -> None:
-    async def check(table: BlockTable) -> None:
-        liar, honest, reader = table.add(built=True), table.add(built=True), table.add()
-        blocks = CORPUS.blocks()
-        liar.store.read = lambda block: bytes(block.size)  # type: ignore[method-assign]
-        await reader.read(blocks[:8])
-        await trio.sleep(1)
-        dropped = [event.peer for event in reader.events if isinstance(event, Dropped)]
-        assert dropped and set(dropped) == {liar.id} and honest.swarm.up_bytes == 8 * SIZE
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_who_sends_wrong_blocks_is_not_asked_again_and_the_blocks_come_from_another(table: BlockTable) -> None:
+    liar, honest, reader = table.add(built=True), table.add(built=True), table.add()
+    blocks = CORPUS.blocks()
+    liar.store.read = lambda block: bytes(block.size)  # type: ignore[method-assign]
+    await reader.read(blocks[:8])
+    await trio.sleep(1)
+    dropped = [event.peer for event in reader.events if isinstance(event, Dropped)]
+    assert dropped and set(dropped) == {liar.id} and honest.swarm.up_bytes == 8 * SIZE
 
 
 FULL = "blocks of the run's corpora do not fit on the disk, and training goes on with those here: "
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_a_full_disk_is_told_once_and_training_goes_on_with_the_blocks_here(mirrored: bool) -> None:
-    async def check(table: BlockTable) -> None:
-        if mirrored:
-            add_mirror(table)
-        else:
-            table.add(built=True)
-        disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
-        (table.folder / "1").mkdir()
-        reader = table.add(disk=disk) if not mirrored else table.add(kind=second_reader, disk=disk)
-        reader.fetcher.need(blocks[:8], blocks[8:12])
-        await trio.sleep(200)
-        [warning] = reader.warnings()
-        assert warning.startswith(FULL) and warning.endswith("is full: make room there, or choose another --data-dir")
-        assert reader.store.read(blocks[0]) == CORPUS.bytes_of(blocks[0]) and len(reader.cache.blocks()) == 4
-        assert (
-            "waiting for disk space for blocks (50 % of this round's blocks are here)" in await reader.fetcher.waiting_for()
-        )
-        await reader.read(blocks[8:12], within_s=30.0)
-        assert {*reader.cache.blocks()} == {*blocks[8:12]}, "those of the round before leave"
-        disk.room_bytes *= 4
-        await reader.read(blocks[:8])
-        assert len(reader.warnings()) == 1 and await reader.fetcher.waiting_for() == ""
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_full_disk_is_told_once_and_training_goes_on_with_the_blocks_here(table: BlockTable, mirrored: bool) -> None:
+    if mirrored:
+        add_mirror(table)
+    else:
+        table.add(built=True)
+    disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
+    (table.folder / "1").mkdir()
+    reader = table.add(disk=disk) if not mirrored else table.add(kind=second_reader, disk=disk)
+    reader.fetcher.need(blocks[:8], blocks[8:12])
+    await trio.sleep(200)
+    [warning] = reader.warnings()
+    assert warning.startswith(FULL) and warning.endswith("is full: make room there, or choose another --data-dir")
+    assert reader.store.read(blocks[0]) == CORPUS.bytes_of(blocks[0]) and len(reader.cache.blocks()) == 4
+    assert "waiting for disk space for blocks (50 % of this round's blocks are here)" in await reader.fetcher.waiting_for()
+    await reader.read(blocks[8:12], within_s=30.0)
+    assert {*reader.cache.blocks()} == {*blocks[8:12]}, "those of the round before leave"
+    disk.room_bytes *= 4
+    await reader.read(blocks[:8])
+    assert len(reader.warnings()) == 1 and await reader.fetcher.waiting_for() == ""
 
 
 def second_reader(table: BlockTable, number: int, *args: Any, **options: Any) -> Reader:
@@ -403,89 +329,64 @@ def second_reader(table: BlockTable, number: int, *args: Any, **options: Any) ->
     return Reader(table, number + 1, *args, **options)
 
 
-def test_blocks_needed_next_leave_a_full_disk_for_those_needed_now() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
-        (table.folder / "1").mkdir()
-        reader = table.add(disk=disk)
-        await reader.read(blocks[:1])
-        reader.fetcher.need(blocks[:1], blocks[1:4])
-        await trio.sleep(20)
-        assert {*reader.cache.blocks()} == {*blocks[:4]}
-        reader.fetcher.need([*blocks[:1], *blocks[4:6]], blocks[1:4])
-        await reader.fetcher.until_here([*blocks[:1], *blocks[4:6]])
-        assert {*blocks[:1], *blocks[4:6]} <= {*reader.cache.blocks()}
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_blocks_needed_next_leave_a_full_disk_for_those_needed_now(table: BlockTable) -> None:
+    table.add(built=True)
+    disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
+    (table.folder / "1").mkdir()
+    reader = table.add(disk=disk)
+    await reader.read(blocks[:1])
+    reader.fetcher.need(blocks[:1], blocks[1:4])
+    await trio.sleep(20)
+    assert {*reader.cache.blocks()} == {*blocks[:4]}
+    reader.fetcher.need([*blocks[:1], *blocks[4:6]], blocks[1:4])
+    await reader.fetcher.until_here([*blocks[:1], *blocks[4:6]])
+    assert {*blocks[:1], *blocks[4:6]} <= {*reader.cache.blocks()}
 
 
 @pytest.mark.slow
-def test_a_seed_drives_no_block_out_of_a_full_disk_for_another() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        (table.folder / "1").mkdir()
-        seed = table.add(policy=FetchPolicy(KeepRule(1.0)), disk=SmallDisk(table.folder / "1", 6 * SIZE))
-        await trio.sleep(100)
-        kept = seed.cache.blocks()
-        await trio.sleep(2000)
-        assert kept and seed.cache.blocks() == kept and len(seed.warnings()) == 1
-        assert seed.arrived < 30 * SIZE, "it tries again less and less often"
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_seed_drives_no_block_out_of_a_full_disk_for_another(table: BlockTable) -> None:
+    table.add(built=True)
+    (table.folder / "1").mkdir()
+    seed = table.add(policy=FetchPolicy(KeepRule(1.0)), disk=SmallDisk(table.folder / "1", 6 * SIZE))
+    await trio.sleep(100)
+    kept = seed.cache.blocks()
+    await trio.sleep(2000)
+    assert kept and seed.cache.blocks() == kept and len(seed.warnings()) == 1
+    assert seed.arrived < 30 * SIZE, "it tries again less and less often"
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1.0, 1.0), (0.5, 0.3, 0.7)])
-def test_a_seed_fetches_its_share_ahead_and_then_serves_it(share: float, least: float, most: float) -> None:
-    async def check(table: BlockTable) -> None:
-        origin, seed = table.add(built=True), table.add(policy=FetchPolicy(KeepRule(share)))
-        await trio.sleep(200)
-        kept, whole = seed.cache.blocks(), CORPUS.all_blocks()
-        assert least <= len(kept) / len(whole) <= most and seed.arrived == size_of(kept)
-        assert {*kept} == {block for block in whole if KeepRule(share).draws(seed.id, block)}
-        origin.crash()
-        reader = table.add(policy=FetchPolicy(is_seed=lambda peer: peer == seed.id))
-        await reader.read(kept[:5])
-        assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
+@block_table(CORPUS)
+async def test_a_seed_fetches_its_share_ahead_and_then_serves_it(
+    table: BlockTable, share: float, least: float, most: float
+) -> None:
+    origin, seed = table.add(built=True), table.add(policy=FetchPolicy(KeepRule(share)))
+    await trio.sleep(200)
+    kept, whole = seed.cache.blocks(), CORPUS.all_blocks()
+    assert least <= len(kept) / len(whole) <= most and seed.arrived == size_of(kept)
+    assert {*kept} == {block for block in whole if KeepRule(share).draws(seed.id, block)}
+    origin.crash()
+    reader = table.add(policy=FetchPolicy(is_seed=lambda peer: peer == seed.id))
+    await reader.read(kept[:5])
+    assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
 
-    on_block_table(CORPUS, check)
 
-
-def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more() -> None:
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        cap = 10 * space_of(CORPUS.blocks()[0])
-        seed = table.add(policy=FetchPolicy(KeepRule(1.0)), cap_bytes=cap)
-        await trio.sleep(300)
-        assert 0.8 * cap <= seed.cache.used_bytes <= cap
-        assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"
-
-    on_block_table(CORPUS, check)
+@block_table(CORPUS)
+async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTable) -> None:
+    table.add(built=True)
+    cap = 10 * space_of(CORPUS.blocks()[0])
+    seed = table.add(policy=FetchPolicy(KeepRule(1.0)), cap_bytes=cap)
+    await trio.sleep(300)
+    assert 0.8 * cap <= seed.cache.used_bytes <= cap
+    assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
-
-
-def test_peers_that_read_disjoint_ranges_download_what_they_read() -> None:
-    """Eight peers and one seed; each peer reads its own tenth of the corpus, whose borders it shares with others."""
-    corpus = a_corpus((1_500_000,), block_tokens=8192, shard_blocks=32)
-
-    async def check(table: BlockTable) -> None:
-        table.add(built=True)
-        readers, blocks = [table.add() for _ in range(8)], corpus.blocks()
-        share = len(blocks) // 8
-        async with trio.open_nursery() as nursery:
-            for number, reader in enumerate(readers):
-                nursery.start_soon(reader.read, blocks[max(0, number * share - 1) : (number + 1) * share + 1])
-        read = sum(size_of(reader.cache.blocks()) for reader in readers)
-        arrived = sum(reader.arrived for reader in readers)
-        print(f"{arrived / read:.3f} bytes of blocks downloaded for each byte of blocks read")
-        assert arrived <= 1.1 * read
-
-    on_block_table(corpus, check)
 
 
 # -- strangers that withhold ------------------------------------------------------------------------------------------
@@ -495,24 +396,23 @@ WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
 
 
 @pytest.mark.parametrize("kind", first_fast(WITHHOLDERS))
-def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(kind: type[Withholder]) -> None:
+@block_table(tokens=(800_000,), block_tokens=4096, shard_blocks=1024)
+async def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(
+    table: BlockTable, kind: type[Withholder]
+) -> None:
     """Eight of them, and eight fresh keys in each round: a good name is earned, and a bad one is left behind."""
-    corpus, each = a_corpus((800_000,), block_tokens=4096, shard_blocks=1024), 6
-
-    async def check(table: BlockTable) -> None:
-        table.has_member = lambda peer: False  # type: ignore[method-assign]
-        _, reader = table.add(built=True), table.add()
-        (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
-        rounds = [[shard.block(number) for number in range(at, at + each)] for at in range(0, 8 * each, each)]
+    corpus, each = table.corpus, 6
+    table.has_member = lambda peer: False  # type: ignore[method-assign]
+    _, reader = table.add(built=True), table.add()
+    (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
+    rounds = [[shard.block(number) for number in range(at, at + each)] for at in range(0, 8 * each, each)]
+    await trio.sleep(1)
+    alone_s = [await reader.read(blocks) for blocks in rounds[:2]][1]
+    for blocks in rounds[2:]:
+        for _ in range(8):
+            table.add(kind, built=True)
         await trio.sleep(1)
-        alone_s = [await reader.read(blocks) for blocks in rounds[:2]][1]
-        for blocks in rounds[2:]:
-            for _ in range(8):
-                table.add(kind, built=True)
-            await trio.sleep(1)
-            assert await reader.read(blocks) <= 2 * alone_s
-
-    on_block_table(corpus, check)
+        assert await reader.read(blocks) <= 2 * alone_s
 
 
 def add_withholder(table: BlockTable, kind: type[Withholder] = Withholder) -> Withholder:
@@ -522,16 +422,13 @@ def add_withholder(table: BlockTable, kind: type[Withholder] = Withholder) -> Wi
     return added
 
 
-def test_members_that_withhold_blocks_delay_two_fetches_at_most_and_then_others_come_first() -> None:
-    corpus, each = a_corpus((800_000,), block_tokens=4096, shard_blocks=1024), 6
-
-    async def check(table: BlockTable) -> None:
-        seed, reader = table.add(built=True), table.add()
-        liars = [add_withholder(table) for _ in range(8)]
-        (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
-        await trio.sleep(1)
-        waits = [await reader.read([shard.block(n) for n in range(at, at + each)]) for at in range(0, 5 * each, each)]
-        assert max(waits[2:]) < 1.0 and sum(liar.asked for liar in liars) > 0, waits
-        assert reader.swarm.reliability.rank(seed.id) == PROVEN
-
-    on_block_table(corpus, check)
+@block_table(tokens=(800_000,), block_tokens=4096, shard_blocks=1024)
+async def test_members_that_withhold_blocks_delay_two_fetches_at_most_and_then_others_come_first(table: BlockTable) -> None:
+    corpus, each = table.corpus, 6
+    seed, reader = table.add(built=True), table.add()
+    liars = [add_withholder(table) for _ in range(8)]
+    (shard,) = [shard for shard in corpus.shards.values() if not shard.is_held_out]
+    await trio.sleep(1)
+    waits = [await reader.read([shard.block(n) for n in range(at, at + each)]) for at in range(0, 5 * each, each)]
+    assert max(waits[2:]) < 1.0 and sum(liar.asked for liar in liars) > 0, waits
+    assert reader.swarm.reliability.rank(seed.id) == PROVEN

@@ -12,6 +12,7 @@ import trio.testing
 
 from protocol.blobs.mirrors import WebDialer
 from tests.protocol.corpora.corpora import Corpus
+from tests.protocol.virtual_time import Check, given_first
 
 PUBLIC, OTHER_PUBLIC, PRIVATE = "93.184.216.34", "2606:2800:220:1::1", "10.0.0.7"
 FOREVER_S = 1e7
@@ -262,12 +263,15 @@ class Web(WebDialer):
         return here
 
 
-def on_the_web(check: Callable[[Web], Awaitable[None]]) -> None:
-    """Run `check` in virtual time."""
+def on_the_web(test: Check) -> Callable[..., None]:
+    """Make a test of a web one that pytest runs, in virtual time."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await check(Web(nursery))
-            nursery.cancel_scope.cancel()
+    def provide(check: Check) -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                await check(Web(nursery))
+                nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return given_first(test, provide)

@@ -1,12 +1,24 @@
-"""Whoever profits from a draw can vary none of its inputs: a trainer takes every number in order, of makers that it knew."""
+"""Which batches are for whom, and in which order a trainer takes them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from protocol.rollouts.batch import Decision, PooledBatch, is_for, lot_of, trainer_of
+from protocol.chain.progress import TasksInForce
+from protocol.rollouts.batch import (
+    TWICE,
+    Decision,
+    PooledBatch,
+    is_for,
+    lot_of,
+    order_of,
+    places_of,
+    problems_of,
+    trainer_of,
+)
 from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
@@ -20,10 +32,61 @@ from protocol.rollouts.events import (
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
 from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, TIPS, VALIDATORS, WORKER, Table, kinds
+
+# -- dealing --------------------------------------------------------------------------------------------------------------
+
+RUN = hash_bytes("manifest", b"run")
+DEALERS = tuple(sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6)))
+NONE = TasksInForce()
+ROOTS = [hash_bytes("root", bytes([number])) for number in range(250)]
+
+
+def test_problems_are_different_within_a_batch_and_follow_from_tip_peer_and_number() -> None:
+    drawn = problems_of(RUN, ROOTS[0], DEALERS[0], 0, 8, 9, NONE)
+    assert len({*drawn}) == 8 and all(0 <= problem < 9 for problem in drawn)
+    assert drawn == problems_of(RUN, ROOTS[0], DEALERS[0], 0, 8, 9, NONE)
+    many = 1 << 40
+    others = {
+        problems_of(RUN, ROOTS[0], DEALERS[0], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[1], DEALERS[0], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[0], DEALERS[1], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[0], DEALERS[0], 1, 8, many, NONE),
+    }
+    assert len(others) == 4
+
+
+def test_who_leaves_moves_nobody_else() -> None:
+    for root in ROOTS[:50]:
+        order = order_of(RUN, root, DEALERS)
+        assert order_of(RUN, root, DEALERS[1:]) == [peer for peer in order if peer != DEALERS[0]]
+
+
+def test_a_sample_is_dealt_to_two_validators_and_work_is_shared_out() -> None:
+    beacons = [hash_bytes("beacon", root) for root in ROOTS]
+    dealt = [tuple(order_of(beacon, root, DEALERS, places_of(beacon))) for beacon, root in zip(beacons, ROOTS, strict=True)]
+    twice = sum(len(each) == 2 for each in dealt)
+    assert twice == sum(places_of(beacon) == 2 for beacon in beacons) and 0 < twice < 3 * len(ROOTS) // TWICE
+    assert {*Counter(peer for each in dealt for peer in each)} == {*DEALERS}
+    assert [*order_of(beacons[0], ROOTS[0], (), places_of(beacons[0]))] == []
+
+
+def test_trainers_of_the_last_record_share_the_batches_out() -> None:
+    for root in ROOTS:
+        assert [peer for peer in DEALERS if is_for(root, peer, DEALERS)] == [trainer_of(root, DEALERS)]
+
+
+def test_a_newcomer_has_a_share_too_and_before_the_first_record_everything() -> None:
+    newcomer = PeerId(DEALERS[0])
+    share = sum(is_for(root, newcomer, DEALERS[1:3]) for root in ROOTS)
+    assert len(ROOTS) // 6 < share < len(ROOTS) // 2
+    assert all(is_for(Hash(root), newcomer, ()) for root in ROOTS)
+
+
+# -- taking ---------------------------------------------------------------------------------------------------------------
 
 OTHER = VALIDATORS[0]
 TRAINERS = tuple(sorted((ME, OTHER)))
@@ -231,23 +294,6 @@ def test_the_bytes_of_one_batch_under_another_number_are_no_second_batch() -> No
     assert stall.say(OURS[0]) == [OURS[0]]
     stall.tell(FetchEnded(WORKER, root_of(OURS[0]), True))
     assert stall.say(OURS[1], root=root_of(OURS[0])) == [] and stall.wait() == []
-
-
-def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice() -> None:
-    stall = Stall()
-    intake = stall.pool._intake
-
-    def batch(author: PeerId, number: int, root: Hash) -> PooledBatch:
-        return PooledBatch(author, RolloutBatch.model_construct(**HONEST | {"number": number, "root": root}), b"")
-
-    def admitted(author: PeerId, number: int) -> bool:
-        return intake.admits(batch(author, number, root_of(0)), 0.0)
-
-    assert [number for number in range(MAX_BATCHES) if admitted(WORKER, number)] == [OURS[0]]
-    drawn = {trainer_of(batch(WORKER, OURS[0], root_of(number)).lot, TRAINERS) for number in range(1000)}
-    assert drawn == {ME}
-    keys = [PeerId(f"12D3KooW{number:0>44}") for number in range(1000)]
-    assert not any(admitted(key, number) for key in keys for number in range(8))
 
 
 @pytest.mark.parametrize("max_async", [0, 1, 2])

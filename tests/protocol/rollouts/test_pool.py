@@ -1,4 +1,4 @@
-"""The pool of batches on a table: what each role does, who decides what, and what strangers cost."""
+"""A pool of batches: who checks what, whose word counts, and what becomes of whom."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from protocol.rollouts.batch import Decision, order_of, places_of
 from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
+    CompareScores,
     ContradictoryBatches,
     DealHeard,
     DiscardBytes,
@@ -33,6 +34,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import CODES, Judgement, Reason, RolloutBatch, Verdict
+from tests.protocol.tables import cases
 
 RL = RlSection(
     environment="x", prompts_per_batch=1, group_size=2, batches_per_round=1, max_tokens=8, row_tokens=16, judge_s=10
@@ -86,6 +88,15 @@ class Table:
         body = RolloutBatch(**{"tip": TIPS[fields["version"]], **fields})
         return self.tell(BatchHeard(author, body, repr((author, body)).encode()))
 
+    def take(self, author: PeerId = WORKER, root: Hash = ROOT, **changes: Any) -> None:
+        """Hear of a batch, and fetch it."""
+        self.hear(author, root, **changes)
+        self.tell(FetchEnded(author, root, True))
+
+    def wait_until(self, now: float) -> list[PoolEffect]:
+        self.now = now
+        return self.tick()
+
     def deal(self, trainer: PeerId = ME) -> list[PoolEffect]:
         return self.tell(DealHeard(trainer, WORKER, ROOT, ONE_PLACE))
 
@@ -137,9 +148,8 @@ def test_the_validators_word_is_enough_where_no_check_was_drawn() -> None:
 
 def test_strangers_are_always_checked() -> None:
     table = Table(Role.TRAINER, draw=0.999)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     table.judge(table.order[0], GOOD)
     assert table.decision is None
     table.check(GOOD)
@@ -147,36 +157,30 @@ def test_strangers_are_always_checked() -> None:
     assert table.pool.standing.clean(WORKER) == table.pool.standing.clean(table.order[0]) == 1
 
 
-def test_a_verdict_of_a_validator_whose_turn_it_is_not_counts_when_its_turn_has_come() -> None:
+@cases(
+    "happens, checks_itself",
+    {
+        "one speaks before its turn, and its turn comes": (
+            lambda table: (table.judge(table.order[1], GOOD), table.wait_until(RL.judge_s)),
+            False,
+        ),
+        "the first one cannot tell": (
+            lambda table: (table.judge(table.order[0], UNSURE), table.judge(table.order[1], GOOD)),
+            False,
+        ),
+        "all are silent": (lambda table: table.wait_until(RL.judge_s * len(VALIDATORS)), True),
+        "the first one was set aside": (
+            lambda table: (table.pool.standing.set_aside(table.order[0], "it lied"), table.tick()),
+            True,
+        ),
+    },
+)
+def test_a_batch_is_accepted_by_whose_turn_it_is_or_by_our_own_check(happens: Any, checks_itself: bool) -> None:
     table = dealt()
-    table.judge(table.order[1], GOOD)
     assert table.decision is None
-    table.now = RL.judge_s
-    table.tick()
-    assert table.decision is Decision.ACCEPTED
-
-
-def test_after_an_inconclusive_verdict_it_is_the_next_ones_turn() -> None:
-    table = dealt()
-    table.judge(table.order[0], UNSURE)
-    table.judge(table.order[1], GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
-def test_a_dead_validator_is_followed_at_once() -> None:
-    table = dealt()
-    dead, follower = table.order[:2]
-    table.validators -= {dead}
-    table.tick()
-    table.judge(follower, GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
-def test_when_all_are_silent_the_trainer_checks_itself() -> None:
-    table = dealt()
-    table.now = RL.judge_s * len(VALIDATORS)
-    table.tick()
-    table.check(GOOD)
+    happens(table)
+    if checks_itself:
+        table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
 
 
@@ -191,22 +195,12 @@ def test_a_rejection_is_checked_and_one_that_is_not_so_costs_its_validator_its_p
 
 def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -> None:
     table = Table(Role.TRAINER)
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
-    table.now = RL.judge_s * len(VALIDATORS)
-    table.tick()
+    table.wait_until(RL.judge_s * len(VALIDATORS))
     assert RolloutPeerSetAside in kinds(table.check(BAD))
     assert table.decision is Decision.REJECTED and table.pool.standing.aside(WORKER)
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
-
-
-def test_the_place_of_a_validator_that_was_set_aside_is_taken_by_our_own_check() -> None:
-    table = dealt()
-    table.pool.standing.set_aside(table.order[0], "it lied")
-    table.tick()
-    table.check(GOOD)
-    assert table.decision is Decision.ACCEPTED
 
 
 def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_heard() -> None:
@@ -253,14 +247,6 @@ def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time()
     assert BatchDecided not in kinds(decided.move(3 + RL.max_async + 1)), "it had its verdict"
 
 
-def test_what_was_learned_from_is_not_to_be_had_again() -> None:
-    table = dealt()
-    table.judge(table.order[0], GOOD)
-    [batch] = table.pool.usable(3)
-    batch.used = True
-    assert table.pool.usable(3) == []
-
-
 def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_maker_is_checked_again() -> None:
     table = dealt()
     table.judge(table.order[0], GOOD)
@@ -270,13 +256,6 @@ def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_make
     assert table.pool.standing.clean(WORKER) == 0
     table.pool.note_death([batch])
     assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER)
-
-
-def test_versions_of_another_branch_are_forgotten() -> None:
-    table = dealt()
-    other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
-    table.tell(table.state(4, other))
-    assert table.pool.find(WORKER, ROOT) is None
 
 
 @pytest.mark.parametrize("accepted", [True, False])
@@ -319,8 +298,7 @@ def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
 
 def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
     table = validating(first=False)
-    table.now = RL.judge_s * 5
-    assert FetchBatch in kinds(table.tick())
+    assert FetchBatch in kinds(table.wait_until(RL.judge_s * 5))
 
 
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
@@ -411,3 +389,96 @@ def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:
     table.tell(DealHeard(VALIDATORS[0], ME, first.root, ONE_PLACE))
     table.tell(JudgementHeard(VALIDATORS[1], Judgement(author=ME, root=second.root, codes=GOOD)))
     assert table.pool.unanswered() == [third]
+
+
+# -- scores ---------------------------------------------------------------------------------------------------------------
+
+OURS, THEIRS = b"\xfe\xfe", b"\xfe\x00"
+
+
+def judged(
+    codes: bytes, scores: bytes | None, ours: bytes | None, exact: frozenset[int], *, ours_first: bool = False
+) -> tuple[Table, list[PoolEffect]]:
+    """A trainer that checks a batch which was dealt to a validator, and what it does.  exact: rollouts with such scores."""
+    table = Table(Role.TRAINER, draw=0.0)
+    table.take()
+    table.deal()
+    said = JudgementHeard(table.order[0], Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
+    checked = BatchVerified(WORKER, ROOT, GOOD, ours, exact)
+    effects = []
+    for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):
+        effects += table.tell(event)
+    assert all(effect.body.scores == ours for effect in effects if isinstance(effect, GossipVerdicts)), "our own are told"
+    return table, effects
+
+
+def compared(
+    codes: bytes, scores: bytes | None, ours: bytes | None, *, ours_first: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """What a trainer compares of scores that may differ from one computer to another."""
+    table, effects = judged(codes, scores, ours, frozenset(), ours_first=ours_first)
+    assert codes != GOOD or not table.pool.standing.aside(table.order[0]), "nobody lied"
+    return [(effect.ours, effect.theirs) for effect in effects if isinstance(effect, CompareScores)]
+
+
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_scores_of_both_are_compared_whoever_was_first(ours_first: bool) -> None:
+    assert compared(GOOD, THEIRS, OURS, ours_first=ours_first) == [(OURS, THEIRS)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "scores", "ours"),
+    [(GOOD, None, OURS), (GOOD, THEIRS, None), (GOOD, THEIRS + b"\0", OURS), (BAD, THEIRS, OURS)],
+    ids=["none said", "none found", "of another batch", "a false verdict"],
+)
+def test_nothing_else_is_compared(codes: bytes, scores: bytes | None, ours: bytes | None) -> None:
+    assert compared(codes, scores, ours) == []
+
+
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_whose_score_every_computer_contradicts_is_set_aside_and_counts_for_nothing(ours_first: bool) -> None:
+    table, effects = judged(GOOD, THEIRS, OURS, frozenset({1}), ours_first=ours_first)
+    [aside] = [
+        effect.event for effect in effects if isinstance(effect, EmitEvent) and isinstance(effect.event, ValidatorSetAside)
+    ]
+    assert aside.peer == table.order[0] and "score" in aside.reason
+    assert table.pool.standing.aside(table.order[0]) == aside.reason
+    assert not [effect for effect in effects if isinstance(effect, CompareScores)], "no set is disputed for it"
+
+
+@pytest.mark.parametrize("theirs", [OURS, b"\xfe\xff", None, b"\xfe"], ids=["the same", "not scored", "none", "too few"])
+def test_who_says_no_false_score_is_not_set_aside(theirs: bytes | None) -> None:
+    table, _ = judged(GOOD, theirs, OURS, frozenset({0, 1}))
+    assert not table.pool.standing.aside(table.order[0])
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(GOOD, BAD), (BAD, GOOD)])
+@pytest.mark.parametrize("ours_first", [False, True])
+@pytest.mark.parametrize("sure", [False, True])
+def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
+    ours: bytes, theirs: bytes, ours_first: bool, sure: bool
+) -> None:
+    """Else whoever makes rollouts that just pass, or just do not, had honest ones set aside for it."""
+    table = Table(Role.TRAINER, draw=0.0)
+    validator = table.order[0]
+    table.pool.standing.right(validator)
+    table.take()
+    table.deal()
+    said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
+    checked = BatchVerified(WORKER, ROOT, ours, sure=sure)
+    for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):
+        table.tell(event)
+    standing = table.pool.standing
+    assert bool(standing.aside(validator)) is sure and standing.chance(validator) == 1.0, "all of it is checked"
+    assert bool(standing.aside(WORKER)) is (ours == BAD), "no honest peer makes what is beyond the tolerances"
+
+
+def test_scores_of_validators_that_were_not_asked_dispute_no_set() -> None:
+    """Keys are free, and who was asked would be outvoted."""
+    table, effects = judged(GOOD, OURS, OURS, frozenset())
+    for validator in table.order[1:]:
+        said = Judgement(author=WORKER, root=ROOT, codes=GOOD, scores=THEIRS)
+        effects += table.tell(JudgementHeard(validator, said))
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None and len(batch.judgements) == len(table.order) + 1 > 2, "all are heard"
+    assert [effect.theirs for effect in effects if isinstance(effect, CompareScores)] == [OURS]

@@ -1,9 +1,11 @@
-"""What strangers try with batches and verdicts, on a table: copies, withheld bytes, deadly bytes, crowds of keys."""
+"""Keys are free: what crowds, copies, silence and floods cost a pool of batches, and how much room they get."""
 
 from __future__ import annotations
 
 from itertools import count
 from typing import Any
+
+import pytest
 
 from protocol.rollouts import policy as policies
 from protocol.rollouts import trust
@@ -16,7 +18,6 @@ from protocol.rollouts.events import (
     FetchBatch,
     FetchEnded,
     ForwardBatch,
-    GossipDeal,
     GossipVerdicts,
     JudgementHeard,
     PoolEffect,
@@ -30,7 +31,20 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import CODES, Judgement, Verdict
-from tests.protocol.rollouts.test_pool import BAD, GOOD, ME, ONE_PLACE, RL, ROOT, VALIDATORS, WORKER, Table, dealt, kinds
+from tests.protocol.rollouts.test_pool import (
+    BAD,
+    GOOD,
+    ME,
+    ONE_PLACE,
+    RL,
+    ROOT,
+    TIPS,
+    VALIDATORS,
+    WORKER,
+    Table,
+    dealt,
+    kinds,
+)
 
 COPIER = VALIDATORS[0]
 CROWD = [PeerId(f"12D3KooW{number:x>44}".replace("0", "z")) for number in range(300)]
@@ -49,8 +63,7 @@ def fetched_in(effects: list[PoolEffect]) -> list[PeerId]:
 
 def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() -> None:
     table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.fetched()
+    table.take()
     table.hear(COPIER)
     table.tell(FetchEnded(COPIER, ROOT, True))
     table.tell(TrainerIdle())
@@ -62,45 +75,23 @@ def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() ->
     assert table.decision is Decision.ACCEPTED and table.pool.needs(ROOT)
 
 
-def test_the_same_bytes_are_fetched_by_one_at_a_time() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    assert fetched_in(table.hear(COPIER, size=7)) == [COPIER]
-    assert fetched_in(table.hear()) == []
-    assert fetched_in(table.tell(FetchEnded(COPIER, ROOT, False))) == [WORKER]
-
-
 def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetched() -> None:
     """However many keys state them, from which nothing was fetched yet."""
     table = Table(Role.TRAINER, trainers=())
     table.pool.standing.right(WORKER)
-    table.hear(root=root_of(1))
-    table.tell(FetchEnded(WORKER, root_of(1), True))
+    table.take(root=root_of(1))
     for key in CROWD[:40]:
         table.hear(key, size=7)
     assert fetched_in(table.hear(number=1)) == [], "a copy is being fetched"
     assert fetched_in(table.tell(FetchEnded(CROWD[0], ROOT, False))) == [WORKER]
 
 
-def test_bytes_that_nobody_needs_are_discarded_after_a_fetch() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.move(3 + RL.max_async + 1)
-    assert kinds(table.fetched()) == [DiscardBytes] and not table.pool.needs(ROOT)
-
-
 # -- bytes ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_larger_than_an_honest_one_can_be_is_not_heard() -> None:
-    table = Table(Role.TRAINER)
-    assert table.hear(size=RL.bytes_per_batch + 1) == []
-    assert ForwardBatch in kinds(table.hear(size=RL.bytes_per_batch))
 
 
 def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> None:
     table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.fetched()
+    table.take()
     for _ in range(2):
         assert kinds(table.tell(TrainerIdle())) == [VerifyBatch]
         table.tell(BatchVerified(WORKER, ROOT, None, died=True))
@@ -121,28 +112,7 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
     assert {CODES[code][0] for code in said.body.codes} == {Verdict.INCONCLUSIVE}
 
 
-def test_what_the_disk_did_not_take_is_fetched_again() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    table.tell(FetchEnded(WORKER, ROOT, None))
-    assert fetched_in(table.tick()) == [WORKER]
-
-
 # -- crowds of keys -------------------------------------------------------------------------------------------------------
-
-
-def test_a_crowd_that_withholds_bytes_does_not_hold_up_peers_with_a_clean_history() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    table.pool.standing.right(WORKER)
-    for number, key in enumerate(CROWD):
-        table.hear(key, root_of(number))
-    assert fetched_in(table.hear()) == [WORKER]
-
-
-def test_a_crowd_fetches_few_at_a_time() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    heard = [table.hear(key, root_of(number)) for number, key in enumerate(CROWD[:20])]
-    assert sum(len(fetched_in(effects)) for effects in heard) <= PLACES
 
 
 def test_who_withheld_bytes_comes_after_others() -> None:
@@ -162,20 +132,10 @@ def test_who_withheld_bytes_comes_after_others() -> None:
 def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
     table = Table(Role.TRAINER, trainers=())
     for number in range(2):
-        table.hear(CROWD[number], root_of(number))
-        table.tell(FetchEnded(CROWD[number], root_of(number), True))
+        table.take(CROWD[number], root_of(number))
     assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
     fetched = fetched_in(table.tell(PoolTick(table.validators, {})))
     assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
-
-
-def test_a_fetch_of_a_batch_that_is_too_old_is_of_no_use() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    table.hear()
-    batch = table.pool.find(WORKER, ROOT)
-    assert batch is not None and table.pool.lacks(batch)
-    table.move(3 + RL.max_async + 1)
-    assert not table.pool.lacks(batch)
 
 
 def test_who_is_set_aside_while_its_bytes_are_coming_holds_no_place_among_the_fetches() -> None:
@@ -188,19 +148,12 @@ def test_who_is_set_aside_while_its_bytes_are_coming_holds_no_place_among_the_fe
     assert fetched_in(table.hear()) == [WORKER]
 
 
-def test_a_withheld_batch_is_dealt_to_nobody() -> None:
-    table = Table(Role.TRAINER)
-    assert GossipDeal not in kinds(table.hear()) and GossipDeal not in kinds(table.tick())
-    assert GossipDeal not in kinds(table.fetched(here=False))
-
-
 def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
     table = dealt()
     table.validators = frozenset(CROWD)
     table.tick()
     assert table.tell(TrainerIdle()) == [], "its validators have some time"
-    table.now = 2 * RL.judge_s
-    table.tick()
+    table.wait_until(2 * RL.judge_s)
     table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
 
@@ -208,13 +161,11 @@ def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
 def test_who_was_silent_in_its_turn_is_not_waited_for_again_until_it_speaks() -> None:
     table = dealt()
     silent, second = table.order[:2]
-    table.now = RL.judge_s
-    table.tick()
+    table.wait_until(RL.judge_s)
     table.judge(second, GOOD)
     assert table.decision is Decision.ACCEPTED
     other = next(root for root in map(root_of, range(99)) if order_of(ONE_PLACE, root, VALIDATORS)[0] == silent)
-    table.hear(root=other, number=1)
-    table.tell(FetchEnded(WORKER, other, True))
+    table.take(root=other, number=1)
     table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
     batch = table.pool.find(WORKER, other)
     assert batch is not None and batch.decision is None
@@ -294,9 +245,8 @@ def test_who_repeats_what_others_found_is_not_believed_for_it() -> None:
     """It is free, and does without verifying anything, so that hundreds of keys had a clean history after 22 batches."""
     table = Table(Role.TRAINER, draw=0.0)
     asked, before, after = table.order[:3]
-    table.hear()
+    table.take()
     table.deal()
-    table.fetched()
     table.judge(asked, GOOD)
     table.judge(before, GOOD)
     table.check(GOOD)
@@ -320,3 +270,112 @@ def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
     table.validators = frozenset(CROWD)
     table.tick()
     assert len(table.pool._context.validators) == policies.MOST_DEALT and table.pool._context.validators > {*CROWD[:40]}
+
+
+# -- room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
+    """They were fetched all the same, and nobody gave the places back: the trainer waited for ever."""
+    table, roots = Table(Role.TRAINER, trainers=()), [hash_bytes("root", bytes([number])) for number in range(16)]
+    begun = [root for number, root in enumerate(roots) if FetchBatch in kinds(table.hear(root=root, number=number))]
+    assert 0 < len(begun) < len(roots)
+    for root in begun:
+        table.tell(FetchEnded(WORKER, root, True))
+    table.tell(TrainerIdle())
+    rejected = table.tell(BatchVerified(WORKER, begun[0], BAD))
+    assert FetchBatch not in kinds([*rejected, *table.tick()])
+    for batch in table.pool:
+        table.tell(FetchEnded(WORKER, batch.root, None))  # those that were on their way are given up
+    assert FetchBatch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"mine")), *table.tick()])
+
+
+def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
+    monkeypatch.setattr(trust, "MOST_BYTES", 500)
+    monkeypatch.setattr(trust, "MOST_BYTES_OF_ONE", 150)
+    table = Table(Role.TRAINER, trainers=())
+    assert FetchBatch in kinds(table.hear())
+    assert FetchBatch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
+    assert FetchBatch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
+    assert FetchBatch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
+
+
+def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> None:
+    """Of a peer that makes large batches a trainer had none for the next rounds, and so no round ended."""
+    monkeypatch.setattr(trust, "MOST_BYTES_OF_ONE", 150)
+    table = Table(Role.TRAINER, trainers=())
+    table.take()
+    table.check(GOOD)
+    other = hash_bytes("root", b"1")
+    assert FetchBatch not in kinds([*table.hear(number=1, root=other), *table.tick()])
+    [batch] = table.pool.usable(3)
+    batch.used = True
+    assert kinds(table.tick()) == [DiscardBytes, FetchBatch]
+    assert DiscardBytes not in kinds(table.tick())
+
+
+def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0")), (WORKER, hash_bytes("root", b"1"))])
+    assert kinds(table.hear() + table.tick()) == [ForwardBatch], "others may know nothing of it"
+    table.pool.before = frozenset()
+    assert FetchBatch in kinds(table.tick())
+    table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0"))])
+    assert kinds(table.tick()) == [DiscardBytes], "it was heard before its record was here"
+    assert kinds(table.fetched()) == [DiscardBytes], "its fetch was just at its end"
+    assert table.tell(TrainerIdle()) == []
+
+
+def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.standing.right(WORKER)
+    strangers = VALIDATORS[:3]
+    for number, author in enumerate([WORKER, WORKER, *strangers]):
+        root = hash_bytes("root", bytes([number]))
+        table.take(author, root, number=number)
+    checked = []
+    for _ in range(4):
+        [check] = [effect for effect in table.tell(TrainerIdle()) if isinstance(effect, VerifyBatch)]
+        checked.append(check.batch.author == WORKER)
+    assert checked == [False, True, False, True]
+
+
+@pytest.mark.parametrize("why", ["learned from", "no tasks"])
+def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: str) -> None:
+    """Accepted ones that an earlier life learned from, or whose tasks the trainer process has no more.  Else a trainer that
+    nobody works for waited for batches that were here, for ever."""
+    table, roots = Table(Role.TRAINER), [hash_bytes("root", bytes([number])) for number in range(3)]
+    table.validators = frozenset()
+    table.tick()
+
+    def checked(version: int, number: int) -> list[type]:
+        table.hear(version=version, number=number, root=roots[number])
+        table.tell(FetchEnded(WORKER, roots[number], True))
+        found = table.tell(TrainerIdle())
+        if found:
+            table.tell(BatchVerified(WORKER, roots[number], GOOD))
+        return kinds(found)
+
+    assert [checked(2, 0), checked(2, 1)] == [[VerifyBatch], [VerifyBatch]]
+    assert checked(3, 2) == [], "there is enough for two rounds"
+    if why == "learned from":
+        table.pool.before = frozenset((WORKER, root) for root in roots[:2])
+        assert table.pool.usable(3) == []
+    else:
+        table.tell(PoolTick(table.validators, {3: TIPS[3]}))
+    assert kinds(table.tell(TrainerIdle())) == [VerifyBatch]
+
+
+def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:
+    """One check sets a key aside, with all that it has stated.  A trainer alone in its run heard of no batch any more then,
+    and so ended no round after which those would have been too old."""
+    monkeypatch.setattr(trust, "MOST_BATCHES", 8)
+    table, liars = Table(Role.TRAINER), VALIDATORS[:2]
+    for liar in liars:
+        for number in range(4):
+            table.hear(liar, hash_bytes("root", f"{liar} {number}".encode()), number=number)
+        table.pool.handle(Ejected(liar, "it lied"), 0.0)
+    assert {batch.decision for batch in table.pool} == {Decision.REJECTED} and len([*table.pool]) == 8
+    assert ForwardBatch in kinds(table.hear())
+    assert len([*table.pool]) == 8
+    assert table.hear(liars[0], hash_bytes("root", f"{liars[0]} 0".encode())) == [], "and comes not again"

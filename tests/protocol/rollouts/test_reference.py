@@ -7,16 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
-from trio.testing import MockClock
 
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import OuterState
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.rollouts.reference import KEEPERS, Reference
+from protocol.rollouts.reference import Reference
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
-from protocol.wire.presence import Role
 from tests.protocol.peers import ANN
 from tests.simulation.determinism import inline
 from tests.simulation.rollouts import rl_run
@@ -97,6 +95,17 @@ class Stage:
         made._library = self.others  # type: ignore[assignment]
         return made
 
+    async def begin(self, nursery: trio.Nursery, manifest: RunManifest = MANIFEST) -> Reference:
+        """Open it, and let it look once."""
+        reference = self.open(manifest)
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        return reference
+
+
+def held(reference: Reference) -> bytes | None:
+    return reference.path.read_bytes() if reference.path is not None else None
+
 
 def name_of(data: bytes) -> Hash:
     return tree_root(leaves_of(data, PIECE))
@@ -106,179 +115,131 @@ def other_weights(number: int) -> bytes:
     return bytes([number]) * MANIFEST.reference_bytes
 
 
-def play(scenario: Any, *arguments: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await scenario(nursery, *arguments)
-            nursery.cancel_scope.cancel()
+async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path, WARM)
+    reference = stage.open()
+    assert reference.path is None and "being written" in reference.missing()
+    nursery.start_soon(reference.run)
+    await trio.sleep(NOW)
+    assert held(reference) == stage.own
+    assert reference.missing() == "" and name_of(stage.own).hex() in str(reference.path)
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_all_but_rollout_peers_of_a_run_with_a_kl_term_have_any() -> None:
-    assert set(Role) - set(KEEPERS) == {Role.ROLLOUT}
-    assert rl_run(kl_weight=0.1).manifest.reference_bytes > 0 == rl_run(kl_weight=0.0).manifest.reference_bytes
-
-
-def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, WARM)
-        reference = stage.open()
-        assert reference.path is None and "being written" in reference.missing()
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == stage.own
-        assert reference.missing() == "" and name_of(stage.own).hex() in reference.path.name
-
-        stage.chain.length, stage.chain.weights = WARM + 1, name_of(stage.own)
-        assert reference.path is not None, "at once"
-        await trio.sleep(NOW)
-        assert reference.path.read_bytes() == stage.own and not stage.others.asked
-
-    play(scenario)
+    stage.chain.length, stage.chain.weights = WARM + 1, name_of(stage.own)
+    assert reference.path is not None, "at once"
+    await trio.sleep(NOW)
+    assert held(reference) == stage.own and not stage.others.asked
 
 
-def test_nothing_is_written_while_the_state_is_being_changed(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, WARM)
-        reference = stage.open()
-        async with stage.keeping.changing:
-            nursery.start_soon(reference.run)
-            await trio.sleep(NOW)
-            assert reference.path is None
-        await trio.sleep(NOW)
-        assert reference.path is not None
-
-    play(scenario)
+async def test_nothing_is_written_while_the_state_is_being_changed(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, WARM)
+    async with stage.keeping.changing:
+        reference = await stage.begin(nursery)
+        assert reference.path is None
+    await trio.sleep(NOW)
+    assert reference.path is not None
 
 
-def test_a_state_that_becomes_another_one_is_written_anew(tmp_path: Path) -> None:
+async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
     """It was repaired, say."""
+    stage = Stage(tmp_path, WARM)
+    reference = await stage.begin(nursery)
+    stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
+    stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
+    assert reference.path is None
+    await trio.sleep(NOW)
+    assert held(reference) == b"".join(stage.state.weights()) != stage.own
 
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, WARM)
-        reference = stage.open()
-        nursery.start_soon(reference.run)
+
+async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, 0)
+    changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}
+    reference = await stage.begin(nursery, MANIFEST.model_copy(update=changes))
+    assert reference.path is None
+    stage.keeping.mark = SimpleNamespace(rounds=0, digest=b"initial")
+    await trio.sleep(NOW)
+    assert held(reference) == stage.own
+
+
+async def test_where_the_record_names_others_than_our_state_gave_the_record_counts(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    stage, right = Stage(tmp_path, WARM), other_weights(7)
+    reference = await stage.begin(nursery)
+    assert reference.path is not None
+    stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
+    stage.others.served[name_of(right)] = right
+    await trio.sleep(NOW)
+    assert held(reference) == right
+
+
+async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, WARM + 4)
+    branches = {f"branch {number}": other_weights(number) for number in range(1, 4)}
+    stage.others.served = {name_of(data): data for data in branches.values()}
+    reference = stage.open()
+
+    async def go_to(branch: str) -> None:
+        stage.chain.branch, stage.chain.weights = branch, name_of(branches[branch])
+        assert reference.path is None, "not those of the branch before"
         await trio.sleep(NOW)
-        stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
-        stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
-        assert reference.path is None
-        await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == b"".join(stage.state.weights()) != stage.own
+        assert held(reference) == branches[branch]
 
-    play(scenario)
-
-
-def test_a_run_with_initial_weights_has_none_before_they_are_here(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, 0)
-        changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}
-        reference = stage.open(MANIFEST.model_copy(update=changes))
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        assert reference.path is None
-        stage.keeping.mark = SimpleNamespace(rounds=0, digest=b"initial")
-        await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == stage.own
-
-    play(scenario)
+    nursery.start_soon(reference.run)
+    await go_to("branch 1")
+    await go_to("branch 2")
+    asked = len(stage.others.asked)
+    await go_to("branch 1")
+    assert len(stage.others.asked) == asked, "they were still here"
+    await go_to("branch 3")
+    assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
 
 
-def test_where_the_record_names_others_than_our_state_gave_the_record_counts(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage, right = Stage(tmp_path, WARM), other_weights(7)
-        reference = stage.open()
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        assert reference.path is not None
-        stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
-        stage.others.served[name_of(right)] = right
-        await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == right
-
-    play(scenario)
-
-
-def test_each_branch_has_its_own_and_the_one_before_stays(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, WARM + 4)
-        branches = {f"branch {number}": other_weights(number) for number in range(1, 4)}
-        stage.others.served = {name_of(data): data for data in branches.values()}
-        reference = stage.open()
-
-        async def go_to(branch: str) -> None:
-            stage.chain.branch, stage.chain.weights = branch, name_of(branches[branch])
-            assert reference.path is None, "not those of the branch before"
-            await trio.sleep(NOW)
-            assert reference.path is not None and reference.path.read_bytes() == branches[branch]
-
-        nursery.start_soon(reference.run)
-        await go_to("branch 1")
-        await go_to("branch 2")
-        asked = len(stage.others.asked)
-        await go_to("branch 1")
-        assert len(stage.others.asked) == asked, "they were still here"
-        await go_to("branch 3")
-        assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
-
-    play(scenario)
+async def test_after_a_restart_the_bytes_on_the_disk_are_checked(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
+    root = put(stage.files, right)
+    stage.chain.weights = root
+    data = bytearray(right)
+    data[9] ^= 1
+    stage.files.path(root).write_bytes(data)
+    reference = await stage.begin(nursery)
+    assert reference.path is None and stage.others.asked[0] == root
+    stage.others.served[root] = right
+    await trio.sleep(10 * NOW)
+    assert held(reference) == right
 
 
-def test_after_a_restart_the_bytes_on_the_disk_are_checked(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-        root = put(stage.files, right)
-        stage.chain.weights = root
-        data = bytearray(right)
-        data[9] ^= 1
-        stage.files.path(root).write_bytes(data)
-        reference = stage.open()
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        assert reference.path is None and stage.others.asked[0] == root
-        stage.others.served[root] = right
-        await trio.sleep(10 * NOW)
-        assert reference.path is not None and reference.path.read_bytes() == right
-
-    play(scenario)
+async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
+    stage.chain.weights = root = name_of(right)
+    other = put(stage.files, other_weights(6))
+    stage.others.served[root] = right
+    reference = await stage.begin(nursery)
+    stage.files.path(other).unlink()
+    stage.files.path(root).unlink()
+    assert reference.path is None and "being fetched" in reference.missing()
+    await trio.sleep(NOW)
+    assert held(reference) == right
+    assert [*stage.files.sizes()] == [root]
 
 
-def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-        stage.chain.weights = root = name_of(right)
-        other = put(stage.files, other_weights(6))
-        stage.others.served[root] = right
-        reference = stage.open()
-        nursery.start_soon(reference.run)
-        await trio.sleep(NOW)
-        stage.files.path(other).unlink()
-        stage.files.path(root).unlink()
-        assert reference.path is None and "being fetched" in reference.missing()
-        await trio.sleep(NOW)
-        assert reference.path is not None and reference.path.read_bytes() == right
-        assert [*stage.files.sizes()] == [root]
+async def test_a_full_disk_is_told_once_and_tried_again(nursery: trio.Nursery, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, WARM)
+    full = StoreFull("the disk is full: make room there")
+    begin = stage.files.begin
 
-    play(scenario)
+    def fail(key: Hash, size: int) -> Any:
+        raise full
 
-
-def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        stage = Stage(tmp_path, WARM)
-        full = StoreFull("the disk is full: make room there")
-        begin = stage.files.begin
-
-        def fail(key: Hash, size: int) -> Any:
-            raise full
-
-        stage.files.begin = fail  # type: ignore[method-assign]
-        reference = stage.open()
-        nursery.start_soon(reference.run)
-        await trio.sleep(30 * NOW)
-        assert [event for event in stage.said if isinstance(event, Notice)] == [Notice("warning", reference.missing())]
-        assert "make room there" in reference.missing()
-        stage.files.begin = begin  # type: ignore[method-assign]
-        await trio.sleep(10 * NOW)
-        assert reference.missing() == ""
-
-    play(scenario)
+    stage.files.begin = fail  # type: ignore[method-assign]
+    reference = stage.open()
+    nursery.start_soon(reference.run)
+    await trio.sleep(30 * NOW)
+    assert [event for event in stage.said if isinstance(event, Notice)] == [Notice("warning", reference.missing())]
+    assert "make room there" in reference.missing()
+    stage.files.begin = begin  # type: ignore[method-assign]
+    await trio.sleep(10 * NOW)
+    assert reference.missing() == ""

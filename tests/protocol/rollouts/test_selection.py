@@ -38,11 +38,26 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     return made
 
 
-def shared(tasks: Any, lock: TrainerLock | None = None) -> Any:
-    """A trainer process that has all tasks."""
-    return SimpleNamespace(
+ONE = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
+NO_SETS = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
+
+
+def a_selection(
+    folder: Path,
+    usable: Sequence[PooledBatch] = (),
+    *,
+    tasks: Any = NO_SETS,
+    lock: TrainerLock | None = None,
+    batches: int = 2,
+    reference: Any = None,
+) -> Selection:
+    """Ann's, who has these batches and a trainer process with all tasks."""
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: usable)
+    trainer: Any = SimpleNamespace(
         tasks=tasks, lock=lock or TrainerLock(), missing=lambda version: "", has_tasks=lambda version: True
     )
+    return Selection(session, pool, BlobStore(Disk(), folder), trainer, batches, reference)
 
 
 def a_batch(number: int) -> PooledBatch:
@@ -51,122 +66,94 @@ def a_batch(number: int) -> PooledBatch:
     return PooledBatch(BOB.peer_id, body, b"raw")
 
 
-def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned_from(tmp_path: Path) -> None:
+async def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned_from(tmp_path: Path) -> None:
     """What that check finds may set the maker of the others aside."""
     first, second, usable = a_batch(0), a_batch(1), list[PooledBatch]()
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: usable)
-    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
-    learned = list[PooledBatch]()
+    learned, turn = list[PooledBatch](), TrainerLock()
+    selection = a_selection(tmp_path, usable, lock=turn, batches=1)
 
-    async def main() -> None:
-        files, turn = BlobStore(Disk(), tmp_path), TrainerLock()
-        selection = Selection(session, pool, files, shared(tasks, turn), 1)
+    async def learn() -> None:
+        async with selection.chosen(4, lambda why, detail: None) as chosen:
+            assert {*selection._files.used()} == {batch.root for batch in chosen.batches}
+            learned.extend(chosen.batches)
 
-        async def learn() -> None:
-            async with selection.chosen(4, lambda why, detail: None) as chosen:
-                assert {*files.used()} == {batch.root for batch in chosen.batches}
-                learned.extend(chosen.batches)
-
-        usable.append(first)
-        async with trio.open_nursery() as nursery:
-            async with turn.taken():
-                nursery.start_soon(learn)
-                await trio.testing.wait_all_tasks_blocked()
-                usable.clear()
+    usable.append(first)
+    async with trio.open_nursery() as nursery:
+        async with turn.taken():
+            nursery.start_soon(learn)
             await trio.testing.wait_all_tasks_blocked()
-            assert learned == []
-            async with turn.taken():
-                usable.append(second)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+            usable.clear()
+        await trio.testing.wait_all_tasks_blocked()
+        assert learned == []
+        async with turn.taken():
+            usable.append(second)
     assert learned == [second]
 
 
-def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
+async def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
     """Also when the others wait for it, and whatever batches are here."""
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [a_batch(0)])
-    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
     reference: Any = SimpleNamespace(path=None, missing=lambda: "" if reference.path else "they are being fetched")
     told = list[tuple[WhyIdle, str]]()
+    selection = a_selection(tmp_path, [a_batch(0)], reference=reference)
 
-    async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2, reference)
+    def on_wait(why: WhyIdle, detail: str) -> None:
+        told.append((why, detail))
+        selection.hurry()
+        if len(told) == 3:
+            reference.path = tmp_path / "weights"
 
-        def on_wait(why: WhyIdle, detail: str) -> None:
-            told.append((why, detail))
-            selection.hurry()
-            if len(told) == 3:
-                reference.path = tmp_path / "weights"
-
-        async with selection.chosen(4, on_wait) as chosen:
-            assert chosen.reference == tmp_path / "weights"
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    async with selection.chosen(4, on_wait) as chosen:
+        assert chosen.reference == tmp_path / "weights"
     assert told == [(WhyIdle.FETCHING_REFERENCE, "they are being fetched")] * 3
 
 
-def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(tmp_path: Path) -> None:
-    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [])
-    in_force = [TasksInForce(1, 50, (one,), frozenset({7})), TasksInForce(1, 50, (one,))]
+async def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(tmp_path: Path) -> None:
+    in_force = [TasksInForce(1, 50, (ONE,), frozenset({7})), TasksInForce(1, 50, (ONE,))]
     tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
-
-    async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
-        async with selection.chosen(5, lambda have, missing: None) as chosen:
-            tasks.lost = lost()  # it came after all, while the trainer process was busy
-            assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
-        tasks.lost = lost(7)
-        with trio.move_on_after(60) as scope:
-            async with selection.chosen(6, lambda have, missing: None):
-                raise AssertionError("it has fallen out, so batches without it come")
-        assert scope.cancelled_caught
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    selection = a_selection(tmp_path, tasks=tasks)
+    async with selection.chosen(5, lambda have, missing: None) as chosen:
+        tasks.lost = lost()  # it came after all, while the trainer process was busy
+        assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
+    tasks.lost = lost(7)
+    with trio.move_on_after(60) as scope:
+        async with selection.chosen(6, lambda have, missing: None):
+            raise AssertionError("it has fallen out, so batches without it come")
+    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize(
     ("voters", "hurried", "after_s"),
     [((), False, VOTE_S), ((ANN,), False, VOTE_S), ((BOB,), False, LOST_S), ((ANN,), True, 1.0), ((BOB,), True, 1.0)],
 )
-def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_one(
+async def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_one(
     voters: Sequence[Identity], hurried: bool, after_s: float, tmp_path: Path
 ) -> None:
     """Else a trainer that lacks a sandbox closed rounds without the others, or a lost set had rounds follow at once."""
-    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [])
     gone = lost(7, voters=[voter.peer_id for voter in voters])
-    tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
-
-    async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
-        for round in (4, 5):
-            begun = trio.current_time()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hurry, selection)
-                async with selection.chosen(round, lambda have, missing: None) as chosen:
-                    assert (chosen.batches, chosen.against) == ([], 1)
-                    assert after_s <= trio.current_time() - begun <= after_s + 1.0
-                nursery.cancel_scope.cancel()
+    tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (ONE,)), against=lambda at: 1)
 
     async def hurry(selection: Selection) -> None:
         await trio.sleep(1.0)
         if hurried:
             selection.hurry()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    selection = a_selection(tmp_path, tasks=tasks)
+    for round in (4, 5):
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hurry, selection)
+            async with selection.chosen(round, lambda have, missing: None) as chosen:
+                assert (chosen.batches, chosen.against) == ([], 1)
+                assert after_s <= trio.current_time() - begun <= after_s + 1.0
+            nursery.cancel_scope.cancel()
 
 
 def test_three_rounds_without_different_rewards_are_told_with_a_typical_answer_and_what_was_expected(tmp_path: Path) -> None:
     told = list[Event]()
     session: Any = SimpleNamespace(me=ANN.peer_id, emit=told.append)
     pool: Any = SimpleNamespace(note_used=lambda batches: None, standing=SimpleNamespace(clean=lambda author: 0))
-    tasks: Any = SimpleNamespace(note_tried=lambda tried, makers: None)
-    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 1)
+    trainer: Any = SimpleNamespace(tasks=SimpleNamespace(note_tried=lambda tried, makers: None))
+    selection = Selection(session, pool, BlobStore(Disk(), tmp_path), trainer, 1)
     typical = RatedAnswer(0.0, "3 + 4?\n", "It is 7.", '7 alone, after "Answer:", or in \\boxed{7}')
     for number in range(14):
         informative = 1 if number == 3 else 0

@@ -1,28 +1,32 @@
-"""Admission proofs: what everybody can check, and for whom they are good; how tokens are used up."""
+"""Admission: proofs, the uses of a token, and what a guest reads at the door."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.run.admission import (
     BY_MANIFEST,
     MAX_USES,
     AdmissionProof,
     AdmittedBy,
+    Hello,
+    HelloReply,
     Token,
     TokenUses,
+    admit_at_door,
+    answer_hello,
     bearer_token,
     bound_token,
     has_expired,
+    make_hello,
     make_proof,
     needs_proof,
     peek_token,
     read_token,
     verify_admission,
+    version_problem,
 )
 from protocol.run.manifest import RunManifest, run_id
 from protocol.wire import canonical
@@ -32,6 +36,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
+from tests.protocol.tables import cases
 
 ORGANISER, KEY, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 GUESTS = [Identity.from_seed(bytes([100 + number]) * 32).peer_id for number in range(20)]
@@ -146,17 +151,6 @@ def test_where_no_proof_is_needed_none_may_be_shown() -> None:
     assert "no admission proof" in refusal(b"") and needs_proof(INVITE, GUEST)
 
 
-@given(st.binary(max_size=MAX_ADMISSION_BYTES + 10))
-def test_random_bytes_are_no_proof(proof: bytes) -> None:
-    refusal(proof)
-
-
-@given(st.sampled_from([bound(), bearer()]), st.data())
-def test_a_changed_proof_is_no_proof(proof: bytes, data: st.DataObject) -> None:
-    place, bit = data.draw(st.integers(0, len(proof) - 1)), data.draw(st.integers(0, 7))
-    refusal(proof[:place] + bytes([proof[place] ^ 1 << bit]) + proof[place + 1 :])
-
-
 def test_a_proof_has_one_form() -> None:
     shown = decode_body(AdmissionProof, bearer())
     assert shown.encode() == bearer() and "later" in refusal(bearer() + b"\xc0") + "later"
@@ -200,14 +194,75 @@ def test_tokens_are_counted_apart_and_empty_proofs_for_none() -> None:
     assert uses.may_admit(THIEF, b"") and uses.may_admit(THIEF, bound(THIEF))
 
 
-@given(st.lists(st.tuples(st.sampled_from(GUESTS), st.booleans()), max_size=12), st.integers(0, 12))
-def test_records_are_folded_alike_in_any_portions(shown: list[tuple[PeerId, bool]], cut: int) -> None:
-    token = bearer_token(ORGANISER, RUN, KEY, expires=EXPIRES, uses=20)
-    pairs = [(peer, bound(peer) if is_bound else bearer(peer, token=token)) for peer, is_bound in shown]
-    name, at_once = peek_token(token).name, TokenUses().after(pairs)
-    assert at_once.count(name) == TokenUses().after(pairs[:cut]).after(pairs[cut:]).count(name)
+# -- at the door ----------------------------------------------------------------------------------------------------------
+
+NOW = 1_000_000
+LISTED = a_manifest(admission="allowlist", allowlist=[GUEST])
 
 
-@given(st.binary(max_size=200))
-def test_what_is_no_proof_admits_nobody(proof: bytes) -> None:
-    assert TokenUses().may_admit(GUEST, proof) is (proof == b"")
+def proof(peer: PeerId = GUEST, expires: int = NOW + 60, role: Role = Role.TRAINER, until_round: int | None = None) -> bytes:
+    return make_proof(bound_token(ORGANISER, RUN, peer, expires=expires, role=role, until_round=until_round), RUN, GUEST)
+
+
+SHOWN = make_proof(bearer_token(ORGANISER, RUN, KEY, expires=NOW + 60), RUN, GUEST, KEY)
+FORGED = make_proof(bound_token(OTHER, RUN, GUEST, expires=NOW + 60), RUN, GUEST)
+
+
+@cases(
+    "manifest, peer, shown, why_not",
+    {
+        "open": (a_manifest(), OTHER.peer_id, b"", None),
+        "listed": (LISTED, GUEST, b"", None),
+        "organiser of a list": (LISTED, ORGANISER.peer_id, b"", None),
+        "organiser": (INVITE, ORGANISER.peer_id, b"", None),
+        "bound token": (INVITE, GUEST, proof(), None),
+        "bearer token": (INVITE, GUEST, SHOWN, None),
+        "unlisted": (LISTED, OTHER.peer_id, b"", "listed peers"),
+        "nothing": (INVITE, GUEST, b"", f"your peer ID, {GUEST}"),
+        "rubbish": (INVITE, GUEST, b"rubbish", "not good"),
+        "forged": (INVITE, GUEST, FORGED, "did not sign"),
+        "expired": (INVITE, GUEST, proof(expires=NOW), "has expired"),
+        "for another": (INVITE, GUEST, proof(OTHER.peer_id), f"is for {OTHER.peer_id}"),
+        "stolen": (INVITE, OTHER.peer_id, SHOWN, "signature for this peer"),
+        "role": (INVITE, GUEST, proof(role=Role.SEED), "--role seed"),
+        "too late": (INVITE, GUEST, proof(until_round=6), "until round 6"),
+        "needless": (a_manifest(), GUEST, b"x", "where none is needed"),
+    },
+)
+def test_guests_come_in_or_read_why_not(manifest: RunManifest, peer: PeerId, shown: bytes, why_not: str | None) -> None:
+    answer = admit_at_door(manifest, run_id(manifest), peer, shown, NOW, round=7)
+    if why_not is None:
+        assert isinstance(answer, AdmittedBy)
+    else:
+        assert isinstance(answer, str) and why_not in answer and len(answer) <= 300
+
+
+def test_who_is_too_late_reads_by_which_clock() -> None:
+    for now, shown in ((NOW, "1970-01-12 13:46 UTC"), (1e18, "9999-12-31 23:59 UTC")):
+        reason = admit_at_door(INVITE, run_id(INVITE), GUEST, proof(expires=NOW), now, round=7)
+        assert isinstance(reason, str) and f"computer that checked it shows {shown}: set it if that is wrong" in reason
+        assert "good until 1970-01-12 13:46 UTC" in reason and len(reason) <= 300
+
+
+def test_a_token_is_good_for_a_seed_and_a_seeds_for_nothing_else() -> None:
+    for role in Role:
+        assert isinstance(admit_at_door(INVITE, RUN, GUEST, proof(role=role), NOW, role=Role.SEED), AdmittedBy)
+
+
+def test_a_greeting_of_this_run_is_answered() -> None:
+    hello = make_hello(RUN, Role.TRAINER, b"", "1.0")
+    assert answer_hello(INVITE, RUN, hello, "1.1", 7.5) == HelloReply(protocol=1, version="1.1", clock=7)
+    assert "another run" in str(answer_hello(INVITE, ZERO_HASH, hello, "1.1", 7.5))
+
+
+def test_versions_that_do_not_meet_are_told_who_must_change() -> None:
+    old = Hello(protocol_min=1, protocol_max=1, version="x" * 40, run=RUN, role=Role.TRAINER, admission=b"")
+    answer = answer_hello(a_manifest(protocol_min=2, protocol_max=3), RUN, old, "y" * 40, 7.5)
+    assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
+    new = old.model_copy(update={"protocol_min": 5, "protocol_max": 6})
+    assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1", 7.5))
+
+
+def test_a_run_for_newer_software_is_told_before_joining() -> None:
+    assert version_problem(a_manifest()) is None
+    assert "newer version" in (version_problem(a_manifest(protocol_min=7, protocol_max=8)) or "")

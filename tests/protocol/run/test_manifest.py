@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.codecs.format import Squares, write_squares
@@ -17,6 +15,7 @@ from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
+from protocol.formats.training import DataConfig
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
 from protocol.run.sections import BUILTIN, DataSection, builtin_source
@@ -24,7 +23,7 @@ from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig
 
 ONE = Identity.from_seed(bytes(32))
@@ -37,13 +36,26 @@ def a_manifest(**fields: object) -> RunManifest:
     return RunManifest.model_validate({**named, **fields})
 
 
-@pytest.mark.parametrize("founders", ["anyone", [ONE.peer_id], sorted([ONE.peer_id, TWO.peer_id])])
-def test_founders_come_back(founders: str | list[str]) -> None:
-    signed = sign(ONE, a_manifest(founders=founders))
-    assert open_manifest(signed.raw).manifest.founders == founders
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"founders": "anyone"},
+        {"founders": sorted([ONE.peer_id, TWO.peer_id])},
+        {"outer": OuterSection()},
+        {"outer": OuterSection(lr=1.0, momentum=0.0)},
+        {"model": {"qkv_bias": True}},
+        {"model": {"qk_norm": True, "head_dim": 48}},
+        {"model": {"rope_factor": 8.0}},
+    ],
+)
+def test_a_manifest_comes_back_signed_and_from_its_run_file_and_each_field_makes_another_run(fields: dict[str, Any]) -> None:
+    signed = sign(ONE, a_manifest(**fields))
+    assert open_manifest(signed.raw) == signed
     assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
-    named = None if founders == "anyone" else tuple(founders)
-    assert round_settings(signed.run, signed.manifest).founders == named
+    assert (signed.run == sign(ONE, a_manifest()).run) is (fields == {})
+    founders = fields.get("founders", [ONE.peer_id])
+    assert round_settings(signed.run, signed.manifest).founders == (None if founders == "anyone" else tuple(founders))
 
 
 @pytest.mark.parametrize("admission", ["open", "invite", "allowlist"])
@@ -51,12 +63,6 @@ def test_a_run_is_open_when_its_admission_is(admission: str) -> None:
     manifest = a_manifest(admission=admission, allowlist=[TWO.peer_id], rounds={"seasoning_rounds": 5})
     settings = round_settings(sign(ONE, manifest).run, manifest)
     assert (settings.is_open, settings.seasoning_rounds) == (admission == "open", 5)
-
-
-def test_a_signed_manifest_comes_back() -> None:
-    signed = sign(ONE, a_manifest())
-    assert open_manifest(signed.raw) == signed
-    assert open_manifest(DEMO.raw) == DEMO
 
 
 def test_the_run_id_is_the_hash_of_the_body() -> None:
@@ -85,16 +91,6 @@ def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None
     assert not ModelConfig.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
 
 
-@pytest.mark.parametrize(
-    "model", [{"qkv_bias": True}, {"qk_norm": True, "head_dim": 48}, {"rope_factor": 8.0}, {"context": 99}]
-)
-def test_a_field_that_came_later_makes_another_run_and_comes_back(model: dict[str, object]) -> None:
-    signed = sign(ONE, a_manifest(model=model))
-    assert signed.run != sign(ONE, a_manifest()).run
-    assert open_manifest(signed.raw) == signed
-    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
-
-
 def test_a_default_that_came_later_is_not_written_out() -> None:
     plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
     for body in (
@@ -121,18 +117,6 @@ def test_the_initial_state_is_a_digest() -> None:
     for text in ("0", "zz" * 32, digest.hex().upper(), digest.hex() + "\n"):
         with pytest.raises(ValidationError):
             a_manifest(initial_state=text)
-
-
-def test_the_trainer_understands_its_sections() -> None:
-    config = TrainingConfig.from_sections(DEMO.manifest.trainer_sections())
-    assert config.inner_steps * config.tokens_per_step == DEMO.manifest.tokens_per_round
-
-
-@pytest.mark.parametrize("documents", ["masked", "joined"])
-def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
-    data = DataSection.model_validate({"source": "local", "documents": documents})
-    manifest = DEMO.manifest.model_copy(update={"data": data})
-    assert TrainingConfig.from_sections(manifest.trainer_sections()).data.documents == documents
 
 
 APART = Squares(1.0, 1e9)
@@ -168,14 +152,6 @@ def test_the_claim_of_one_member_does_not_take_the_momentum_of_the_others(claim:
     assert step.momentum == fair.momentum and abs(step.rate - fair.rate) < 0.04
     assert step == outer_step(a_manifest(), 0, [1000] * 7 + [min(claim, 1500)])
     assert outer_step(a_manifest(aggregation="mean"), 0, [1000] * 8) == fair
-
-
-@pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
-def test_both_forms_of_the_outer_step_come_back(form: str | OuterSection) -> None:
-    signed = sign(ONE, a_manifest(outer=form))
-    assert open_manifest(signed.raw).manifest.outer == form
-    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
-    assert (signed.run == sign(ONE, a_manifest()).run) == (form == "auto")
 
 
 @pytest.mark.parametrize("outer", [None, "", "Auto", {}, [], 0.7, {"lr": 0.7}, {"lr": 0.7, "momentum": 0.9, "auto": True}])
@@ -238,69 +214,12 @@ def test_senseless_manifests_are_refused(fields: dict[str, object]) -> None:
         a_manifest(**fields)
 
 
-@given(st.integers(0, len(DEMO.raw) - 1), st.binary(max_size=4))
-def test_a_changed_manifest_is_malformed(place: int, change: bytes) -> None:
-    raw = DEMO.raw[:place] + change + DEMO.raw[place + len(change) :]
-    if raw != DEMO.raw:
-        with pytest.raises(Malformed):
-            open_manifest(raw)
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_are_no_manifest(data: bytes) -> None:
-    for raw in (data, seal(ONE, ZERO_HASH, "manifest", data).raw):
-        with pytest.raises(Malformed):
-            open_manifest(raw)
-
-
-@given(st.sampled_from(sorted(RunManifest.model_fields)), st.none() | st.integers(-5, 2**63) | st.floats() | st.text())
-def test_a_signed_manifest_with_any_field_opens_or_is_malformed(field: str, value: object) -> None:
-    body = canonical.encode({**a_manifest().model_dump(), field: value})
-    with contextlib.suppress(Malformed):
-        assert open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw).manifest.encode() == body
-
-
-def test_dump_is_a_run_file_of_the_same_run() -> None:
-    assert parse_run_file(dump(DEMO.manifest), PeerId(DEMO.manifest.organiser)) == DEMO.manifest
-
-
 def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
     manifest = load_run_file(path, ONE.peer_id)
     data = DataSection(sequence_length=64, corpora=[BUILTIN], sources=[builtin_source(64)])
     assert (manifest.organiser, manifest.data) == (ONE.peer_id, data)
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ('name = "a"\nfounders = "me"', 'it must be "anyone" or a list of peer IDs (A list of'),
-        ('name = "a"\nfounders = ["a"]', "founders"),
-        (f'name = "a"\nfounders = ["{TWO.peer_id}"]\nadmission = "allowlist"\nallowlist = ["{ONE.peer_id}"]', "add it to"),
-        ('name = "a"\nfounders = []', "founders is []"),
-        ("x", "not valid TOML"), ("", "name is missing; add it"), ("name = 3", "name is 3"),
-        ('name = "a"\nseeed = 1', "did you mean seed?"), ('name = "a"\nzzz = 1', "zzz is not a field of a run; remove it"),
-        ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),
-        ('name = "a"\n[rounds]\nmin_members = 5\nmax_members = 3', "min_members (5) is more than max_members (3)"),
-        ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be more than 0"),
-        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
-        ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', '"auto"'),
-        ('name = "a"\norganiser = "somebody"', "organiser names another peer"), ('name = 1979-05-27', "name is"),
-        ('name = "a"\nallowlist = ["a"]', "allowlist"), ("a = " + "[" * 5000, "not valid TOML"),
-    ],
-)  # fmt: skip
-def test_a_bad_run_file_is_one_sentence(text: str, part: str) -> None:
-    with pytest.raises(RunFileError) as caught:
-        parse_run_file(text, ONE.peer_id, "run.toml")
-    sentence = str(caught.value)
-    assert sentence.startswith("run.toml: ") and part in sentence and "\n" not in sentence
-
-
-@given(st.text(max_size=80))
-def test_random_text_is_no_run_file(text: str) -> None:
-    with pytest.raises(RunFileError):
-        parse_run_file(text, ONE.peer_id)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * ((1 << 20) + 1)])
@@ -370,3 +289,17 @@ def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
     assert having.reference_bytes == 2 * having.parameters
     assert having.stored_bytes == having.state_bytes + having.reference_bytes
     assert having.trainer_sections()["rl"]["kl_weight"] == 0.1
+
+
+def test_a_change_of_a_section_is_checked_like_a_new_section() -> None:
+    assert ModelConfig().changed(layers=7) == ModelConfig(layers=7)
+    with pytest.raises(ValueError, match=r"^ModelConfig: heads \(4\) must be a multiple of kv_heads \(3\)"):
+        ModelConfig().changed(kv_heads=3)
+
+
+@pytest.mark.parametrize("documents", ["masked", "joined"])
+def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
+    data = DataSection.model_validate({"source": "local", "documents": documents})
+    manifest = DEMO.manifest.model_copy(update={"data": data})
+    read = TrainingConfig.from_sections(manifest.trainer_sections()).data
+    assert all(getattr(read, name) == getattr(data, name) for name in DataConfig.model_fields)

@@ -80,13 +80,6 @@ def test_the_codec_is_chosen_for_those_who_do_not(written: str, codec: str) -> N
     assert parsed(written).codec == codec
 
 
-def test_a_chunk_is_a_whole_number_of_the_codecs_blocks() -> None:
-    with pytest.raises(RunFileError, match="must be a multiple of 4096 with the codec top64; chunk_parameters = 4096 would"):
-        parsed('codec = "top64"\nchunk_parameters = 256\n')
-    with pytest.raises(RunFileError, match="codec"):
-        parsed('codec = "fp32"\n')
-
-
 def test_a_file_without_a_model_has_the_default_one() -> None:
     said = parsed("")
     assert said == RunManifest(
@@ -126,16 +119,6 @@ def test_a_run_that_names_data_of_its_own_or_reads_no_bytes_does_not_read_the_te
     assert data({}, tokenizer={}) == {}
 
 
-def test_fields_of_earlier_versions_are_refused_with_what_to_write_instead() -> None:
-    (said,) = mistakes('[data]\ncorpus = "examples"\n')
-    assert said.startswith('data.corpus is not a field of a run any more; write from = "examples" in [data] for the solved')
-
-
-def test_the_organiser_founds_a_run_that_names_no_founders() -> None:
-    assert parsed("").founders == [ME]
-    assert parsed('founders = "anyone"\n').founders == "anyone"
-
-
 def test_founders_are_listed_in_any_order() -> None:
     others = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (7, 8, 9)]
     for peers in (others, others[::-1], others * 2):
@@ -155,33 +138,10 @@ def test_a_run_on_the_members_own_data_says_how_they_are_read_and_names_none() -
     assert parsed(LOCAL).data.local is None and parsed(LOCAL + 'format = "preference"\n').data.format == "preference"
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (LOCAL + 'from = "texts"\n', "each member names its own data"),
-        (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
-        (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
-        (LOCAL + '[rl]\nenvironment = "add"\n', "a run with rollouts learns from problems that all peers can check"),
-        ("[data.local]\n", 'source is not "local"; remove it'),
-    ],
-)
-def test_data_of_the_run_and_rollouts_do_not_go_with_the_members_own_data(text: str, told: str) -> None:
-    [mistake] = mistakes(text)
-    assert told in mistake and "remove" in mistake
-
-
 def test_a_written_out_run_is_the_same_run() -> None:
     for manifest in (demo_manifest().manifest, parsed("[model]\ndim = 4096\nlayers = 30\n")):
         assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
         assert derived(tomllib.loads(dump(manifest))) == tomllib.loads(dump(manifest)), "nothing is left to derive"
-
-
-@pytest.mark.parametrize(
-    ("dim", "layers", "billions"), [(2048, 20, 1), (5120, 34, 10), (8192, 24, 16.5), (7168, 31, 16.5), (32768, 1, 10)]
-)
-def test_large_models_have_as_many_chunks_as_fit(dim: int, layers: int, billions: float) -> None:
-    manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
-    assert manifest.parameters / 1e9 == pytest.approx(billions, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -202,19 +162,6 @@ def test_a_large_model_may_have_as_many_fragments_as_any() -> None:
         "fragments = 64\nchunk_parameters = 1048576\n[model]\ndim = 5120\nlayers = 37\n[rounds]\ninner_steps = 64\n"
     )
     assert manifest.chunks <= MAX_CHUNKS < chunk_count(manifest.parameters, manifest.chunk_parameters)
-
-
-def test_fragments_and_delays_that_do_not_fit_are_refused_in_one_sentence() -> None:
-    steps = "[rounds]\ninner_steps = {}\ndelay = {}\n"
-    assert parsed("fragments = 4\n" + steps.format(20, 5)).round_steps == 5
-    assert mistakes("fragments = 4\n" + steps.format(30, 0)) == [
-        "rounds.inner_steps (30) must be a multiple of fragments (4), which are exchanged in turn; inner_steps = 32 would do"
-    ]
-    assert mistakes("fragments = 4\n" + steps.format(20, 6)) == [
-        "rounds.delay (6) is more than the steps of a round (20 / 4), at whose end the last round's result is needed; "
-        "delay = 5 would do"
-    ]
-    assert parsed(steps.format(20, 20)).is_streamed, "one fragment may be exchanged beside training, too"
 
 
 @settings(deadline=None)
@@ -275,13 +222,6 @@ def test_a_run_has_one_total_in_tokens_or_in_rounds() -> None:
     for text in ("total_rounds = 0\n", "total_tokens = 1e9\n", "total_tokens = -5\n", 'total_rounds = "all"\n'):
         (said,) = mistakes(text)
         assert "it must be" in said or "greater than" in said
-
-
-def test_a_manifest_is_written_with_its_total_and_nothing_else() -> None:
-    for text in ("total_rounds = 7\n", "total_tokens = 9\n"):
-        manifest = parsed(text)
-        assert parse_run_file(dump(manifest), ME) == manifest and text.strip() in dump(manifest)
-        assert ("total_rounds" in manifest.model_dump()) != ("total_tokens" in manifest.model_dump())
 
 
 @pytest.mark.parametrize(
@@ -373,14 +313,6 @@ def test_a_source_counts_between_one_and_all_tokens_of_its_rows(counted: int) ->
     assert found.times_read()["talk"] == pytest.approx(1e9 / found.data.epoch_tokens(found.data.sources[0]), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("field", "instead"), [("total_steps = 500", "total_rounds"), ("stable_steps = 80_000", "inner.cooldown")]
-)
-def test_fields_of_the_old_schedule_are_told_what_to_write_instead(field: str, instead: str) -> None:
-    (said,) = mistakes(f"[inner]\n{field}\n")
-    assert f"write {instead}" in said and "did you mean" not in said
-
-
 def test_all_mistakes_are_told_at_once() -> None:
     said = mistakes(
         'seeed = 1\nchunk_parameters = 257\nadmission = "allowlist"\n'
@@ -416,6 +348,21 @@ def test_hundreds_of_mistakes_are_told_in_part() -> None:
     assert len(lines) == 21 and lines[-1] == "and 280 more"
 
 
+CROWD = [f"{number:046}".replace("0", "z") for number in range(MAX_ALLOWLIST + 1)]
+NO_HOME_PAGES = [
+    "http://bees.example",
+    "javascript:alert(1)",
+    "https://",
+    "https://bees.example@evil.example/",
+    "https://bees.example/<b>",
+    'https://bees.example/"onclick=',
+    "https://b\u0435es.example",
+    "https://bees.example /",
+]
+STEPS = "[rounds]\ninner_steps = {}\ndelay = {}\n"
+HOME_PAGE = "change it (Home page of the run: an address that begins with https"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -427,37 +374,67 @@ def test_hundreds_of_mistakes_are_told_in_part() -> None:
         ("founders = []", "founders is []; it must be a list of at least 1"),
         ('founders = ["x"]', "an entry of founders is 'x'; it must be a peer ID, as `peer id` prints it"),
         ("founders = [3]", "an entry of founders is 3; it must be text in quotes"),
+        (f"allowlist = {CROWD}", "; it must be a list of at most 4096 ("),
+        ('organiser = "somebody"', "organiser names another peer"),
+        ("zzz = 1", "zzz is not a field of a run; remove it"),
+        ('codec = "fp32"', "codec"),
+        (
+            'codec = "top64"\nchunk_parameters = 256\n',
+            "a multiple of 4096 with the codec top64; chunk_parameters = 4096 would",
+        ),
+        (
+            "fragments = 4\n" + STEPS.format(30, 0),
+            "inner_steps (30) must be a multiple of fragments (4), which are exchanged in turn; inner_steps = 32 would do",
+        ),
+        (
+            "fragments = 4\n" + STEPS.format(20, 6),
+            "rounds.delay (6) is more than the steps of a round (20 / 4), at whose end the last round's result is needed; "
+            "delay = 5 would do",
+        ),
         ("outer = 3", 'outer is 3; it must be "auto" or a section with lr and momentum'),
         ("[outer]\nlr = inf", "outer.lr is inf; it must be "),
+        ("[outer]\nlr = 0", "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
+        ("[inner]\ntotal_steps = 500", "write total_rounds"),
+        ("[inner]\nstable_steps = 80_000", "write inner.cooldown"),
         ('[rl]\nenvironment = "add"\ngroup_size = "x"', "rl.group_size is 'x'; it must be a whole number"),
+        ('[rl]\nenvironment = "add"\ngroup_size = 1', "rl.group_size is 1; it must be at least 2"),
         ("[data]\nphases = [3]", "an entry of data.phases is 3; it must be a section with fields in braces"),
         (
             '[data]\nsources = [{name = "a", rows = 1}, {name = "b", rows = 0}]',
             "rows in entry 2 of data.sources is 0; it must be at least 1",
         ),
         ("[data]\nmirrors = 3", "data.mirrors is 3; it must be a list in brackets"),
+        (
+            '[data]\ncorpus = "examples"',
+            'is not a field of a run any more; write from = "examples" in [data] for the solved',
+        ),
+        (LOCAL + 'from = "texts"\n', "each member names its own data"),
+        (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
+        (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
+        (LOCAL + '[rl]\nenvironment = "add"\n', "a run with rollouts learns from problems that all peers can check"),
+        ("[data.local]\n", 'source is not "local"; remove it'),
+        ('[samples]\nprompts = ["a", "b", "c", "d", "e"]', "it must be a list of at most 4"),
+        ("[samples]\nprompts = []", "it must be a list of at least 1"),
+        ("[samples]\ntokens = 4", "samples.prompts is missing; add it (The prompts, each without line breaks"),
+        ('[samples]\nprompts = ["a", "a"]', "[samples] two prompts are the same; remove one of them"),
+        ('[samples]\nprompts = ["a"]\ntokens = 65', "samples.tokens is 65; it must be at most 64"),
+        ('[samples]\nprompts = ["a"]\ntokens = 0', "samples.tokens is 0; it must be at least 1"),
+        ('[samples]\nprompts = "a"', "samples.prompts is 'a'"),
+        ('[samples]\nprompts = [""]', "an entry of samples.prompts is ''"),
+        ('[samples]\nprompts = ["a"]\nseed = 1', "samples.seed is not a field of a run; remove it"),
+        *((f"[about]\nurl = {json.dumps(url)}", HOME_PAGE) for url in NO_HOME_PAGES),
     ],
+    ids=lambda value: value[:40],
 )
-def test_no_word_of_a_library_reaches_people(text: str, told: str) -> None:
+def test_a_mistake_is_told_in_words_of_the_file_and_none_of_a_library(text: str, told: str) -> None:
     (said,) = mistakes(text)
-    assert said.startswith(told)
+    assert told in said and len(said) < 400
     assert not re.search(r"Input|String|List|dict|valid|instance|item|equal to", said.partition("(")[0])
 
 
-def test_a_list_that_is_too_long_is_told_with_its_limit() -> None:
-    peers = [f"{number:046}".replace("0", "z") for number in range(MAX_ALLOWLIST + 1)]
-    (said,) = mistakes(f"allowlist = {peers}")
-    assert said.startswith("allowlist is ['") and "; it must be a list of at most 4096 (" in said and len(said) < 300
-
-
-def test_an_empty_name_is_told_in_words() -> None:
-    with pytest.raises(RunFileError, match="name is ''; it must be text of at least 1 character "):
-        parse_run_file('name = ""', ME)
-
-
-def test_ranges_say_what_is_usual_or_what_follows() -> None:
-    assert "default 128" in mistakes("[model]\ndim = 4\n")[0]
-    assert "follows from dim" in mistakes("[model]\nffn = 4\n")[0]
+def test_fragments_are_exchanged_beside_training_within_the_steps_of_a_round() -> None:
+    assert parsed("fragments = 4\n" + STEPS.format(20, 5)).round_steps == 5
+    assert parsed(STEPS.format(20, 20)).is_streamed, "one fragment may be exchanged beside training, too"
 
 
 def test_a_manifest_is_never_completed() -> None:
@@ -498,11 +475,6 @@ def test_words_that_cannot_be_seen_are_written_as_numbers() -> None:
     assert text.replace("\n", "").isprintable() and parse_run_file(text, ME) == run
 
 
-def test_a_group_of_one_completion_from_which_nobody_learns_is_refused() -> None:
-    with pytest.raises(RunFileError, match="rl.group_size is 1; it must be at least 2"):
-        parsed('[rl]\nenvironment = "add"\ngroup_size = 1\n')
-
-
 @pytest.mark.parametrize("data", ["5", '"sequence_length"', "[]"])
 def test_a_sketch_of_a_file_without_a_data_section_says_so(data: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
@@ -532,88 +504,32 @@ HOSTILE = [
 """Texts that a terminal would obey, that turn the direction of what stands beside them, or that fill memory."""
 
 
-@pytest.mark.parametrize("field", ["description", "licence", "url"])
+@pytest.mark.parametrize("field", ["about.description", "about.licence", "about.url", "samples.prompts"])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_words_about_a_run_are_refused_in_a_file_and_in_a_manifest(field: str, text: str) -> None:
+def test_hostile_words_of_a_run_are_refused_in_a_file_and_in_a_manifest(field: str, text: str) -> None:
+    section, name = field.split(".")
+    value = [text] if name == "prompts" else text
     with pytest.raises(RunFileError) as refused:
-        parsed(f"[about]\n{field} = {json.dumps(text)}\n")
+        parsed(f"[{section}]\n{name} = {json.dumps(value)}\n")
     told = str(refused.value)
-    assert f"about.{field} is " in told and ("change it (" in told or "it must be text of at most" in told)
+    assert f"{field} is " in told and ("change it" in told or "it must be text of at most" in told)
     assert told.isprintable() and len(told) < 400
     with pytest.raises(ValidationError):
-        AboutSection.model_validate({field: text})
+        (AboutSection if section == "about" else SamplesConfig).model_validate({name: value})
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("section", "said"),
     [
-        "http://bees.example",
-        "javascript:alert(1)",
-        "https://",
-        "https://bees.example@evil.example/",
-        "https://bees.example/<b>",
-        'https://bees.example/"onclick=',
-        "https://b\u0435es.example",
-        "https://bees.example /",
+        ("about", {"description": 'Für “Bienen” 🐝: \\, "', "url": "https://bees.example:8443/a?b#c", "licence": "CC0-1.0"}),
+        ("samples", {"prompts": ["Once upon a time", "Bienen sind “🐝”: "], "tokens": 48}),
     ],
 )
-def test_a_home_page_is_an_https_address_that_names_its_host(url: str) -> None:
-    with pytest.raises(
-        RunFileError, match=r"about.url is .* change it \(Home page of the run: an address that begins with https"
-    ):
-        parsed(f"[about]\nurl = {json.dumps(url)}\n")
-
-
-@pytest.mark.parametrize("text", [*HOSTILE, ""])
-def test_hostile_prompts_are_refused_in_a_file_and_in_a_manifest(text: str) -> None:
-    with pytest.raises(RunFileError) as refused:
-        parsed(f"[samples]\nprompts = [{json.dumps(text)}]\n")
-    told = str(refused.value)
-    assert "an entry of samples.prompts is " in told and ("change it" in told or "it must be text of at" in told)
-    assert told.isprintable() and len(told) < 400
-    with pytest.raises(ValidationError):
-        SamplesConfig.model_validate({"prompts": [text]})
-
-
-@pytest.mark.parametrize(
-    "section, told",
-    [
-        ('prompts = ["a", "b", "c", "d", "e"]', "it must be a list of at most 4"),
-        ("prompts = []", "it must be a list of at least 1"),
-        ("tokens = 4", "samples.prompts is missing; add it (The prompts, each without line breaks"),
-        ('prompts = ["a", "a"]', "[samples] two prompts are the same; remove one of them"),
-        ('prompts = ["a"]\ntokens = 65', "samples.tokens is 65; it must be at most 64"),
-        ('prompts = ["a"]\ntokens = 0', "samples.tokens is 0; it must be at least 1"),
-        ('prompts = "a"', "samples.prompts is 'a'"),
-        ('prompts = ["a"]\nseed = 1', "samples.seed is not a field of a run; remove it"),
-    ],
-)
-def test_prompts_of_a_run_are_few_short_and_distinct(section: str, told: str) -> None:
-    with pytest.raises(RunFileError) as refused:
-        parsed(f"[samples]\n{section}\n")
-    assert told in str(refused.value)
-
-
-def test_prompts_of_a_run_come_back_and_are_not_in_other_manifests() -> None:
-    run = parsed('[samples]\nprompts = ["Once upon a time", "Bienen sind “🐝”: "]\n')
-    assert run.samples == SamplesConfig(prompts=["Once upon a time", "Bienen sind “🐝”: "], tokens=48)
-    assert parse_run_file(dump(run), ME) == run
-    assert run.trainer_sections()["samples"] == {"prompts": run.samples.prompts, "tokens": 48}
-    assert "samples" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
-
-
-def test_words_about_a_run_come_back_and_are_not_in_other_manifests() -> None:
-    said = {
-        "description": 'Ein Modell für “Bienen” 🐝: \\, "',
-        "url": "https://bees.example:8443/a?b#c",
-        "licence": "CC0-1.0",
-    }
-    run = parsed(
-        "[about]\n" + "".join(f"{field} = {json.dumps(text, ensure_ascii=False)}\n" for field, text in said.items())
-    )
-    assert run.about == AboutSection.model_validate(said)
-    assert parse_run_file(dump(run), ME) == run
-    assert "about" not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
+def test_words_of_a_run_come_back_and_are_not_in_other_manifests(section: str, said: dict[str, object]) -> None:
+    run = parsed(f"[{section}]\n" + "".join(f"{name} = {json.dumps(said[name], ensure_ascii=False)}\n" for name in said))
+    assert run.model_dump()[section] == said and parse_run_file(dump(run), ME) == run
+    assert section not in canonical.decode(parsed("").encode(), max_bytes=1 << 20)
+    assert run.trainer_sections().get("samples") == (said if section == "samples" else None)
 
 
 @pytest.mark.parametrize(
