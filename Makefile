@@ -13,11 +13,10 @@ TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libnvidia-ml.so.1
 SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
-RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
+.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn docs interop clean
 
 venv: $(STAMP)
 
@@ -98,7 +97,7 @@ explore: venv
 	$(BIN)/python -m tests.explore --mutations
 
 attacks: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks --processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks
 
 mutations: venv
 	$(BIN)/python -m tests.simulation --mutations
@@ -126,9 +125,6 @@ fuzz: venv
 
 churn: venv
 	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
-
-soak: venv
-	$(BIN)/python -m tests.e2e.soak --runs $(RUNS)
 
 interop: venv
 	cd tests/interop && npm install --no-package-lock --no-audit --no-fund

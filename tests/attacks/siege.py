@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import trio
 
 from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
-from protocol.transport.network import open_network
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.attacks.cost import Cost
 from tests.attacks.watched_peer import read_delays
-from tests.e2e.attacks import Cast
-from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
-from tests.protocol.transport.recorder import LOOPBACK, stack
+from tests.e2e.attacks import Cast, until_broken
+from tests.e2e.swarm import TINY_RUN, Peer, Swarm
+from tests.protocol.transport.recorder import stack
 
 RUN = TINY_RUN.replace("inner_steps = 150", "inner_steps = 10000").replace("min_members = 2", "min_members = 1")
 """A peer alone in it computes in its first round for as long as it is left alone."""
@@ -47,7 +47,7 @@ class Siege:
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for cast in self.casts:
-                    nursery.start_soon(until_broken, conduct, cast)
+                    nursery.start_soon(until_broken, partial(conduct, cast))
 
 
 Conduct = Callable[[Siege], Awaitable[str]]
@@ -77,7 +77,7 @@ async def _besiege(swarm: Swarm, target: Peer, conduct: Conduct, strangers: int)
     cost, process = Cost(), psutil.Process(target.pid)
     async with trio.open_nursery() as nursery:
         for cast in casts:
-            await nursery.start(_play, cast, status["addresses"])
+            await nursery.start(cast.play, status["addresses"])
         await trio.sleep(CALM_S)
         before, since = process.memory_info().rss, time.monotonic()
         nursery.start_soon(_sample, process, before, cost)
@@ -88,30 +88,10 @@ async def _besiege(swarm: Swarm, target: Peer, conduct: Conduct, strangers: int)
     return cost
 
 
-async def _play(cast: Cast, addresses: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-    async with open_network(cast.identity, cast.run, cast, LOOPBACK) as network, trio.open_nursery() as nursery:
-        cast.take(network, nursery)
-        network.remember(addresses)
-        gossip: Any = stack(network).gossip
-        with trio.fail_after(PATIENCE_S):
-            while cast.target not in {peer.to_base58() for peer in gossip._pubsub.peers}:
-                await trio.sleep(0.05)
-        task_status.started()
-        await trio.sleep_forever()
-
-
 async def _sample(process: psutil.Process, before: int, cost: Cost) -> None:
     while True:
         cost.grown = max(cost.grown, process.memory_info().rss - before)
         await trio.sleep(SAMPLE_S)
-
-
-async def until_broken(conduct: Callable[[Cast], Awaitable[None]], cast: Cast) -> None:
-    """Let a stranger act until the other end has had enough."""
-    try:
-        await conduct(cast)
-    except Exception:  # noqa: BLE001 - whatever the library raises at a connection that was closed
-        return
 
 
 async def forward(cast: Cast, said: Iterable[tuple[Identity, bytes]]) -> None:
