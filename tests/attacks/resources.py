@@ -26,12 +26,12 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import unpack
 from tests.attacks.attack import Outcome
 from tests.attacks.cost import Cost, watch_loop
+from tests.attacks.forgeries import keys
 from tests.attacks.siege import besieged
 from tests.attacks.sieges import SIEGES
 from tests.attacks.statements import large_motion
 from tests.protocol.example_status import status
 from tests.protocol.peers import TheseMembers
-from tests.simulation.forgeries import keys
 
 BY = Identity.from_seed(b"\x01" * 32)
 RUN = Hash(b"\x07" * 32)

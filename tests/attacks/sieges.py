@@ -21,13 +21,13 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Signature, ViewChange, pack
 from protocol.wire.presence import Heartbeat, Phase, Role
 from protocol.wire.questions import EvidenceRequest
+from tests.attacks.forgeries import keys
 from tests.attacks.questions import dear_questions
 from tests.attacks.siege import Conduct, Siege, forward
 from tests.attacks.statements import large_motion, motion
 from tests.e2e.attacks import Cast
 from tests.fuzz.mutations import BOMBS
 from tests.protocol.transport.recorder import stack
-from tests.simulation.forgeries import keys
 
 SECONDS = 15.0
 """Of an attack that could go on for ever."""

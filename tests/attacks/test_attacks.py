@@ -18,7 +18,7 @@ FAST = [
     "lone certificate",
     "proposes nothing",
     "another genesis",
-    "peeks",
+    "peeks and copies",
 ]
 """Of the fast tier: with certificates, by proposers, with histories, on contributions."""
 BORNE = [burden for burden in BURDENS.values() if not burden.real]

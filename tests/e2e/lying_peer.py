@@ -8,7 +8,7 @@ from typing import Any
 from peer.cli import main
 from protocol.allreduce import runner
 from protocol.wire.hashes import Hash, chunk_hash
-from tests.simulation.liars import blow_up
+from tests.attacks.exchange_liars import blow_up
 
 honest = runner.average
 

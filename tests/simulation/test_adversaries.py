@@ -12,7 +12,7 @@ import pytest
 
 from kernels.aggregate import Rule
 from protocol.wire.messages import members_in
-from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
+from tests.attacks.contributions import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import FRAGMENTS, World

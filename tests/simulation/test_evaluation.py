@@ -19,8 +19,8 @@ from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Measurement
+from tests.attacks.ghosts import Ghost
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
-from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
@@ -190,7 +190,7 @@ def test_a_claim_of_a_stranger_is_dropped() -> None:
         for seat in world.seats:
             seat.step_s = 3.0
         await begin(world, 2, within_s=120)
-        ghost = Ghost(world, b"g")
+        ghost = Ghost(world, Identity.from_seed(b"g" * 32))
         claim = Measurement(rounds=2, tip=record.tips[2], loss=0.25)
         assert 2 not in record.measured
         await ghost.gossip(ghost.beat(1, 2, record.tips[2]).model_copy(update={"measured": claim}))
@@ -306,7 +306,7 @@ def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_bring_no_sample
         for seat in world.seats:
             seat.step_s = 3.0  # measuring takes several heartbeats
         world.listeners.append(on_event)
-        ghost = Ghost(world, b"g")
+        ghost = Ghost(world, Identity.from_seed(b"g" * 32))
         await begin(world, 4, within_s=300)
         written = record.samples[lies[0][1]]
         assert len(written) == 3 and all("lies" not in event.completions.values() for _, event in written)

@@ -16,7 +16,7 @@ from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity
-from tests.simulation.blob_liars import Claimer, Corrupter, turn
+from tests.attacks.blob_liars import Claimer, Corrupter, turn
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather

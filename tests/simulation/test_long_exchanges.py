@@ -12,8 +12,8 @@ from protocol.events.events import Event, MemberLost, RoundCommitted
 from protocol.run.manifest import SignedManifest, sign
 from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
+from tests.attacks.exchange_liars import Besieging, exchanging
 from tests.attacks.stage import identity_of
-from tests.simulation.exchange_liars import Besieging, exchanging
 from tests.simulation.kill_times import EXCHANGE_S, narrow_run
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat

@@ -22,7 +22,7 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.messages import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Reason
-from tests.simulation.rollout_liars import OneBad, Turncoat
+from tests.attacks.rollout_liars import OneBad, Turncoat
 from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import simulate

@@ -14,7 +14,7 @@ from protocol.run.manifest import Admission, sign
 from protocol.trainer_link import Generated, GenerateTask
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
-from tests.simulation.rollout_liars import (
+from tests.attacks.rollout_liars import (
     AcceptsAll,
     Cheat,
     Contrary,

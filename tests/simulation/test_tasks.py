@@ -22,7 +22,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
-from tests.simulation.rollout_liars import FalseScores, FalseScoresOfPrograms
+from tests.attacks.rollout_liars import FalseScores, FalseScoresOfPrograms
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, is_notice, simulate
 from tests.simulation.seat import Seat
