@@ -8,13 +8,14 @@ from functools import lru_cache
 import trio
 
 from protocol.run.admission import bearer_token, bound_token, make_proof
-from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.manifest import Admission, SignedManifest
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.attacks.attack import Attack
 from tests.attacks.forgeries import keys, ready
 from tests.attacks.ghosts import Strangers
-from tests.attacks.stage import ORGANISER, Stage, founded_run, listed_run
+from tests.attacks.stage import Stage, founded_run, listed_run
+from tests.simulation.world import ORGANISER, changed
 
 KEY = Identity.from_seed(b"\x2b" * 32)
 LATER_S = 1_000_000
@@ -24,7 +25,7 @@ USES = 2
 @lru_cache(maxsize=4)
 def invited_run(peers: int) -> SignedManifest:
     """Founded by its seats; whoever else comes has to show a token."""
-    return sign(ORGANISER, founded_run(peers).manifest.model_copy(update={"admission": Admission.INVITE}))
+    return changed(founded_run(peers), admission=Admission.INVITE)
 
 
 async def begin(stage: Stage, round: int = 2) -> None:

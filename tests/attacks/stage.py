@@ -13,7 +13,7 @@ from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, RoundCommitted
 from protocol.node.node import Node
 from protocol.run.fitting import CHUNK_STEP
-from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.manifest import Admission, SignedManifest
 from protocol.transport.interface import NetworkError
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
@@ -21,9 +21,8 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.attacks.ghosts import Ghost
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, seat_identity, simulated_run
+from tests.simulation.world import World, changed, seat_identity, simulated_run
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 SEED = 1
 
 
@@ -44,18 +43,15 @@ def founded_run(peers: int) -> SignedManifest:
     Where the liars that they bear could own half of its chunks, it has more of them: real runs have hundreds.
     """
     founders = sorted(identity_of(number).peer_id for number in range(peers))
-    manifest = simulated_run().manifest.model_copy(update={"founders": founders})
-    if manifest.chunks <= 2 * tolerated(peers):
-        manifest = manifest.model_copy(update={"chunk_parameters": CHUNK_STEP})
-    return sign(ORGANISER, manifest)
+    signed = changed(simulated_run(), founders=founders)
+    return changed(signed, chunk_parameters=CHUNK_STEP) if signed.manifest.chunks <= 2 * tolerated(peers) else signed
 
 
 @lru_cache(maxsize=16)
 def listed_run(peers: int) -> SignedManifest:
     """Founded by its seats, who are the only ones that it admits."""
     founders = sorted(identity_of(number).peer_id for number in range(peers))
-    update = {"founders": founders, "admission": Admission.ALLOWLIST, "allowlist": founders}
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update=update))
+    return changed(simulated_run(), founders=founders, admission=Admission.ALLOWLIST, allowlist=founders)
 
 
 @lru_cache(maxsize=16)
@@ -73,7 +69,7 @@ def four_founders(peers: int) -> SignedManifest:
 def found_by(seats: Iterable[int]) -> SignedManifest:
     """An open run founded by these seats."""
     founders = sorted(identity_of(number).peer_id for number in seats)
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
+    return changed(simulated_run(), founders=founders)
 
 
 class Stage:

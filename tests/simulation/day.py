@@ -23,13 +23,12 @@ from statistics import median
 import trio
 
 from protocol.events.events import Event, RoundCommitted
-from protocol.run.manifest import RoundSection, SignedManifest, sign
-from protocol.wire.identity import Identity
+from protocol.run.manifest import RoundSection, SignedManifest
 from tests.simulation.census import Census, census
 from tests.simulation.growth import Reading, grown
 from tests.simulation.runs import begin, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 
 Kind = tuple[str, Callable[[Seat], Awaitable[None]]]
 """What it is called, and what happens."""
@@ -48,7 +47,7 @@ QUIET_S = 60.0
 def day_run() -> SignedManifest:
     """Small, and with the waiting times that a run has by default."""
     rounds = RoundSection(inner_steps=20, min_members=1)
-    return sign(Identity.from_seed(b"\x2a" * 32), simulated_run().manifest.model_copy(update={"rounds": rounds}))
+    return changed(simulated_run(), rounds=rounds)
 
 
 @dataclass(frozen=True)

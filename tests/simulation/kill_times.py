@@ -20,12 +20,11 @@ from protocol.events.events import Event, MemberLost, RoundCommitted, RoundPropo
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection
-from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World
+from tests.simulation.world import ORGANISER, World
 
 MEMBERS = 4
 ROUND = 1
@@ -40,12 +39,11 @@ VICTIMS = ("owner", "proposer")
 @lru_cache(maxsize=1)
 def narrow_run() -> SignedManifest:
     """About 0.8 M parameters in 50 chunks."""
-    organiser = Identity.from_seed(b"\x2a" * 32)
     return sign(
-        organiser,
+        ORGANISER,
         RunManifest(
             name="narrow",
-            organiser=organiser.peer_id,
+            organiser=ORGANISER.peer_id,
             founders="anyone",
             seed=1,
             model=ModelConfig(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),

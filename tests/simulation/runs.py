@@ -58,8 +58,7 @@ def is_notice(event: Event, code: NoticeCode) -> bool:
 
 async def begin(world: World, round: int = 2, *, within_s: float = 60.0) -> None:
     """Everybody starts, and some rounds are committed."""
-    for seat in world.seats:
-        world.start(seat)
+    world.start_all()
     await world.until_round(round, within_s=within_s)
 
 

@@ -94,8 +94,7 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
         hostile, honest, *_ = world.seats
         turn(hostile, REFUSED[name])
         hostile.offload = averages_nothing
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await reaches(world, ROUNDS)
         assert distance(world) < NEAR
         assert honest.node is not None

@@ -38,7 +38,7 @@ def test_the_census_finds_a_table_that_grew_an_object_a_task_and_a_file() -> Non
     counted: list[Census] = []
 
     async def scenario(world: World) -> None:
-        await begin(world, 2)
+        await begin(world)
         seat = world.seats[0]
         counted.append(census(seat))
         node, process = seat.node, seat.process

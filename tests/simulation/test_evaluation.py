@@ -13,7 +13,7 @@ from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notic
 from protocol.events.status import WhyIdle
 from protocol.formats.training import SamplesConfig
 from protocol.node.evaluator import drawn_order
-from protocol.run.manifest import SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.run.sections import DataSection
 from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
@@ -23,7 +23,7 @@ from tests.attacks.ghosts import Ghost
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 from tests.tiers import first_fast
 
 
@@ -72,8 +72,7 @@ def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]], sign
 
 def run_with_prompts(**changes: object) -> SignedManifest:
     samples = SamplesConfig(prompts=["Once upon a time", "def "])
-    changed = simulated_run().manifest.model_copy(update={"samples": samples, **changes})
-    return sign(Identity.from_seed(b"\x2a" * 32), changed)
+    return changed(simulated_run(), samples=samples, **changes)
 
 
 def members_after(world: World, rounds: int) -> list[PeerId]:

@@ -59,9 +59,7 @@ def test_founders_whose_chains_merge_give_up_what_they_train_ahead() -> None:
     async def scenario(world: World) -> None:
         one, other = world.seats
         world.faults.partition([one], [other])
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=60)
+        await begin(world, 3)
         world.faults.heal()
         await world.until_equal(within_s=60)
         await world.until_round(max(world.rounds()) + 2, within_s=60)
