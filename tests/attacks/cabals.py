@@ -10,6 +10,7 @@ from tests.attacks.exchange_liars import KeepingBack
 from tests.attacks.forgers import Withholding, cabal, half, lying
 
 SIZES = ((4, 1), (7, 2), (10, 3))
+"""Peers and liars; the largest are left to `python -m tests.attacks`."""
 
 
 def say_anything(lies: float, seed: int, *, careful: bool = False) -> Conduct:
@@ -27,15 +28,15 @@ delay_most = holding(
 ATTACKS = [
     attack
     for peers, liars in SIZES
-    for some, together in [(f"{liars} of {peers}", (peers, liars))]
+    for some, together in [(f"{liars} of {peers}", {"peers": peers, "liars": liars, "quick": peers < 10})]
     for attack in (
         *(
-            Attack(f"{some} say anything, {seed}", "and share what they hear", say_anything(0.5, seed), *together)
+            Attack(f"{some} say anything, {seed}", "and share what they hear", say_anything(0.5, seed), **together)
             for seed in (1, 2)
         ),
-        Attack(f"{some} lie always", "and share it", say_anything(1.0, 3), *together),
-        Attack(f"{some} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), *together),
-        Attack(f"{some} take turns", "to keep things back", take_turns, *together, window_s=300),
-        Attack(f"{some} delay most", "give nothing", delay_most, *together),
+        Attack(f"{some} lie always", "and share it", say_anything(1.0, 3), **together),
+        Attack(f"{some} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), **together),
+        Attack(f"{some} take turns", "to keep things back", take_turns, **together, window_s=300),
+        Attack(f"{some} delay most", "give nothing", delay_most, **together),
     )
 ]

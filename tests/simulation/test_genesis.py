@@ -42,7 +42,7 @@ def give(seat: Seat, state: bytes = STATE, signed: SignedManifest = SIGNED, leav
     Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(signed.run)), leaves, memoryview(state))
 
 
-def test_peers_fetch_the_first_state_and_train_from_it() -> None:
+def test_peers_fetch_the_first_state_train_from_it_and_come_back_to_it() -> None:
     async def scenario(world: World) -> None:
         give(world.seats[0])
         await begin(world, 3, within_s=120)
@@ -54,6 +54,11 @@ def test_peers_fetch_the_first_state_and_train_from_it() -> None:
         assert members == {seat.peer for seat in world.seats}
         found = StoredRun(SIGNED, world.seats[1].folder).newest()
         assert found.start is not None, "what is exported begins there too"
+        world.faults.kill(world.seats[2])
+        await trio.sleep(5)
+        world.start(world.seats[2])
+        await world.until_round(6, within_s=120)
+        await world.until_equal(within_s=30)
 
     holds(simulate(3, scenario, signed=SIGNED))
 
@@ -133,20 +138,6 @@ def test_a_joiner_needs_the_first_state_only_while_there_is_no_newer_one(rounds:
         await world.until_round(rounds, within_s=300)
         world.start(joiner)
         await world.until_round(rounds + 2, within_s=120)
-        await world.until_equal(within_s=30)
-
-    holds(simulate(3, scenario, signed=SIGNED))
-
-
-def test_a_peer_comes_back_to_a_run_that_began_with_weights() -> None:
-    async def scenario(world: World) -> None:
-        give(world.seats[0])
-        await begin(world, 2, within_s=120)
-        assert world.seats[2].process is not None
-        world.seats[2].process.kill()
-        await trio.sleep(5)
-        world.start(world.seats[2])
-        await world.until_round(6, within_s=120)
         await world.until_equal(within_s=30)
 
     holds(simulate(3, scenario, signed=SIGNED))

@@ -120,35 +120,22 @@ def test_a_peer_that_dies_at_the_final_record_knows_the_end_in_its_next_life() -
     holds(simulate(3, scenario, signed=short_run()))
 
 
-def test_everybody_dies_at_the_end_and_nobody_goes_on() -> None:
-    async def scenario(world: World) -> None:
-        await begin(world, 1)
-        await until_ended(world)
-        for seat in world.seats:
-            world.faults.kill(seat)
-        world.start_all()
-        await until_ended(world, within_s=60)
-        for seat in world.seats:
-            assert seat.trainer is not None
-            assert not any(said.startswith("compute") for said in seat.trainer.said)
-
-    holds(simulate(3, scenario, signed=short_run()))
-
-
-def test_a_joiner_after_the_end_has_the_final_state_and_computes_nothing() -> None:
+def test_everybody_dies_at_the_end_one_more_joins_and_nobody_goes_on() -> None:
     async def scenario(world: World) -> None:
         *founders, joiner = world.seats
         ends: dict[str, set[str]] = {}
         world.listeners.append(lambda seat, event: _note_end(ends, seat, event))
-        for seat in founders:
-            world.start(seat)
+        world.start_all(but=[joiner])
         await world.until_round(TOTAL, within_s=120)
-        await trio.sleep(10)
-        world.start(joiner)
+        await until_ended(world)
+        for seat in founders:
+            world.faults.kill(seat)
+        world.start_all()
         await until_ended(world, within_s=60)
-        assert node_of(joiner).state_mark == node_of(founders[0]).state_mark and node_of(joiner).rounds == TOTAL
-        assert joiner.peer in ends and joiner.trainer is not None
-        assert not any(said.startswith("compute") for said in joiner.trainer.said)
+        assert node_of(joiner).state_mark == node_of(founders[0]).state_mark and joiner.peer in ends
+        for seat in world.seats:
+            assert seat.trainer is not None
+            assert not any(said.startswith("compute") for said in seat.trainer.said)
 
     holds(simulate(3, scenario, signed=short_run()))
 

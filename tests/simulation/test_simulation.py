@@ -162,7 +162,10 @@ async def changing_nothing(seat: Seat, function: Any, *arguments: Any) -> Any:
     return answer
 
 
-def test_two_founders_merge() -> None:
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_two_founders_merge(fragments: int) -> None:
+    """Streamed, the one that goes back to the beginning has its trainer write the initial parameters."""
+
     async def scenario(world: World) -> None:
         one, other = world.seats
         world.faults.partition([one], [other])
@@ -174,7 +177,9 @@ def test_two_founders_merge() -> None:
         await world.until_round(max(world.rounds()) + 2, within_s=60)
         await world.until_equal(within_s=20)
 
-    holds(simulate(2, scenario))
+    signed = simulated_run(fragments=fragments, delay=5) if fragments > 1 else None
+    run = holds(simulate(2, scenario, signed=signed))
+    assert any("RolledBack" in line for line in run.trace)
 
 
 def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
