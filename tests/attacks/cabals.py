@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from protocol.wire.messages import Commit, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
-from tests.attacks.attack import Attack, Conduct, exchange, forge, holding
+from tests.attacks.attack import WINDOW_S, Attack, Conduct, exchange, forge, holding
 from tests.attacks.exchange_liars import KeepingBack
 from tests.attacks.forgers import Withholding, cabal, half, lying
 
@@ -25,18 +25,16 @@ delay_most = holding(
 )
 """They propose nothing, vote for nothing, and give nothing in the exchange; but they train, and say READY."""
 
+CONDUCTS: dict[str, tuple[str, Conduct, float]] = {
+    "say anything, 1": ("and share what they hear", say_anything(0.5, 1), WINDOW_S),
+    "say anything, 2": ("and share what they hear", say_anything(0.5, 2), WINDOW_S),
+    "lie always": ("and share it", say_anything(1.0, 3), WINDOW_S),
+    "lie carefully": ("nothing provable", say_anything(0.5, 4, careful=True), WINDOW_S),
+    "take turns": ("to keep things back", take_turns, 300.0),
+    "delay most": ("give nothing", delay_most, WINDOW_S),
+}
 ATTACKS = [
-    attack
+    Attack(f"{liars} of {peers} {name}", how, conduct, peers, liars, window_s=window_s, quick=peers < 10)
     for peers, liars in SIZES
-    for some, together in [(f"{liars} of {peers}", {"peers": peers, "liars": liars, "quick": peers < 10})]
-    for attack in (
-        *(
-            Attack(f"{some} say anything, {seed}", "and share what they hear", say_anything(0.5, seed), **together)
-            for seed in (1, 2)
-        ),
-        Attack(f"{some} lie always", "and share it", say_anything(1.0, 3), **together),
-        Attack(f"{some} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), **together),
-        Attack(f"{some} take turns", "to keep things back", take_turns, **together, window_s=300),
-        Attack(f"{some} delay most", "give nothing", delay_most, **together),
-    )
+    for name, (how, conduct, window_s) in CONDUCTS.items()
 ]
