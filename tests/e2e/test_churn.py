@@ -22,8 +22,7 @@ DESCRIPTORS = 64
 
 def test_peers_that_are_killed_and_come_back_go_on_together_and_leave_nothing_behind(tmp_path: Path) -> None:
     shared = shared_memory()
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         for number in range(PEERS):
             start(swarm.peer(f"peer-{number}"))
         swarm.whole(*swarm.peers)

@@ -179,8 +179,7 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
 def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_from_them(tmp_path: Path) -> None:
     """A folder of weights, preferences, and their reference: all that a newcomer needs without the founder."""
     write_pairs_and_folder(tmp_path)
-    with Swarm(tmp_path, PREFERENCES) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, PREFERENCES) as swarm:
         organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
         seed = swarm.peer("seed").start("--role", "seed")
         swarm.whole(*peers)
@@ -237,8 +236,7 @@ def test_tasks_and_reference_weights_of_a_run_with_rollouts_outlive_the_founder(
     """A newcomer trains after the founder is gone: the others have the file of tasks and the weights of the KL term."""
     (tmp_path / "letters.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
     run = ROLLOUT_RUN.replace('"sort"', "'jsonl(path=\"letters.jsonl\")'") + "kl_weight = 0.5\ndrop_zero_advantage = false\n"
-    with Swarm(tmp_path, run) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, run) as swarm:
         organiser, friend = (swarm.peer(name).start("--role", "trainer") for name in ("organiser", "friend"))
         writer, validator = (swarm.peer(role).start("--role", role) for role in ("rollout", "validator"))
         swarm.until("versions of rollouts", lambda: all(peer.heard(ev.RolloutsUsed) for peer in (organiser, friend)))

@@ -23,8 +23,7 @@ IN_FILES = ("--state", "disk")
 
 @pytest.fixture(scope="module", params=first_fast(WAYS))
 def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
         for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
             swarm.peer(name).start(*options)
         swarm.whole(*swarm.peers)

@@ -60,8 +60,7 @@ def bans(target: Peer, cast: Cast) -> list[str]:
 
 
 def test_attacks_cost_their_peer_the_connection_and_the_swarm_goes_on(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         for name in ("one", "two", "three"):
             swarm.peer(name).start()
         swarm.whole(*swarm.peers)

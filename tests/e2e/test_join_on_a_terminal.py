@@ -54,8 +54,7 @@ class Volunteer:
 
 
 def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
             terminal.until("waiting for more peers")
@@ -75,8 +74,7 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_says_how_it_ended_and_ends_a_peer_that_does_not_answer_at_the_third(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
             terminal.until("waiting for more peers")
@@ -97,8 +95,7 @@ def test_ctrl_c_leaves_says_how_it_ended_and_ends_a_peer_that_does_not_answer_at
 
 @pytest.mark.slow
 def test_the_peer_goes_with_its_interface_and_with_its_terminal(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, None):
             ann = Volunteer(swarm, f"volunteer {number}".replace(" ", "-"))
             with ann.terminal as terminal:
@@ -115,8 +112,7 @@ def test_the_peer_goes_with_its_interface_and_with_its_terminal(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         wrong = Volunteer(swarm, "wrong", str(tmp_path / "no such file.toml").replace(" ", "\\ "))
         with wrong.terminal as terminal:
             assert "peer: " in terminal.until("exit code 3")

@@ -35,8 +35,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
 
 
 def test_a_wrong_average_is_blamed_on_its_owner_and_the_round_is_made_without_it(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         one, two, liar = swarm.peer("one"), swarm.peer("two"), swarm.peer("liar")
         liar.program = ("tests.e2e.lying_peer",)
         for peer in (one, two, liar):

@@ -65,8 +65,7 @@ def samples_at(peers: Sequence[Peer]) -> dict[int, set[str]]:
 def test_three_train_on_the_corpus_that_one_of_them_has(tmp_path: Path) -> None:
     write_inputs(tmp_path / "texts", 3_000_000)
     write_tokenizer(tmp_path / "tokenizer.json", 300_000)
-    with Swarm(tmp_path, RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, RUN) as swarm:
         organiser, *others = peers = [swarm.peer(name).start() for name in ("organiser", "friend", "cousin")]
         swarm.whole(*peers)
         swarm.until("some rounds", lambda: organiser.committed >= ROUNDS)

@@ -22,8 +22,7 @@ def trainers_of(peer: Peer) -> list[psutil.Process]:
 
 
 def test_a_capped_member_with_two_ranks_trains_along_is_measured_and_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
-    with Swarm(tmp_path, TINY_RUN.replace("inner_steps = 150", "inner_steps = 20")) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, TINY_RUN.replace("inner_steps = 150", "inner_steps = 20")) as swarm:
         one, two = swarm.peer("one").start(), swarm.peer("two")
         two.start("--processes", "2", "--max-up", "4", "--max-down", "500kB")
         swarm.equal(swarm.whole(one, two), one, two)

@@ -44,8 +44,7 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
         sensors.with_suffix(".new").write_text(json.dumps(CALM | what))
         sensors.with_suffix(".new").replace(sensors)
 
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         others = [swarm.peer(f"peer-{number}").start() for number in range(2)]
         swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_ON_BATTERY": "no", "PEER_MONTHLY_QUOTA": "2GB"}
         feel()

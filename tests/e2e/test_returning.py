@@ -232,8 +232,7 @@ def test_two_halves_without_each_other_keep_the_rounds_of_one_half(tmp_path: Pat
 
 def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Path) -> None:
     """Its trainer starts when the results that it needs are long gone."""
-    with Swarm(tmp_path, QUICK_RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, QUICK_RUN) as swarm:
         first = swarm.peer("first").start()
         swarm.until("a first round", lambda: first.committed, BEGIN_S)
         since = time.time()

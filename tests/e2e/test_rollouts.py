@@ -21,8 +21,7 @@ VERSIONS, VERSIONS_IN_A_CROWD = 3, 6
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("rollouts"), RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path_factory.mktemp("rollouts"), RUN) as swarm:
         for name, role in (("trainer", "trainer"), ("writer", "rollout"), ("validator", "validator")):
             swarm.peer(name).start("--role", role)
         yield swarm
