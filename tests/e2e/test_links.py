@@ -54,25 +54,25 @@ def begin(swarm: Swarm, links: Links, peers: int) -> None:
 def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it_and_one_that_slept_is_back_with_its_parts(
     tmp_path: Path,
 ) -> None:
-    """As a laptop does: it is elsewhere from one moment to the next, and later it sleeps, and wakes on another network."""
+    """As laptops do: one is elsewhere from one moment to the next, and another one sleeps, and wakes on another network."""
     with Links([Access(LINE, LINE)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
         begin(swarm, links, 3)
-        *others, moved = swarm.peers
+        first, sleeper, moved = swarm.peers
         round = until_exchanging(swarm, moved)
         links.move(2)
         swarm.until("its end", lambda: all(peer.committed > round + 1 for peer in swarm.peers))
         for peer in swarm.peers:
             assert {moved.peer_id} <= set(peer.members_of(round)) and {moved.peer_id} <= set(peer.members_of(round + 1))
             assert not [event for event in peer.heard(ev.MemberLost) if event.round >= round]
-        round = until_exchanging(swarm, moved)
-        moved.kill(signal.SIGSTOP)
-        links.move(2)
-        swarm.until("somebody who misses it", lambda: any(missed(peer, moved) for peer in others))
-        moved.kill(signal.SIGCONT)
+        round = until_exchanging(swarm, sleeper)
+        sleeper.kill(signal.SIGSTOP)
+        links.move(1)
+        swarm.until("somebody who misses it", lambda: any(missed(peer, sleeper) for peer in (first, moved)))
+        sleeper.kill(signal.SIGCONT)
         later = round + 2
         swarm.until("later rounds", lambda: all(peer.committed > later for peer in swarm.peers))
-        assert all(moved.peer_id in peer.members_of(round) for peer in swarm.peers), "what it had sent counts"
-        assert all(moved.peer_id in peer.members_of(later) for peer in swarm.peers)
+        assert all(sleeper.peer_id in peer.members_of(round) for peer in swarm.peers), "what it had sent counts"
+        assert all(sleeper.peer_id in peer.members_of(later) for peer in swarm.peers)
         swarm.equal(later + 1, *swarm.peers)
 
 
