@@ -12,12 +12,10 @@ TORCH_BACKEND ?= auto
 TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libnvidia-ml.so.1),,https://download.pytorch.org/whl/cpu)
 SEEDS ?= 1
 SECONDS ?= 60
-MINUTES ?= 10
-RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
+.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix scaling fuzz docs interop clean
 
 venv: $(STAMP)
 
@@ -67,8 +65,8 @@ test-ranks: venv
 	MEMBER_PROCESSES=2 $(E2E)
 
 # Simulations and attacks once more, with rounds of fragments beside which members train.
-STREAMED := adversaries crash_points copies equivocation evaluation finish goodbye kill_times leases liars lines pace ratification \
-	rests run_end simulation sleep streaming
+STREAMED := adversaries crash_points copies evaluation finish goodbye kill_times leases lines pace rests run_end simulation \
+	sleep streaming
 test-streamed: venv
 	SIMULATED_FRAGMENTS=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" \
 		$(STREAMED:%=tests/simulation/test_%.py) tests/attacks/test_attacks.py
@@ -98,16 +96,13 @@ explore: venv
 	$(BIN)/python -m tests.explore --mutations
 
 attacks: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks --processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks
 
 mutations: venv
 	$(BIN)/python -m tests.simulation --mutations
 
 crash-matrix: venv
 	$(BIN)/python -m tests.simulation.crash_points --pairs
-
-kill-times: venv
-	$(BIN)/python -m tests.simulation.kill_times
 
 scaling: venv
 	$(BIN)/python -m benchmarks.swarm_size
@@ -123,12 +118,6 @@ fuzz: venv
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
 	$(BIN)/python -m tests.fuzz --rollouts $(ROLLOUTS)
-
-churn: venv
-	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
-
-soak: venv
-	$(BIN)/python -m tests.e2e.soak --runs $(RUNS)
 
 interop: venv
 	cd tests/interop && npm install --no-package-lock --no-audit --no-fund

@@ -47,8 +47,8 @@ from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import ChunkEntry, Commit, Record, mask_of, member_of, pack
 from protocol.wire.presence import Role
+from tests.attacks.forgeries import certificate
 from tests.protocol.peers import a_first_ready
-from tests.simulation.forgeries import certificate
 
 ORGANISER = Identity.from_seed(bytes(32))
 SAMPLE_S = 0.002

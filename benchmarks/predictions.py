@@ -32,9 +32,8 @@ from peer.planning.model import forecast_rounds
 from peer.planning.swarm import PlannedPeers
 from protocol.events import events as ev
 from protocol.run.manifest import RunManifest, open_manifest
-from tests.e2e.paced_peer import BUSY_FILE, READ
+from tests.e2e.paced_peer import BUSY_FILE, STEP_S, Work
 from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
-from tests.e2e.utilisation import Work
 
 PORT, PATIENCE_S = 4800, 600.0
 SETTLING = 2
@@ -170,7 +169,7 @@ def _all_committed(peers: Sequence[Peer], round: int) -> bool:
 
 def _start(setting: Emulated, swarm: Swarm, links: Links, number: int, invitation: str) -> Peer:
     peer = swarm.peer(f"peer-{number}", invitation)
-    words = (f"{BUSY_FILE}={_busy_file(peer)}", f"PACE_{READ.upper()}={setting.step_s[number]}")
+    words = (f"{BUSY_FILE}={_busy_file(peer)}", f"{STEP_S}={setting.step_s[number]}")
     peer.around = (*links.place(number), "env", *words)
     peer.local, peer.program = False, ("tests.e2e.paced_peer",)
     return peer.start("--port", str(PORT))

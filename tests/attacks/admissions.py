@@ -8,13 +8,14 @@ from functools import lru_cache
 import trio
 
 from protocol.run.admission import bearer_token, bound_token, make_proof
-from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.manifest import Admission, SignedManifest
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.attacks.attack import Attack
-from tests.attacks.stage import ORGANISER, Stage, founded_run, listed_run
-from tests.simulation.forgeries import keys, ready
-from tests.simulation.strangers import Strangers
+from tests.attacks.forgeries import keys, ready
+from tests.attacks.ghosts import Strangers
+from tests.attacks.stage import Stage, founded_run, listed_run
+from tests.simulation.world import ORGANISER, changed
 
 KEY = Identity.from_seed(b"\x2b" * 32)
 LATER_S = 1_000_000
@@ -24,7 +25,7 @@ USES = 2
 @lru_cache(maxsize=4)
 def invited_run(peers: int) -> SignedManifest:
     """Founded by its seats; whoever else comes has to show a token."""
-    return sign(ORGANISER, founded_run(peers).manifest.model_copy(update={"admission": Admission.INVITE}))
+    return changed(founded_run(peers), admission=Admission.INVITE)
 
 
 async def begin(stage: Stage, round: int = 2) -> None:
@@ -33,12 +34,6 @@ async def begin(stage: Stage, round: int = 2) -> None:
         token = bound_token(ORGANISER, stage.run, seat.peer, expires=LATER_S)
         seat.admission = make_proof(token, stage.run, seat.peer)
     await stage.begin(round)
-
-
-def named(stage: Stage) -> set[str]:
-    """Whom the records of the honest name."""
-    node = stage.node()
-    return {member.peer for round in range(node.rounds) for member in node.commit_at(round).record.members}
 
 
 async def _ready_for_a_while(stage: Stage, crowd: Strangers, proofs: Mapping[PeerId, bytes], rounds: int = 8) -> None:
@@ -63,7 +58,7 @@ async def bearer_token_of_a_crowd(stage: Stage) -> None:
     token = bearer_token(ORGANISER, stage.run, KEY, expires=LATER_S, uses=USES)
     proofs = {key.peer_id: make_proof(token, stage.run, key.peer_id, KEY) for key in crowd.keys}
     await _ready_for_a_while(stage, crowd, proofs)
-    assert len(named(stage) & set(proofs)) <= USES, "more peers than the token admits"
+    assert len(stage.in_records() & set(proofs)) <= USES, "more peers than the token admits"
 
 
 async def stolen_proof(stage: Stage) -> None:
@@ -73,7 +68,7 @@ async def stolen_proof(stage: Stage) -> None:
     shown = [stage.world.seats[number % 5].admission for number in range(5)]
     proofs = {key.peer_id: proof for key, proof in zip(crowd.keys, [*shown, b""], strict=True)}
     await _ready_for_a_while(stage, crowd, proofs)
-    assert not named(stage) & set(proofs), "somebody came in with the proof of another"
+    assert not stage.in_records() & set(proofs), "somebody came in with the proof of another"
 
 
 async def token_of_another_organiser(stage: Stage) -> None:
@@ -85,7 +80,7 @@ async def token_of_another_organiser(stage: Stage) -> None:
         for key in crowd.keys
     }
     await _ready_for_a_while(stage, crowd, proofs)
-    assert not named(stage) & set(proofs), "somebody came in with a token of its own"
+    assert not stage.in_records() & set(proofs), "somebody came in with a token of its own"
 
 
 async def unlisted(stage: Stage) -> None:
@@ -93,7 +88,7 @@ async def unlisted(stage: Stage) -> None:
     await stage.begin()
     crowd = Strangers(stage.world, 6)
     await _ready_for_a_while(stage, crowd, {key.peer_id: b"" for key in crowd.keys})
-    assert not named(stage) & {key.peer_id for key in crowd.keys}, "somebody came in who is not on the list"
+    assert not stage.in_records() & {key.peer_id for key in crowd.keys}, "somebody came in who is not on the list"
 
 
 ATTACKS = [

@@ -7,14 +7,17 @@ peers make undisturbed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import trio
 
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest
-from tests.attacks.cost import Cost
+from tests.attacks.exchange_liars import exchanging
+from tests.attacks.forgers import Forger, lying
 from tests.attacks.stage import SEED, Stage, founded_run
 from tests.simulation.runs import simulate
 from tests.simulation.world import World
@@ -27,13 +30,48 @@ GRACE_ROUNDS = 3
 GRACE_S = 120.0
 
 Conduct = Callable[[Stage], Awaitable[None]]
+Within = Callable[[Stage], AbstractContextManager[None]]
+
+
+def holding(*contexts: Within) -> Conduct:
+    """Go on within all of these until cancelled."""
+
+    async def conduct(stage: Stage) -> None:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context(stage))
+            await trio.sleep_forever()
+
+    return conduct
+
+
+def forge(*forgers: Forger | Callable[[Stage], Forger]) -> Within:
+    """The liars' round machines are these forgers', one each; the last one for all that are left."""
+
+    def within(stage: Stage) -> AbstractContextManager[None]:
+        made = [each if isinstance(each, Forger) else each(stage) for each in forgers]
+        return lying({peer: made[min(number, len(made) - 1)] for number, peer in enumerate(stage.liar_peers)})
+
+    return within
+
+
+def exchange(kind: type[ExchangeRunner]) -> Within:
+    """The liars' exchanges are of this kind."""
+    return lambda stage: exchanging(kind, stage.liar_peers)
+
+
+@contextmanager
+def proven(stage: Stage) -> Iterator[None]:
+    """What the liars do is proof against them."""
+    stage.expect_ejected()
+    yield
 
 
 @dataclass(frozen=True)
 class Attack:
     """name: for the table and for `--only`.  how: a phrase.  conduct: goes on until cancelled, or is over sooner.
 
-    peers: seats, of which the first `liars` lie.  keys: of strangers.  begun: whether it comes into a run of two rounds.
+    peers: seats, of which the first `liars` lie.  keys: of strangers.  begun: whether it comes into a run of `rounds`.
     paced: whether rounds have to go on at `PACE`, over `window_s`: longer where each of many pairs of peers costs time once.
     quick: under 2 s.
     """
@@ -46,6 +84,7 @@ class Attack:
     keys: int = 0
     run: Callable[[int], SignedManifest] = founded_run
     begun: bool = True
+    rounds: int = 2
     paced: bool = True
     window_s: float = WINDOW_S
     quick: bool = True
@@ -66,10 +105,7 @@ class Measured:
 
 @dataclass
 class Outcome:
-    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against.
-
-    cost: to the process, of an attack on one.
-    """
+    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against."""
 
     name: str
     how: str
@@ -79,22 +115,16 @@ class Outcome:
     measured: Measured = field(default_factory=Measured)
     undisturbed: Measured | None = None
     ejected: int = 0
-    cost: Cost | None = None
-    details: str = ""
 
     @property
     def held(self) -> bool:
         return self.failure is None
 
 
-async def _nothing(stage: Stage) -> None:
-    await trio.lowlevel.checkpoint()
-
-
 @lru_cache(maxsize=64)
 def undisturbed(peers: int, run: Callable[[int], SignedManifest], window_s: float) -> Measured:
     """What these peers do without any attack, all of them honest."""
-    outcome = simulated(Attack("nothing", "", _nothing, peers, 0, run=run), window_s)
+    outcome = simulated(Attack("nothing", "", holding(), peers, 0, run=run), window_s)
     assert outcome.failure is None, outcome.failure
     return outcome.measured
 
@@ -128,7 +158,7 @@ def simulated(attack: Attack, window_s: float = WINDOW_S) -> Outcome:
 
 
 async def _attacked(attack: Attack, stage: Stage, measured: Measured, window_s: float) -> None:
-    await stage.begin()
+    await stage.begin(attack.rounds)
     begun, first = stage.world.now(), stage.rounds()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(attack.conduct, stage)

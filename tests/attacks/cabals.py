@@ -4,65 +4,37 @@ from __future__ import annotations
 
 from random import Random
 
-import trio
-
-from protocol.wire.envelope import Body
 from protocol.wire.messages import Commit, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
-from tests.attacks.attack import Attack, Conduct
-from tests.attacks.stage import Stage
-from tests.simulation.chaos import cabal
-from tests.simulation.exchange_liars import KeepingBack, exchanging
-from tests.simulation.forgers import Withholding, half, lying, nobody
+from tests.attacks.attack import WINDOW_S, Attack, Conduct, exchange, forge, holding
+from tests.attacks.exchange_liars import KeepingBack
+from tests.attacks.forgers import Withholding, cabal, half, lying
+
+SIZES = ((4, 1), (7, 2), (10, 3))
+"""Peers and liars; the largest are left to `python -m tests.attacks`."""
 
 
 def say_anything(lies: float, seed: int, *, careful: bool = False) -> Conduct:
     """All liars say anything, and share what they hear.  careful: but nothing that is proof against them."""
-
-    async def conduct(stage: Stage) -> None:
-        with lying(cabal(Random(seed), [seat.peer for seat in stage.liars], lies, careful=careful)):
-            await trio.sleep_forever()
-
-    return conduct
+    return holding(lambda stage: lying(cabal(Random(seed), stage.liar_peers, lies, careful=careful)))
 
 
-async def take_turns(stage: Stage) -> None:
-    """Each liar keeps back what the next one shows to a half: proposals, proofs, commits."""
-    kinds: list[type[Body]] = [PrevoteCertificate, Commit, RecordProposal]
-    forgers = {
-        seat.peer: Withholding(kinds[number % 3], favoured=(nobody, half)[number % 2])
-        for number, seat in enumerate(stage.liars)
-    }
-    with lying(forgers):
-        await trio.sleep_forever()
+take_turns = holding(forge(Withholding(PrevoteCertificate), Withholding(Commit, favoured=half), Withholding(RecordProposal)))
+"""Each liar keeps back what the next one shows to a half: proofs, commits, proposals."""
+delay_most = holding(
+    forge(Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit, Vote, ViewChange)), exchange(KeepingBack)
+)
+"""They propose nothing, vote for nothing, and give nothing in the exchange; but they train, and say READY."""
 
-
-async def delay_most(stage: Stage) -> None:
-    """Propose nothing, vote for nothing, and give nothing in the exchange; but train, and say READY."""
-    peers = {seat.peer for seat in stage.liars}
-    quiet = Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit, Vote, ViewChange, favoured=nobody)
-    with lying(dict.fromkeys(peers, quiet)), exchanging(KeepingBack, peers):
-        await trio.sleep_forever()
-
-
-SIZES = ((4, 1), (7, 2), (10, 3))
-
+CONDUCTS: dict[str, tuple[str, Conduct, float]] = {
+    "say anything, 1": ("and share what they hear", say_anything(0.5, 1), WINDOW_S),
+    "say anything, 2": ("and share what they hear", say_anything(0.5, 2), WINDOW_S),
+    "lie always": ("and share it", say_anything(1.0, 3), WINDOW_S),
+    "lie carefully": ("nothing provable", say_anything(0.5, 4, careful=True), WINDOW_S),
+    "take turns": ("to keep things back", take_turns, 300.0),
+    "delay most": ("give nothing", delay_most, WINDOW_S),
+}
 ATTACKS = [
-    *(
-        Attack(f"{liars} of {peers} say anything, {seed}", "and share what they hear", say_anything(0.5, seed), peers, liars)
-        for peers, liars in SIZES
-        for seed in (1, 2)
-    ),
-    *(
-        Attack(f"{liars} of {peers} lie always", "and share it", say_anything(1.0, 3), peers, liars)
-        for peers, liars in SIZES
-    ),
-    *(
-        Attack(f"{liars} of {peers} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), peers, liars)
-        for peers, liars in SIZES
-    ),
-    *(
-        Attack(f"{liars} of {peers} take turns", "to keep things back", take_turns, peers, liars, window_s=300)
-        for peers, liars in SIZES
-    ),
-    *(Attack(f"{liars} of {peers} delay most", "give nothing", delay_most, peers, liars) for peers, liars in SIZES),
+    Attack(f"{liars} of {peers} {name}", how, conduct, peers, liars, window_s=window_s, quick=peers < 10)
+    for peers, liars in SIZES
+    for name, (how, conduct, window_s) in CONDUCTS.items()
 ]

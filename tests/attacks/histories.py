@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from protocol.chain.base import Base
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.events.events import Event, RoundCommitted
+from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Commit
-from tests.attacks.attack import Attack
-from tests.attacks.certificates import ElectorsHistorian
-from tests.attacks.stage import Stage, anybodys_run
-from tests.protocol.answering import ABOUT_BLOBS
-from tests.simulation.forgeries import (
-    Historian,
+from tests.attacks.attack import Attack, Conduct
+from tests.attacks.forgeries import (
     Invention,
     certificate,
     chain_of_keys,
@@ -26,65 +24,58 @@ from tests.simulation.forgeries import (
     keys,
     member,
 )
-from tests.simulation.forgers import Withholding, lying, nobody
+from tests.attacks.forgers import Withholding, lying
+from tests.attacks.ghosts import Historian, Strangers
+from tests.attacks.stage import Stage, anybodys_run, found_by, founded_run, stranger_key
+from tests.protocol.answering import ABOUT_BLOBS
 from tests.simulation.seat import Seat
-from tests.simulation.strangers import Strangers
+
+Chain = Callable[[Stage], list[Commit]]
 
 
-def _historian(stage: Stage, chain: Sequence[Commit]) -> Historian:
-    ghost = Historian(stage.world, b"\x70")
-    stage.world.judge.liars[ghost.peer] = None
-    ghost.chain = chain
-    return ghost
+def shown(chain: Chain, rounds: int) -> Conduct:
+    """After so many rounds a stranger claims a chain, and nobody gives up what it has."""
+
+    async def conduct(stage: Stage) -> None:
+        await stage.world.until("some rounds", lambda: stage.rounds() >= rounds, within_s=120)
+        stage.expect_kept(rounds)
+        ghost = Historian(stage.world, stranger_key(16))
+        ghost.chain = chain(stage)
+        await ghost.beat_on()
+
+    return conduct
 
 
-async def other_genesis(stage: Stage) -> None:
-    """64 keys made a chain from genesis that is longer than ours; nobody has its state (simM)."""
-    await stage.world.until("some rounds", lambda: stage.rounds() >= 8, within_s=120)
-    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(64), 12)
-    kept = stage.node().tip_at(8)
-    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(8) == kept for s in stage.honest), 1.0)
-    await _historian(stage, chain).beat_on()
+def made_by(count: int, length: int, kept: int = 0) -> Chain:
+    """Made by so many keys, from our own record of this number on (from genesis: nobody has its state, simM)."""
+
+    def chain(stage: Stage) -> list[Commit]:
+        start = [stage.node().commit_at(round) for round in range(kept)]
+        return chain_of_keys(stage.world.signed.manifest, stage.run, keys(count), length, start=start)
+
+    return chain
 
 
-async def other_genesis_by_few(stage: Stage) -> None:
-    await _other_first_record(stage, 12)
+def over_first_result(length: int) -> Chain:
+    """With as many members as the first record had, its index, and a lower hash (simN).
 
+    Of the first record alone the state can be had, from our own results.
+    """
 
-async def other_first_record_only(stage: Stage) -> None:
-    """That one alone: its state can be had, from our own results."""
-    await _other_first_record(stage, 1)
+    def chain(stage: Stage) -> list[Commit]:
+        node, manifest = stage.node(), stage.world.signed.manifest
+        first, signers = node.commit_at(0), keys(len(node.commit_at(0).record.members))
+        base = Base(0, 0, genesis_tip(stage.run), ())
+        record, serial = first.record, 0
+        while record is first.record or record_hash(record) > node.tip_at(1):  # the lower hash is preferred
+            serial += 1
+            members = [member(key, stage.run, base, first.record.state_digest, serial) for key in signers]
+            made = invented(manifest, base, members, first.record.state_digest, None)
+            record = made.record.model_copy(update={"result_root": first.record.result_root})
+        start = commit(Invention(record, list(first.index)), certificate(stage.run, record, signers))
+        return chain_of_keys(manifest, stage.run, signers, length, digest=ZERO_HASH, start=[start])
 
-
-async def _other_first_record(stage: Stage, length: int) -> None:
-    """The same with as many members as the first record had, its index, and a lower hash (simN)."""
-    await stage.world.until("some rounds", lambda: stage.rounds() >= 4, within_s=120)
-    node = stage.node()
-    first, signers = node.commit_at(0), keys(len(node.commit_at(0).record.members))
-    manifest = stage.world.signed.manifest
-    base = Base(0, 0, genesis_tip(stage.run), ())
-    record, serial = first.record, 0
-    while record is first.record or record_hash(record) > node.tip_at(1):  # the lower hash is preferred
-        serial += 1
-        members = [member(key, stage.run, base, first.record.state_digest, serial) for key in signers]
-        made = invented(manifest, base, members, first.record.state_digest, None)
-        record = made.record.model_copy(update={"result_root": first.record.result_root})
-    start = commit(Invention(record, list(first.index)), certificate(stage.run, record, signers))
-    chain = chain_of_keys(manifest, stage.run, signers, length, digest=ZERO_HASH, start=[start])
-    kept = node.tip_at(4)
-    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(4) == kept for s in stage.honest), 1.0)
-    await _historian(stage, chain).beat_on()
-
-
-async def branch_of_keys(stage: Stage) -> None:
-    """From our own third record on, a longer branch that keys alone signed."""
-    await stage.world.until("some rounds", lambda: stage.rounds() >= 5, within_s=120)
-    node = stage.node()
-    start = [node.commit_at(round) for round in range(3)]
-    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(16), 30, start=start)
-    kept = node.tip_at(5)
-    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(5) == kept for s in stage.honest), 1.0)
-    await _historian(stage, chain).beat_on()
+    return chain
 
 
 async def branch_of_one_elector(stage: Stage) -> None:
@@ -93,8 +84,7 @@ async def branch_of_one_elector(stage: Stage) -> None:
     liar, node = stage.liars[0], stage.node()
     stage.world.faults.kill(liar)
     chain = [node.commit_at(round) for round in range(4)]
-    kept = node.tip_at(5)
-    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(5) == kept for s in stage.honest), 1.0)
+    stage.expect_kept(5)
     electors = [peer for peer in node._history.base.electors if peer != liar.peer]
     digest = node._replica.state.digest()
     manifest = stage.world.signed.manifest
@@ -103,48 +93,42 @@ async def branch_of_one_elector(stage: Stage) -> None:
         place = member(liar.identity, stage.run, base, digest)
         made = invented(manifest, base, [place], digest, None)
         chain.append(commit(made, certificate(stage.run, made.record, [liar.identity], absent=electors)))
-    ghost = ElectorsHistorian(stage.world, liar.identity)
+    ghost = Historian(stage.world, liar.identity)
     ghost.chain = chain
     await ghost.beat_on()
 
 
-async def _joined(stage: Stage, joiner: Seat) -> None:
+async def _joins(stage: Stage, lie: Conduct) -> None:
+    """The last seat joins beside a lie about the history."""
+    *founders, joiner = stage.world.seats
+    for seat in founders:
+        stage.world.start(seat)
+    await stage.world.until_round(6, within_s=60)
+    stage.world.spawn(lie, stage)
+    await trio.sleep(2)
     stage.world.start(joiner)
-    honest = [seat for seat in stage.honest if seat is not joiner]
-    await stage.world.until(
-        "the joiner stands where the others do",
-        lambda: (
-            joiner.node is not None
-            and joiner.node.rounds > 6
-            and any(seat.node is not None and joiner.node.tip == seat.node.tip for seat in honest)
-        ),
-        within_s=180,
-    )
+
+    def stands() -> bool:
+        honest = [seat.node for seat in stage.honest if seat.node is not None and seat is not joiner]
+        return joiner.node is not None and joiner.node.rounds > 6 and joiner.node.tip in [node.tip for node in honest]
+
+    await stage.world.until("the joiner stands where the others do", stands, within_s=180)
 
 
 async def joiner_shown_another_chain(stage: Stage) -> None:
     """A newcomer hears of a longer chain that keys made, beside the true one."""
-    *founders, joiner = stage.world.seats
-    for seat in founders:
-        stage.world.start(seat)
-    await stage.world.until_round(6, within_s=60)
-    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(16), 40)
-    stage.world.spawn(_historian(stage, chain).beat_on)
-    await _joined(stage, joiner)
+
+    async def lie(stage: Stage) -> None:
+        ghost = Historian(stage.world, stranger_key(16))
+        ghost.chain = made_by(16, 40)(stage)
+        await ghost.beat_on()
+
+    await _joins(stage, lie)
 
 
 async def joiner_shown_a_longer_one(stage: Stage) -> None:
     """Its first records are true, the rest is by one elector alone."""
-    *founders, joiner = stage.world.seats
-    for seat in founders:
-        stage.world.start(seat)
-    await stage.world.until_round(6, within_s=60)
-    stage.liars, stage.honest = founders[:1], [*founders[1:], joiner]
-    for seat in stage.liars:
-        stage.world.judge.liars[seat.peer] = None
-    stage.world.spawn(branch_of_one_elector, stage)
-    await trio.sleep(2)
-    await _joined(stage, joiner)
+    await _joins(stage, branch_of_one_elector)
 
 
 async def joiners_without_state(stage: Stage) -> None:
@@ -164,6 +148,11 @@ async def joiners_without_state(stage: Stage) -> None:
     stage.world.start(founder)
     stage.honest = [founder, *joiners]
     await stage.world.until("the founder's records are back", lambda: all(_state(seat) >= 16 for seat in stage.honest), 400)
+
+
+def first_found(peers: int) -> SignedManifest:
+    """Founded by the first seat."""
+    return found_by([0])
 
 
 def _state(seat: Seat) -> int:
@@ -191,7 +180,7 @@ async def minority_kept_by_a_liar(stage: Stage) -> None:
     chain = [node.commit_at(round) for round in range(node.rounds)]
     stage.world.faults.kill(liar)
     stage.world.faults.heal()
-    ghost = ElectorsHistorian(stage.world, liar.identity)
+    ghost = Historian(stage.world, liar.identity)
     ghost.chain = chain
     stage.world.spawn(ghost.beat_on)
     for kept in chain[-3:]:
@@ -201,7 +190,7 @@ async def minority_kept_by_a_liar(stage: Stage) -> None:
     await stage.world.until("rounds of all honest", lambda: stage.rounds() >= reached + 6, 240)
 
 
-async def decided_and_gone(stage: Stage, *, leave: int, dead: int = 1) -> None:
+async def decided_and_gone(leave: int, stage: Stage) -> None:
     """Who decides a round dies with the commit, some that voted say goodbye, and the rest goes on at once (pure2)."""
     world = stage.world
     await stage.begin()
@@ -213,7 +202,7 @@ async def decided_and_gone(stage: Stage, *, leave: int, dead: int = 1) -> None:
             world.faults.kill(seat)
 
     world.listeners.append(strike)
-    quiet = Withholding(Commit, favoured=nobody)
+    quiet = Withholding(Commit)
     with lying({seat.peer: quiet for seat in world.seats}):
         await world.until("a record that one peer has", lambda: bool(struck), 120)
         leavers = [seat for seat in world.seats if seat.up and seat not in struck][:leave]
@@ -225,14 +214,6 @@ async def decided_and_gone(stage: Stage, *, leave: int, dead: int = 1) -> None:
         if not seat.up:
             world.start(seat)
     await world.until("rounds of all", lambda: min(world.rounds()) >= reached + 6, 240)
-
-
-async def decided_and_one_goodbye(stage: Stage) -> None:
-    await decided_and_gone(stage, leave=1)
-
-
-async def decided_and_two_goodbyes(stage: Stage) -> None:
-    await decided_and_gone(stage, leave=2)
 
 
 async def crowd_at_the_beginning(stage: Stage) -> None:
@@ -271,22 +252,37 @@ async def answers_with_garbage(stage: Stage) -> None:
 
 
 ATTACKS = [
-    Attack("another genesis", "a longer chain by 64 keys", other_genesis, liars=0, keys=64),
+    Attack("another genesis", "a longer chain by 64 keys", shown(made_by(64, 12), 8), liars=0, keys=64),
     Attack(
-        "another genesis, demo run", "the same where anyone may begin", other_genesis, liars=0, keys=64, run=anybodys_run
+        "another genesis, demo run",
+        "the same where anyone may begin",
+        shown(made_by(64, 12), 8),
+        liars=0,
+        keys=64,
+        run=anybodys_run,
     ),
-    Attack("another first record", "over the true first result", other_genesis_by_few, liars=0, keys=5),
-    Attack("another first record, demo", "where anyone may begin", other_genesis_by_few, liars=0, keys=5, run=anybodys_run),
-    Attack("first record only", "one record by 5 keys", other_first_record_only, liars=0, keys=5),
-    Attack("branch of keys", "27 records by 16 keys", branch_of_keys, liars=0, keys=16),
+    *(
+        Attack(name + where, how, shown(over_first_result(length), 4), liars=0, keys=5, run=run)
+        for name, how, length in (
+            ("another first record", "over the true first result", 12),
+            ("first record only", "one record by 5 keys", 1),
+        )
+        for where, run in (("", founded_run), (", demo", anybodys_run))
+    ),
+    Attack("branch of keys", "27 records by 16 keys", shown(made_by(16, 30, kept=3), 5), liars=0, keys=16),
     Attack("branch of one elector", "26 records, all others absent", branch_of_one_elector),
     Attack("joiner shown keys' chain", "40 records", joiner_shown_another_chain, 5, 0, 16, begun=False),
-    Attack("joiner shown one elector's", "a longer branch", joiner_shown_a_longer_one, 5, 0, begun=False),
-    Attack("joiners without state", "the founder dies", joiners_without_state, 3, 0, run=anybodys_run, begun=False),
+    Attack("joiner shown one elector's", "a longer branch", joiner_shown_a_longer_one, 5, 1, begun=False),
+    *(
+        Attack(f"joiners without state{where}", "the founder dies", joiners_without_state, 3, 0, run=run, begun=False)
+        for where, run in (("", anybodys_run), (", founded", first_found))
+    ),
     Attack("minority shown later", "two of five were apart", minority_shown_later, 5, 0, begun=False),
     Attack("minority kept by a liar", "and shown for ever", minority_kept_by_a_liar, 5, 1, begun=False),
-    Attack("decided, dead, one goodbye", "the rest goes on", decided_and_one_goodbye, 5, 0, begun=False),
-    Attack("decided, dead, two goodbyes", "the rest goes on", decided_and_two_goodbyes, 5, 0, begun=False),
+    *(
+        Attack(f"decided, dead, {leave} leave", "the rest goes on", partial(decided_and_gone, leave), 5, 0, begun=False)
+        for leave in (1, 2)
+    ),
     Attack("crowd at the beginning", "twelve keys ready first", crowd_at_the_beginning, 4, 0, 12, begun=False),
     Attack("answers with garbage", "about a longer chain", answers_with_garbage, liars=0, keys=1),
 ]

@@ -10,18 +10,10 @@ import argparse
 import multiprocessing
 from dataclasses import dataclass
 
-import trio
-
-from tests.attacks.attack import Attack, simulated
+from tests.attacks.attack import Attack, holding, simulated
 from tests.attacks.cabals import SIZES, delay_most, say_anything, take_turns
-from tests.attacks.crowds import thousand_ready_and_mute, wait_with_many
+from tests.attacks.crowds import thousand_mute, thousand_wait
 from tests.attacks.exchanges import always_late, averages_a_little_late, averages_late, late_for_each
-from tests.attacks.stage import Stage
-
-
-async def honest(stage: Stage) -> None:
-    """Nobody lies."""
-    await trio.sleep_forever()
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ def worlds() -> list[Attack]:
     """The rows of the table."""
     rows: list[Attack] = []
     for peers, most in SIZES:
-        rows.append(Attack("nobody lies", "", honest, peers, 0))
+        rows.append(Attack("nobody lies", "", holding(), peers, 0))
         for liars in sorted({1, most}):
             rows.append(Attack("give nothing", "", delay_most, peers, liars))
             rows.append(Attack("keep things back in turns", "", take_turns, peers, liars))
@@ -49,8 +41,8 @@ def worlds() -> list[Attack]:
             rows.append(Attack("average late", "", averages_late, peers, liars))
             rows.append(Attack("average a little late", "", averages_a_little_late, peers, liars))
             rows.append(Attack("say anything unprovable", "", say_anything(0.5, 1, careful=True), peers, liars))
-    rows.append(Attack("strangers compute for ever", "", wait_with_many, 4, 0, 1000))
-    rows.append(Attack("strangers are ready and mute", "", thousand_ready_and_mute, 4, 0, 1000))
+    rows.append(Attack("strangers compute for ever", "", thousand_wait, 4, 0, 1000))
+    rows.append(Attack("strangers are ready and mute", "", thousand_mute, 4, 0, 1000))
     return rows
 
 

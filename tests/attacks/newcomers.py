@@ -11,11 +11,10 @@ from protocol.allreduce.machine import ExchangeEffect
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest
 from protocol.wire.identity import PeerId
-from tests.attacks.attack import Attack
+from tests.attacks.attack import Attack, exchange, holding
 from tests.attacks.crowds import ready_and_mute
-from tests.attacks.stage import Stage, founded_run
-from tests.attacks.standing import fair, four_founders, shares_since
-from tests.simulation.exchange_liars import exchanging
+from tests.attacks.stage import Stage, founded_run, four_founders
+from tests.attacks.standing import fair, shares_since
 
 # -- sleepers -------------------------------------------------------------------------------------------------------------
 
@@ -36,8 +35,7 @@ async def sleepers_withhold(stage: Stage) -> None:
     """Newcomers that have contributed withhold everything, one after the other, each in one round."""
     first = stage.rounds() + 2
     OnItsDay.days = {seat.peer: first + number for number, seat in enumerate(stage.liars)}
-    with fair(stage), exchanging(OnItsDay, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
+    await holding(fair, exchange(OnItsDay))(stage)
 
 
 async def sleepers_compute(stage: Stage) -> None:
@@ -76,7 +74,7 @@ async def keep_newcomers_out(stage: Stage, count: int, rounds: int) -> None:
 
     await until(10)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ready_and_mute, stage, count, 1.0)
+        nursery.start_soon(ready_and_mute(count), stage)
         await until(16)
         stage.world.start(newcomer)
         begun, waited = stage.rounds(), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,8 +19,8 @@ from protocol.wire.messages import Plan, Proposal, Ready, ViewChange, member_of,
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 from tests.attacks.attack import Attack
 from tests.attacks.crowds import gather_from
+from tests.attacks.ghosts import Ghost
 from tests.attacks.stage import Stage
-from tests.simulation.liars import Ghost
 from tests.simulation.seat import Seat
 
 ASK_S = 0.2
@@ -115,18 +116,11 @@ async def peek(stage: Stage, ear: Ghost, network: Any, change: Callable[[Ready],
             await trio.sleep(ASK_S)
 
 
-async def stranger_peeks(stage: Stage) -> None:
-    watch_answers(stage)
-    ghost = stage.stranger()
-    await peek(stage, ghost, ghost.network)
-
-
 async def stranger_copies(stage: Stage) -> None:
-    """What it has read is what it commits to."""
+    """A stranger asks for every contribution, and commits to what it has read."""
     watch_answers(stage)
-    ghost = stage.stranger()
+    ghost, copied = stage.stranger(), set[bytes]()
     stage.world.spawn(ghost.live)
-    copied = set[bytes]()
 
     async def copy(peer: PeerId, ready: Ready) -> None:
         if len(await read(ghost.network, peer, ready.root, sizes_of(stage))) == len(sizes_of(stage)):
@@ -147,14 +141,14 @@ async def liar_peeks(stage: Stage) -> None:
     await peek(stage, stage.stranger(), stage.network(stage.liars[0]))
 
 
-async def newcomer_peeks(stage: Stage) -> None:
-    """It is READY itself, with a contribution that nobody has, so that plans name it."""
+async def newcomer_peeks(keys: int, stage: Stage) -> None:
+    """One key is READY itself, with a contribution that nobody has, so that plans name it; it asks, or another key."""
     watch_answers(stage)
-    ghost = stage.stranger()
-    stage.world.spawn(ghost.live)
+    ready, *others = (stage.stranger(number) for number in range(keys))
+    stage.world.spawn(ready.live)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(peek, stage, ghost, ghost.network)
-        nursery.start_soon(be_ready, stage, ghost, lambda ready: ghost.ready_for(ready))
+        nursery.start_soon(peek, stage, ready, [ready, *others][-1].network)
+        nursery.start_soon(be_ready, stage, ready, ready.ready_for)
 
 
 async def be_ready(stage: Stage, ghost: Ghost, make: Callable[[Ready], Ready]) -> None:
@@ -166,16 +160,6 @@ async def be_ready(stage: Stage, ghost: Ghost, make: Callable[[Ready], Ready]) -
                 said.add(ready.base)
                 await ghost.gossip(make(ready))
         await trio.sleep(ASK_S)
-
-
-async def two_keys_peek(stage: Stage) -> None:
-    """The one is READY, and named in plans; the other asks."""
-    watch_answers(stage)
-    ready, asker = stage.stranger(), stage.stranger(1)
-    stage.world.spawn(ready.live)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(peek, stage, ready, asker.network)
-        nursery.start_soon(be_ready, stage, ready, lambda example: ready.ready_for(example))
 
 
 async def old_roots(stage: Stage) -> None:
@@ -335,11 +319,10 @@ async def ready_again(stage: Stage) -> None:
 
 
 ATTACKS = [
-    Attack("peeks", "a stranger asks for every contribution", stranger_peeks, 4, 0, 1),
-    Attack("peeks and copies", "and commits to a copy", stranger_copies, 4, 0, 1),
+    Attack("peeks and copies", "a stranger, and commits to a copy", stranger_copies, 4, 0, 1),
     Attack("an elector peeks", "before there is a plan", liar_peeks),
-    Attack("a newcomer peeks", "that is READY itself", newcomer_peeks, 4, 0, 1),
-    Attack("two keys peek", "one is a member, the other asks", two_keys_peek, 4, 0, 2),
+    Attack("a newcomer peeks", "that is READY itself", partial(newcomer_peeks, 1), 4, 0, 1),
+    Attack("two keys peek", "one is a member, the other asks", partial(newcomer_peeks, 2), 4, 0, 2),
     Attack("peeks at old rounds", "and at running ones", old_roots, 4, 0, 1),
     Attack("peeks by its own plan", "with all READYs and its own", names_itself, 4, 0, 1),
     Attack("asks for pushes", "as an overheard plan's member", asks_for_pushes, 4, 0, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -25,66 +25,12 @@ from protocol.wire.messages import (
     mask_of,
     pack,
 )
-from tests.attacks.attack import Attack
-from tests.attacks.exchanges import averaging_wrongly, expect_ejected
+from tests.attacks.attack import Attack, exchange, forge, holding, proven
+from tests.attacks.exchange_liars import Noisy, Repeating, blow_up
+from tests.attacks.exchanges import averaging_wrongly
+from tests.attacks.forgeries import keys, member, record_of
+from tests.attacks.forgers import Altering, Forger, Withholding, half, lying, one
 from tests.attacks.stage import Stage, listed_run
-from tests.simulation.exchange_liars import Noisy, Repeating, exchanging
-from tests.simulation.forgeries import keys, member
-from tests.simulation.forgers import Altering, Forger, Withholding, half, lying, nobody, one
-from tests.simulation.liars import blow_up, record_of
-
-
-async def play(stage: Stage, *forgers: Forger) -> None:
-    """The liars' machines are these forgers', one each; the last one for all that are left."""
-    cast = {seat.peer: forgers[min(number, len(forgers) - 1)] for number, seat in enumerate(stage.liars)}
-    with lying(cast):
-        await trio.sleep_forever()
-
-
-async def proposes_nothing(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit, favoured=nobody))
-
-
-async def proposes_to_one(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, RecordProposal, favoured=one))
-
-
-async def proposes_to_half(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, RecordProposal, favoured=half))
-
-
-async def keeps_the_motion(stage: Stage) -> None:
-    await play(stage, Withholding(RecordProposal, favoured=nobody))
-
-
-async def keeps_the_motion_and_repeats(stage: Stage) -> None:
-    with exchanging(Repeating, {seat.peer for seat in stage.liars}):
-        await keeps_the_motion(stage)
-
-
-async def keeps_the_motion_and_makes_noise(stage: Stage) -> None:
-    with exchanging(Noisy, {seat.peer for seat in stage.liars}):
-        await keeps_the_motion(stage)
-
-
-async def motion_to_half(stage: Stage) -> None:
-    await play(stage, Withholding(RecordProposal, favoured=half))
-
-
-async def keeps_the_proof(stage: Stage) -> None:
-    await play(stage, Withholding(PrevoteCertificate, favoured=nobody))
-
-
-async def proof_to_one(stage: Stage) -> None:
-    await play(stage, Withholding(PrevoteCertificate, favoured=one))
-
-
-async def keeps_the_commit(stage: Stage) -> None:
-    await play(stage, Withholding(Commit, favoured=nobody))
-
-
-async def commit_to_one(stage: Stage) -> None:
-    await play(stage, Withholding(Commit, favoured=one))
 
 
 class Pocket(Forger):
@@ -104,155 +50,118 @@ class Pocket(Forger):
 
 
 async def certificate_shown_late(stage: Stage) -> None:
-    """The certificates are shown when others have gone on for ten rounds (simD)."""
+    """The certificates are shown when others have gone on for five rounds (simD)."""
     pocket = Pocket()
     with lying({stage.liars[0].peer: pocket}):
         while True:
             await trio.sleep(1)
             for round, commit in list(pocket.kept.items()):
-                if stage.rounds() > round + 10:
+                if stage.rounds() > round + 5:
                     await stage.tell(stage.liars[0], stage.honest_peers, commit)
 
 
 # -- other plans ----------------------------------------------------------------------------------------------------------
 
 
-def _with_plan(proposal: Proposal, plan: Plan) -> Proposal:
-    return proposal.model_copy(update={"plan": plan})
+def with_plan(proposal: Proposal, **changes: object) -> Proposal:
+    """The proposal of a plan that is changed like this."""
+    return proposal.model_copy(update={"plan": proposal.plan.model_copy(update=changes)})
 
 
 def owned_by_us(machine: RoundMachine, proposal: Proposal) -> Proposal:
     """All chunks are ours."""
     ours = [member.peer for member in proposal.plan.members].index(machine.me)
-    return _with_plan(proposal, proposal.plan.model_copy(update={"owners": bytes([ours]) * len(proposal.plan.owners)}))
+    return with_plan(proposal, owners=bytes([ours]) * len(proposal.plan.owners))
 
 
-def turned_owners(machine: RoundMachine, proposal: Proposal) -> Proposal:
+def turned_owners(proposal: Proposal) -> Proposal:
     """The owners in another order."""
-    return _with_plan(proposal, proposal.plan.model_copy(update={"owners": proposal.plan.owners[::-1]}))
+    return with_plan(proposal, owners=proposal.plan.owners[::-1])
 
 
-def without(proposal: Proposal, gone: Sequence[str]) -> Proposal:
-    """The plan without these members."""
-    plan = proposal.plan
-    members = [each for each in plan.members if each.peer not in gone]
-    owners = bytes(owner % len(members) for owner in plan.owners)
-    return _with_plan(proposal, plan.model_copy(update={"members": members, "owners": owners}))
+def victim_of(machine: RoundMachine) -> str:
+    """An elector that is ready, and not us."""
+    return next(peer for peer in machine.base.electors if peer != machine.me)
 
 
 def without_an_elector(machine: RoundMachine, proposal: Proposal) -> Proposal:
     """One elector that is ready is left out."""
-    victim = next(peer for peer in machine.base.electors if peer != machine.me)
-    return without(proposal, [victim])
+    members = [each for each in proposal.plan.members if each.peer != victim_of(machine)]
+    return with_plan(proposal, members=members, owners=bytes(owner % len(members) for owner in proposal.plan.owners))
 
 
-def with_another_digest(machine: RoundMachine, proposal: Proposal) -> Proposal:
-    """It stands on a state that nobody has (simL)."""
-    return _with_plan(proposal, proposal.plan.model_copy(update={"state_digest": b"\x77" * 32}))
+def with_unsigned_members(machine: RoundMachine, proposal: Proposal) -> Proposal:
+    members = [each.model_copy(update={"signature": bytes(64)}) for each in proposal.plan.members]
+    return with_plan(proposal, members=members)
 
 
-def with_fewer_rolls(machine: RoundMachine, proposal: Proposal) -> Proposal:
-    """Justified by one roll, as often as it takes."""
-    return proposal.model_copy(update={"rolls": proposal.rolls[:1] * len(proposal.rolls)})
+def padded(make: Callable[[Stage, Base, Plan], list[Member]]) -> Callable[[Stage], Altering]:
+    """Its plans name members that they must not name, and that no record may name."""
+
+    def forger(stage: Stage) -> Altering:
+        named: set[str] = set()
+
+        def pad(machine: RoundMachine, proposal: Proposal) -> Proposal:
+            plan = proposal.plan
+            more = make(stage, Base(plan.round, plan.fragment, machine.base.tip, ()), plan)
+            named.update(each.peer for each in more)
+            members = sorted([*plan.members, *more], key=lambda each: each.peer)
+            places = [each.peer for each in members]
+            owners = bytes(places.index(plan.members[owner].peer) for owner in plan.owners)
+            return with_plan(proposal, members=members, owners=owners)
+
+        stage.expect("no record names such a member", lambda: named.isdisjoint(stage.in_records()), within_s=1.0)
+        return Altering(Proposal, pad, to_itself=True)
+
+    return forger
 
 
-async def other_owners(stage: Stage) -> None:
-    await play(stage, Altering(Proposal, owned_by_us, to_itself=True))
-
-
-async def two_plans(stage: Stage) -> None:
-    await play(stage, Altering(Proposal, turned_owners, halves=True))
-
-
-async def leaves_one_out(stage: Stage) -> None:
-    await play(stage, Altering(Proposal, without_an_elector, to_itself=True))
-
-
-async def another_state(stage: Stage) -> None:
-    await play(stage, Altering(Proposal, with_another_digest))
-
-
-async def too_few_rolls(stage: Stage) -> None:
-    await play(stage, Altering(Proposal, with_fewer_rolls))
-
-
-async def padded(stage: Stage) -> None:
+def unlisted(stage: Stage, base: Base, plan: Plan) -> list[Member]:
     """Eleven keys that the run's list does not name, each with a READY of its own (simB)."""
-    unlisted = keys(11, "unlisted")
-    for key in unlisted:
-        stage.world.judge.liars[key.peer_id] = None
-
-    def pad(machine: RoundMachine, proposal: Proposal) -> Proposal:
-        plan = proposal.plan
-        base = Base(plan.round, plan.fragment, machine.base.tip, ())
-        more = [member(key, stage.run, base, plan.state_digest) for key in unlisted]
-        return _with_plan(proposal, _padded(plan, more))
-
-    def only_listed() -> bool:
-        node, listed = stage.node(), stage.world.signed.manifest.allowlist
-        return all(m.peer in listed for round in range(node.rounds) for m in node.commit_at(round).record.members)
-
-    stage.expect("no record names a key that is not on the list", only_listed, within_s=1.0)
-    await play(stage, Altering(Proposal, pad, to_itself=True))
+    made = keys(11, "unlisted")
+    stage.world.judge.liars |= dict.fromkeys(key.peer_id for key in made)
+    return [member(key, stage.run, base, plan.state_digest) for key in made]
 
 
-async def padded_without_readys(stage: Stage) -> None:
+def silent(stage: Stage, base: Base, plan: Plan) -> list[Member]:
     """Keys that said nothing, under the signature of another member's READY."""
-    invented = keys(11, "silent")
-
-    def pad(machine: RoundMachine, proposal: Proposal) -> Proposal:
-        like = proposal.plan.members[0]
-        more = [like.model_copy(update={"peer": key.peer_id}) for key in invented]
-        return _with_plan(proposal, _padded(proposal.plan, more))
-
-    def nobody_invented() -> bool:
-        node, names = stage.node(), {key.peer_id for key in invented}
-        return all(m.peer not in names for round in range(node.rounds) for m in node.commit_at(round).record.members)
-
-    stage.expect("no record names a key that was not ready", nobody_invented, within_s=1.0)
-    await play(stage, Altering(Proposal, pad, to_itself=True))
+    return [plan.members[0].model_copy(update={"peer": key.peer_id}) for key in keys(11, "silent")]
 
 
-def _padded(plan: Plan, more: Sequence[Member]) -> Plan:
-    members = sorted([*plan.members, *more], key=lambda each: each.peer)
-    places = [each.peer for each in members]
-    owners = bytes(places.index(plan.members[owner].peer) for owner in plan.owners)
-    return plan.model_copy(update={"members": members, "owners": owners})
+# -- other motions --------------------------------------------------------------------------------------------------------
 
 
-# -- other motions ------------------------------------------------------------------------------------------------------
-
-
-def made_up(stage: Stage, *, signed: bool) -> Altering:
+def made_up(*, signed: bool) -> Callable[[Stage], Altering]:
     """Instead of a proposal, at once a motion whose every chunk the proposer averaged itself, as it says."""
-    liar = stage.liars[0]
 
-    def motion(machine: RoundMachine, proposal: Proposal) -> RecordProposal:
-        plan = owned_by_us(machine, proposal).plan
-        mask = mask_of(range(len(plan.members)), len(plan.members))
-        index = [ChunkEntry(hash=chunk_hash(bytes([chunk % 256])), mask=mask) for chunk in range(len(plan.owners))]
-        results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
-        signatures = [pack(liar.identity, stage.run, each).signature if signed else bytes(64) for each in results]
-        provenance = Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures)
-        return RecordProposal(
-            attempt=proposal.attempt,
-            absent=proposal.absent,
-            record=record_of(plan, index),
-            index=index,
-            provenance=provenance,
-            rolls=proposal.rolls,
-            proof=None,
-        )
+    def forger(stage: Stage) -> Altering:
+        liar, roots = stage.liars[0], set[bytes]()
 
-    return Altering(Proposal, motion)
+        def motion(machine: RoundMachine, proposal: Proposal) -> RecordProposal:
+            plan = owned_by_us(machine, proposal).plan
+            mask = mask_of(range(len(plan.members)), len(plan.members))
+            index = [ChunkEntry(hash=chunk_hash(bytes([chunk % 256])), mask=mask) for chunk in range(len(plan.owners))]
+            results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
+            signatures = [pack(liar.identity, stage.run, each).signature if signed else bytes(64) for each in results]
+            roots.add(index_root(index))
+            return RecordProposal(
+                attempt=proposal.attempt,
+                absent=proposal.absent,
+                record=record_of(plan, index),
+                index=index,
+                provenance=Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures),
+                rolls=proposal.rolls,
+                proof=None,
+            )
 
+        def recorded() -> set[bytes]:
+            node = stage.node()
+            return {node.commit_at(round).record.result_root for round in range(node.rounds)}
 
-async def motion_before_exchange(stage: Stage) -> None:
-    await play(stage, made_up(stage, signed=True))
+        stage.expect("nobody voted for it", lambda: roots.isdisjoint(recorded()), within_s=1.0)
+        return Altering(Proposal, motion)
 
-
-async def unsigned_motion_before_exchange(stage: Stage) -> None:
-    await play(stage, made_up(stage, signed=False))
+    return forger
 
 
 def unsigned(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
@@ -261,85 +170,103 @@ def unsigned(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
     return motion.model_copy(update={"provenance": motion.provenance.model_copy(update={"signatures": signatures})})
 
 
-async def false_signatures(stage: Stage) -> None:
-    await play(stage, Altering(RecordProposal, unsigned))
-
-
 async def false_signatures_of_false_averages(stage: Stage) -> None:
     """What it averages as an owner is spoilt as well."""
-    expect_ejected(stage)
-    with lying({stage.liars[0].peer: Altering(RecordProposal, unsigned)}):
+    with forge(Altering(RecordProposal, unsigned))(stage):
         await averaging_wrongly(stage, blow_up)
 
 
-async def false_signatures_in_members(stage: Stage) -> None:
-    def forged(machine: RoundMachine, proposal: Proposal) -> Proposal:
-        members = [each.model_copy(update={"signature": bytes(64)}) for each in proposal.plan.members]
-        return _with_plan(proposal, proposal.plan.model_copy(update={"members": members}))
-
-    await play(stage, Altering(Proposal, forged))
+def with_index(motion: RecordProposal, index: list[ChunkEntry]) -> RecordProposal:
+    record = motion.record.model_copy(update={"result_root": index_root(index)})
+    return motion.model_copy(update={"record": record, "index": index})
 
 
-async def two_motions(stage: Stage) -> None:
-    """One half hears of the exchange's result, the other of a result that leaves a member out of every mask."""
-
-    def other(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
-        count = len(motion.record.members)
-        index = [each.model_copy(update={"mask": mask_of(range(count - 1), count)}) for each in motion.index]
-        record = motion.record.model_copy(update={"result_root": index_root(index)})
-        return motion.model_copy(update={"record": record, "index": index})
-
-    await play(stage, Altering(RecordProposal, other, halves=True))
+def with_one_left_out(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
+    """A result that leaves a member out of every mask."""
+    count = len(motion.record.members)
+    return with_index(motion, [each.model_copy(update={"mask": mask_of(range(count - 1), count)}) for each in motion.index])
 
 
-async def two_records_in_turn(stage: Stage) -> None:
+def another_each_time(stage: Stage) -> Altering:
     """The same ballot's motion again and again, with another record each time."""
-    turn_of = [0]
+    turn = [0]
 
     def other(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
-        turn_of[0] += 1
-        index = [ChunkEntry(hash=chunk_hash(bytes([turn_of[0] % 256])), mask=each.mask) for each in motion.index]
-        record = motion.record.model_copy(update={"result_root": index_root(index)})
-        return motion.model_copy(update={"record": record, "index": index})
+        turn[0] += 1
+        return with_index(motion, [ChunkEntry(hash=chunk_hash(bytes([turn[0] % 256])), mask=e.mask) for e in motion.index])
 
-    await play(stage, Altering(RecordProposal, other))
+    return Altering(RecordProposal, other)
 
 
-async def calls_a_live_elector_absent(stage: Stage) -> None:
-    def absent(machine: RoundMachine, proposal: Proposal) -> Proposal:
-        victim = next(peer for peer in machine.base.electors if peer != machine.me)
-        return proposal.model_copy(update={"absent": [victim]})
-
-    await play(stage, Altering(Proposal, absent))
-
+PROPOSED = (Proposal, RecordProposal)
+quiet = holding(forge(Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit)))
+keeps_motions = forge(Withholding(RecordProposal))
 
 ATTACKS = [
-    Attack("proposes nothing", "in its attempts", proposes_nothing),
-    Attack("two propose nothing", "of seven electors", proposes_nothing, 7, 2),
-    Attack("proposes to one", "and to nobody else", proposes_to_one),
-    Attack("proposes to half", "the others hear nothing", proposes_to_half),
-    Attack("keeps the motion", "the exchange is done in vain", keeps_the_motion),
-    Attack("keeps it and repeats", "pushes its part again every 2 s", keeps_the_motion_and_repeats),
-    Attack("keeps it and makes noise", "pushes worthless parts", keeps_the_motion_and_makes_noise),
-    Attack("motion to half", "the others hear of no motion", motion_to_half),
-    Attack("keeps the proof", "first votes lead nowhere", keeps_the_proof),
-    Attack("proof to one", "one elector is locked", proof_to_one),
-    Attack("keeps the commit", "but goes on itself", keeps_the_commit),
-    Attack("commit to one", "the others hear it from that one", commit_to_one),
-    Attack("certificate shown late", "ten rounds later", certificate_shown_late),
-    Attack("other owners", "all chunks are the proposer's", other_owners),
-    Attack("two plans", "one for each half", two_plans),
-    Attack("leaves an elector out", "that is ready", leaves_one_out),
-    Attack("calls an elector absent", "that is alive", calls_a_live_elector_absent),
-    Attack("another state", "a digest that is nobody's", another_state),
-    Attack("too few rolls", "one roll many times", too_few_rolls),
-    Attack("padded plan", "keys that the list does not name", padded, 4, 1, 11, run=listed_run),
-    Attack("padded without READYs", "keys that said nothing", padded_without_readys, keys=11),
-    Attack("motion before the exchange", "signed averages of nothing", motion_before_exchange),
-    Attack("unsigned motion", "the same without signatures", unsigned_motion_before_exchange),
-    Attack("false signatures in motions", "over right averages", false_signatures),
+    Attack("proposes nothing", "in its attempts", quiet),
+    Attack("two propose nothing", "of seven electors", quiet, 7, 2),
+    Attack("proposes to one", "and to nobody else", holding(forge(Withholding(*PROPOSED, favoured=one)))),
+    Attack("proposes to half", "the others hear nothing", holding(forge(Withholding(*PROPOSED, favoured=half)))),
+    Attack("keeps the motion", "the exchange is done in vain", holding(keeps_motions)),
+    Attack("keeps it and repeats", "pushes its part again every 2 s", holding(exchange(Repeating), keeps_motions)),
+    Attack("keeps it and makes noise", "pushes worthless parts", holding(exchange(Noisy), keeps_motions)),
+    Attack("motion to half", "the others hear of no motion", holding(forge(Withholding(RecordProposal, favoured=half)))),
+    Attack("keeps the proof", "first votes lead nowhere", holding(forge(Withholding(PrevoteCertificate)))),
+    Attack("proof to one", "one elector is locked", holding(forge(Withholding(PrevoteCertificate, favoured=one)))),
+    Attack("keeps the commit", "but goes on itself", holding(forge(Withholding(Commit)))),
+    Attack("commit to one", "the others hear it from that one", holding(forge(Withholding(Commit, favoured=one)))),
+    Attack("certificate shown late", "five rounds later", certificate_shown_late),
+    *(
+        Attack(name, how, holding(forge(Altering(Proposal, change, to_itself=True))))
+        for name, how, change in (
+            ("other owners", "all chunks are the proposer's", owned_by_us),
+            ("leaves an elector out", "that is ready", without_an_elector),
+        )
+    ),
+    *(
+        Attack(name, how, holding(forge(Altering(Proposal, change))))
+        for name, how, change in (
+            (
+                "calls an elector absent",
+                "that is alive",
+                lambda machine, proposal: proposal.model_copy(update={"absent": [victim_of(machine)]}),
+            ),
+            (
+                "another state",
+                "a digest that is nobody's (simL)",
+                lambda machine, proposal: with_plan(proposal, state_digest=b"\x77" * 32),
+            ),
+            (
+                "too few rolls",
+                "one roll many times",
+                lambda machine, proposal: proposal.model_copy(update={"rolls": proposal.rolls[:1] * len(proposal.rolls)}),
+            ),
+            ("false signatures in plans", "of the members' READYs", with_unsigned_members),
+        )
+    ),
+    Attack(
+        "two plans",
+        "one for each half",
+        holding(proven, forge(Altering(Proposal, lambda machine, proposal: turned_owners(proposal), halves=True))),
+    ),
+    Attack("padded plan", "keys that the list does not name", holding(forge(padded(unlisted))), 4, 1, 11, run=listed_run),
+    Attack("padded without READYs", "keys that said nothing", holding(forge(padded(silent))), keys=11),
+    Attack("motion before the exchange", "signed averages of nothing", holding(forge(made_up(signed=True)))),
+    Attack("unsigned motion", "the same without signatures", holding(forge(made_up(signed=False)))),
+    Attack("false signatures in motions", "over right averages", holding(forge(Altering(RecordProposal, unsigned)))),
     Attack("false signatures, false averages", "to save itself from being convicted", false_signatures_of_false_averages),
-    Attack("false signatures in plans", "of the members' READYs", false_signatures_in_members),
-    Attack("two motions", "one for each half", two_motions),
-    Attack("another record each time", "in one ballot", two_records_in_turn),
+    Attack(
+        "motion with one roll",
+        "of the quorum that it needs",
+        holding(
+            proven,
+            forge(Altering(RecordProposal, lambda machine, motion: motion.model_copy(update={"rolls": motion.rolls[:1]}))),
+        ),
+    ),
+    Attack(
+        "two motions",
+        "one for each half",
+        holding(proven, forge(Altering(RecordProposal, with_one_left_out, halves=True))),
+    ),
+    Attack("another record each time", "in one ballot", holding(forge(another_each_time))),
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,24 +13,27 @@ from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, RoundCommitted
 from protocol.node.node import Node
 from protocol.run.fitting import CHUNK_STEP
-from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.manifest import Admission, SignedManifest
 from protocol.transport.interface import NetworkError
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
-from tests.simulation.liars import Ghost
-from tests.simulation.network import MemoryNetwork
+from tests.attacks.ghosts import Ghost
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, seat_identity, simulated_run
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 SEED = 1
 
 
-def identity_of(number: int, seed: int = SEED) -> Identity:
-    """Of the seat with this number in a world of this seed."""
-    return Identity.from_seed(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=32).digest())
+def identity_of(number: int) -> Identity:
+    """Of the seat with this number."""
+    return seat_identity(SEED, number)
+
+
+def stranger_key(number: int) -> Identity:
+    """A key that is nobody's."""
+    return Identity.from_seed(bytes([0x60 + number]) * 32)
 
 
 @lru_cache(maxsize=16)
@@ -41,26 +43,15 @@ def founded_run(peers: int) -> SignedManifest:
     Where the liars that they bear could own half of its chunks, it has more of them: real runs have hundreds.
     """
     founders = sorted(identity_of(number).peer_id for number in range(peers))
-    manifest = simulated_run().manifest.model_copy(update={"founders": founders})
-    if manifest.chunks <= 2 * tolerated(peers):
-        manifest = manifest.model_copy(update={"chunk_parameters": CHUNK_STEP})
-    return sign(ORGANISER, manifest)
-
-
-@lru_cache(maxsize=16)
-def soon_settled_run(peers: int) -> SignedManifest:
-    """The same, where what two records stand on is settled after a minute."""
-    manifest = founded_run(peers).manifest
-    rounds = manifest.rounds.model_copy(update={"settle_rounds": 2, "settle_s": 60.0})
-    return sign(ORGANISER, manifest.model_copy(update={"rounds": rounds}))
+    signed = changed(simulated_run(), founders=founders)
+    return changed(signed, chunk_parameters=CHUNK_STEP) if signed.manifest.chunks <= 2 * tolerated(peers) else signed
 
 
 @lru_cache(maxsize=16)
 def listed_run(peers: int) -> SignedManifest:
     """Founded by its seats, who are the only ones that it admits."""
     founders = sorted(identity_of(number).peer_id for number in range(peers))
-    update = {"founders": founders, "admission": Admission.ALLOWLIST, "allowlist": founders}
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update=update))
+    return changed(simulated_run(), founders=founders, admission=Admission.ALLOWLIST, allowlist=founders)
 
 
 @lru_cache(maxsize=16)
@@ -69,16 +60,16 @@ def anybodys_run(peers: int) -> SignedManifest:
     return simulated_run()
 
 
-class Impostor(Ghost):
-    """An identity on the wire with no node behind it, which may be an elector's."""
+@lru_cache(maxsize=16)
+def four_founders(peers: int) -> SignedManifest:
+    """Open to anybody, founded by the last four seats."""
+    return found_by(range(peers - 4, peers))
 
-    def __init__(self, world: World, identity: Identity) -> None:
-        super().__init__(world, b"\x00")
-        world.wire.crash(self.peer)
-        self.identity = identity
-        self.network = MemoryNetwork(world.wire, self.peer, self)
-        world.wire.join(self.network)
-        world.spawn(self.network.run)
+
+def found_by(seats: Iterable[int]) -> SignedManifest:
+    """An open run founded by these seats."""
+    founders = sorted(identity_of(number).peer_id for number in seats)
+    return changed(simulated_run(), founders=founders)
 
 
 class Stage:
@@ -138,6 +129,11 @@ class Stage:
         nodes = [seat.node for seat in self.honest]
         return len({(node.tip, node.state_mark) for node in nodes if node is not None}) == 1 and None not in nodes
 
+    def counter(self, *words: str) -> Callable[[], int]:
+        """How many things happen from now on that the trace tells in these words."""
+        lines, begun = self.world.trace.lines, len(self.world.trace.lines)
+        return lambda: sum(all(word in line for word in words) for line in lines[begun:])
+
     # -- the cast -----------------------------------------------------------------------------------------------------
 
     def node(self, seat: Seat | None = None) -> Node:
@@ -152,16 +148,18 @@ class Stage:
     def honest_peers(self) -> list[PeerId]:
         return [seat.peer for seat in self.honest]
 
+    @property
+    def liar_peers(self) -> list[PeerId]:
+        return [seat.peer for seat in self.liars]
+
+    def restart(self, seat: Seat) -> None:
+        """Kill a running peer and start it again, as it has been changed."""
+        self.world.faults.kill(seat)
+        self.world.start(seat)
+
     def stranger(self, number: int = 0) -> Ghost:
         """A key that is nobody's, on the wire."""
-        ghost = Ghost(self.world, bytes([0x60 + number]))
-        self.world.judge.liars[ghost.peer] = None
-        return ghost
-
-    def take_over(self, seat: Seat) -> Impostor:
-        """End the node of this seat; what speaks with its key from now on."""
-        self.world.faults.kill(seat)
-        return Impostor(self.world, seat.identity)
+        return Ghost(self.world, stranger_key(number))
 
     async def tell(self, seat: Seat, peers: Sequence[PeerId], body: Body) -> None:
         """A liar with a running node says something more to these peers; it waits for no answer."""
@@ -178,6 +176,27 @@ class Stage:
     def network(self, seat: Seat) -> Any:
         """What a running node speaks through."""
         return self.node(seat)._session.network
+
+    def expect_ejected(self) -> None:
+        """Every honest peer has proof against every liar, and the newest record neither names nor misses one."""
+
+        def go_on_without() -> bool:
+            commits = [self.node(seat).commit_at(self.node(seat).rounds - 1) for seat in self.honest]
+            names = {member.peer for commit in commits for member in commit.record.members}
+            return names.isdisjoint(self.liar_peers) and not any(commit.certificate.absent for commit in commits)
+
+        self.expect("everybody has ejected the liars", lambda: all(map(self.ejected, self.liar_peers)))
+        self.expect("records go on without them", go_on_without)
+
+    def expect_kept(self, rounds: int) -> None:
+        """No honest peer gives up the records that it has now, of this many rounds."""
+        kept = self.node().tip_at(rounds)
+        self.expect("nobody gave up", lambda: all(self.node(seat).tip_at(rounds) == kept for seat in self.honest), 1.0)
+
+    def in_records(self) -> set[str]:
+        """Whom the records of the honest name."""
+        node = self.node()
+        return {member.peer for round in range(node.rounds) for member in node.commit_at(round).record.members}
 
     def ejected(self, peer: PeerId) -> bool:
         """Whether every honest peer has proof that this one lied."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 
 import trio
 
@@ -18,22 +17,21 @@ from protocol.allreduce.machine import ExchangeEffect, Reduce, SendPart, SendRes
 from protocol.allreduce.runner import ExchangeRunner, PushHeader, entry_of
 from protocol.chain.electorate import contributors
 from protocol.chain.records import index_root
-from protocol.run.manifest import SignedManifest, sign
 from protocol.transport.interface import Bandwidth, NetworkError, Refused
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Proposal, Provenance, RecordProposal, Report, mask_of, pack
-from tests.attacks.attack import Attack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Proposal, Provenance, RecordProposal, Report, mask_of, pack
+from tests.attacks.attack import Attack, Within, exchange, forge, holding
+from tests.attacks.exchange_liars import Bogus, exchanging
+from tests.attacks.forgers import Adding, Altering
+from tests.attacks.ghosts import Strangers
 from tests.attacks.proposers import owned_by_us
-from tests.attacks.stage import ORGANISER, Stage, identity_of
-from tests.simulation.exchange_liars import Bogus, exchanging
-from tests.simulation.forgers import Adding, Altering, lying
+from tests.attacks.stage import Stage, four_founders
 from tests.simulation.seat import Seat
-from tests.simulation.strangers import Strangers
-from tests.simulation.world import simulated_run
 
 HALF = 0.5
 SEASONED = 5
+"""Rounds after which founders have earned their seats, so that they can lose them."""
 
 
 def shares_since(stage: Stage, round: int, peers: Sequence[PeerId]) -> dict[PeerId, float]:
@@ -55,13 +53,6 @@ def fair(stage: Stage) -> Iterator[None]:
         yield
     finally:
         shares |= shares_since(stage, begun, stage.honest_peers)
-
-
-@lru_cache(maxsize=16)
-def four_founders(peers: int) -> SignedManifest:
-    """Open to anybody, founded by the last four seats."""
-    founders = sorted(identity_of(number).peer_id for number in range(peers - 4, peers))
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
 
 
 # -- owners ---------------------------------------------------------------------------------------------------------------
@@ -110,24 +101,6 @@ class OvertakingItself(Overtaking):
     its_own = True
 
 
-async def overtakes_itself(stage: Stage) -> None:
-    await seasoned(stage)
-    with fair(stage), exchanging(OvertakingItself, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def seasoned(stage: Stage) -> None:
-    """Founders have earned their seats: from here on they can lose them."""
-    while stage.rounds() < SEASONED:
-        await trio.sleep(0.5)
-
-
-async def overtakes_owners(stage: Stage) -> None:
-    await seasoned(stage)
-    with fair(stage), exchanging(Overtaking, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
 class SigningEarly(Overtaking):
     """Signs all chunks of others before their owners can, and gives nothing else: whoever asks it for them later, waits."""
 
@@ -136,27 +109,24 @@ class SigningEarly(Overtaking):
             super()._perform(effect)
 
 
-async def signs_early_and_withholds(stage: Stage) -> None:
-    await seasoned(stage)
-    with fair(stage), exchanging(SigningEarly, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-def victims_own(plan: Plan, victims: Sequence[PeerId]) -> bool:
-    return len(victims) > 1 and any(plan.members[owner].peer in victims for owner in plan.owners)
-
-
 def leaving_out(victims: Sequence[PeerId]) -> type[ExchangeRunner]:
-    """Exchanges whose owner averages nothing of these members, where all chunks are its own."""
+    """Exchanges whose owner averages nothing of these members, where all chunks are its own, or there is one victim."""
 
     class LeavingOut(ExchangeRunner):
         def _perform(self, effect: ExchangeEffect) -> None:
-            if isinstance(effect, Reduce) and not victims_own(self.machine.plan, victims):
+            plan = self.machine.plan
+            owned = any(plan.members[owner].peer in victims for owner in plan.owners)
+            if isinstance(effect, Reduce) and (len(victims) == 1 or not owned):
                 taken = [index for index in effect.members if self.machine.members[index] not in victims]
                 effect = Reduce(effect.chunk, tuple(taken))
             super()._perform(effect)
 
     return LeavingOut
+
+
+def leaves_out(victims: slice) -> Within:
+    """These of the honest peers are in no average of the liars."""
+    return lambda stage: exchanging(leaving_out(stage.honest_peers[victims]), stage.liar_peers)
 
 
 def all_ours(machine: RoundMachine, proposal: Proposal) -> Proposal:
@@ -168,30 +138,15 @@ def all_ours(machine: RoundMachine, proposal: Proposal) -> Proposal:
     return changed
 
 
-async def owns_all_and_leaves_out(stage: Stage) -> None:
-    """In its own attempts all chunks are the proposer's, and one honest peer is in none of its masks."""
-    liars, victims = {seat.peer for seat in stage.liars}, stage.honest_peers[:1]
-    forgers = {peer: Altering(Proposal, all_ours, to_itself=True) for peer in liars}
-    with fair(stage), exchanging(leaving_out(victims), liars), lying(forgers):
-        await trio.sleep_forever()
-
-
-async def owns_all_for_itself(stage: Stage) -> None:
-    """In their own attempts all chunks are the proposer's, and only liars are in its masks."""
-    liars = {seat.peer for seat in stage.liars}
-    forgers = {peer: Altering(Proposal, all_ours, to_itself=True) for peer in liars}
-    with fair(stage), exchanging(leaving_out(stage.honest_peers), liars), lying(forgers):
-        await trio.sleep_forever()
+owns_all = forge(Altering(Proposal, all_ours, to_itself=True))
+"""In a liar's own attempts all chunks are its own."""
 
 
 async def claims_a_wide_line(stage: Stage) -> None:
     """Liars say that their lines carry four times as much as others', own all chunks, and average their own parts."""
-    liars = {seat.peer for seat in stage.liars}
     for seat in stage.liars:
         stage.network(seat).bandwidth = lambda: Bandwidth(200e6, 200e6)
-    await seasoned(stage)
-    with fair(stage), exchanging(leaving_out(stage.honest_peers), liars):
-        await trio.sleep_forever()
+    await holding(fair, leaves_out(EVERYBODY))(stage)
 
 
 def signs_another_average(stage: Stage) -> Altering:
@@ -236,8 +191,7 @@ def show_no_parts(stage: Stage, seat: Seat) -> None:
 async def puts_what_nobody_has(stage: Stage) -> None:
     for seat in stage.liars:
         show_no_parts(stage, seat)
-    with fair(stage), lying({seat.peer: signs_another_average(stage) for seat in stage.liars}):
-        await trio.sleep_forever()
+    await holding(fair, forge(signs_another_average))(stage)
 
 
 # -- being late -----------------------------------------------------------------------------------------------------------
@@ -270,11 +224,6 @@ class TurnsOnEach(ExchangeRunner):
             super()._perform(effect)
 
 
-async def turns_on_each(stage: Stage) -> None:
-    with fair(stage), exchanging(TurnsOnEach, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
 def framing(victim: PeerId) -> type[ExchangeRunner]:
     """Exchanges in which one owner gets no parts, and a worthless one just before it would give the sender up."""
 
@@ -302,11 +251,6 @@ def framing(victim: PeerId) -> type[ExchangeRunner]:
                 super()._perform(effect)
 
     return Framing
-
-
-async def frames_an_owner(stage: Stage) -> None:
-    with fair(stage), exchanging(framing(stage.honest_peers[0]), {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
 
 
 async def some_are_slower(stage: Stage) -> None:
@@ -340,38 +284,35 @@ def false_report(machine: RoundMachine, event: RoundEvent, effects: list[RoundEf
     return [Send((event.sender,), report)]
 
 
-async def reports_falsely(stage: Stage) -> None:
-    with fair(stage), lying({seat.peer: Adding(false_report) for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def reports_falsely_and_delays(stage: Stage) -> None:
-    peers = {seat.peer for seat in stage.liars}
-    with fair(stage), exchanging(Bogus, peers), lying({peer: Adding(false_report) for peer in peers}):
-        await trio.sleep_forever()
-
+EVERYBODY, ONE = slice(None), slice(1)
+overtakes = holding(fair, exchange(Overtaking))
+signs_early = holding(fair, exchange(SigningEarly))
+for_itself = holding(fair, leaves_out(EVERYBODY), owns_all)
+turns = holding(fair, exchange(TurnsOnEach))
+frames = holding(fair, lambda stage: exchanging(framing(stage.honest_peers[0]), stage.liar_peers))
+reports = forge(Adding(false_report))
 
 ATTACKS = [
-    Attack("overtakes the owners", "averages of its own part alone", overtakes_owners),
-    Attack("two overtake the owners", "of seven", overtakes_owners, 7, 2),
-    Attack("a stranger overtakes the owners", "with one free key", overtakes_owners, 5, 1, run=four_founders),
-    Attack("signs early and withholds", "all chunks of others", signs_early_and_withholds, window_s=300),
-    Attack("two sign early and withhold", "of seven", signs_early_and_withholds, 7, 2, window_s=300),
-    Attack("overtakes itself", "another average than it holds", overtakes_itself),
+    Attack("overtakes the owners", "averages of its own part alone", overtakes, rounds=SEASONED),
+    Attack("two overtake the owners", "of seven", overtakes, 7, 2, rounds=SEASONED),
+    Attack("a stranger overtakes the owners", "with one free key", overtakes, 5, 1, run=four_founders, rounds=SEASONED),
+    Attack("signs early and withholds", "all chunks of others", signs_early, rounds=SEASONED, window_s=300),
+    Attack("two sign early and withhold", "of seven", signs_early, 7, 2, rounds=SEASONED, window_s=300),
+    Attack("overtakes itself", "another average than it holds", holding(fair, exchange(OvertakingItself)), rounds=SEASONED),
     Attack("puts to the vote what nobody has", "one signed average of its own chunks", puts_what_nobody_has),
-    Attack("leaves a member out of masks", "as owner of all chunks", owns_all_and_leaves_out),
-    Attack("owns all for itself", "only liars in its masks", owns_all_for_itself),
-    Attack("two own all for themselves", "of seven", owns_all_for_itself, 7, 2),
-    Attack("three own all for themselves", "of ten", owns_all_for_itself, 10, 3),
-    Attack("claims a wide line", "owns all, and leaves others out of its masks", claims_a_wide_line, 4, 1),
-    Attack("two claim wide lines", "of seven", claims_a_wide_line, 7, 2),
-    Attack("three claim wide lines", "of ten", claims_a_wide_line, 10, 3),
+    Attack("leaves a member out of masks", "as owner of all chunks", holding(fair, leaves_out(ONE), owns_all)),
+    Attack("owns all for itself", "only liars in its masks", for_itself),
+    Attack("two own all for themselves", "of seven", for_itself, 7, 2),
+    Attack("three own all for themselves", "of ten", for_itself, 10, 3, quick=False),
+    Attack("claims a wide line", "and leaves others out of its masks", claims_a_wide_line, 4, 1, rounds=SEASONED),
+    Attack("two claim wide lines", "of seven", claims_a_wide_line, 7, 2, rounds=SEASONED),
+    Attack("three claim wide lines", "of ten", claims_a_wide_line, 10, 3, rounds=SEASONED, quick=False),
     Attack("strangers are early", "READY at once, so that others look late", many_are_early, 7, 0, 120),
     Attack("nobody lies, some are slower", "three of ten, by 30 %", some_are_slower, 10, 0),
-    Attack("turns on each owner", "no parts for one, each time another", turns_on_each),
-    Attack("two turn on each owner", "of seven", turns_on_each, 7, 2, window_s=300),
-    Attack("three turn on each owner", "of ten", turns_on_each, 10, 3, window_s=300),
-    Attack("frames an owner", "which waits for it until it is given up", frames_an_owner),
-    Attack("reports falsely", "to whoever proposes", reports_falsely),
-    Attack("two report falsely", "of seven, and delay", reports_falsely_and_delays, 7, 2),
+    Attack("turns on each owner", "no parts for one, each time another", turns),
+    Attack("two turn on each owner", "of seven", turns, 7, 2, window_s=300),
+    Attack("three turn on each owner", "of ten", turns, 10, 3, window_s=300, quick=False),
+    Attack("frames an owner", "which waits for it until it is given up", frames),
+    Attack("reports falsely", "to whoever proposes", holding(fair, reports)),
+    Attack("two report falsely", "of seven, and delay", holding(fair, exchange(Bogus), reports), 7, 2),
 ]

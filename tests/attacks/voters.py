@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import trio
 
@@ -10,6 +12,7 @@ from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
 from protocol.agreement.machine import RoundMachine
 from protocol.chain.records import record_hash
 from protocol.transport.interface import Acceptance
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Commit,
@@ -24,55 +27,34 @@ from protocol.wire.messages import (
     Vote,
     unpack,
 )
-from tests.attacks.attack import Attack
+from tests.attacks.attack import Attack, Conduct, forge, holding, proven
 from tests.attacks.certificates import forged
-from tests.attacks.exchanges import expect_ejected
-from tests.attacks.proposers import play
+from tests.attacks.forgeries import certificate, vote
+from tests.attacks.forgers import Adding, Altering, Withholding
 from tests.attacks.stage import Stage
-from tests.simulation.forgeries import certificate, vote
-from tests.simulation.forgers import Adding, Altering, Withholding, nobody
 from tests.simulation.wire import Endpoint
 
-FAR = 2**50
 
-
-async def refuses_everything(stage: Stage) -> None:
-    await play(stage, Withholding(Vote, favoured=nobody))
-
-
-async def no_rolls(stage: Stage) -> None:
-    await play(stage, Withholding(ViewChange, favoured=nobody))
-
-
-async def silent(stage: Stage) -> None:
-    """It contributes, and takes no part in any ballot."""
-    await play(stage, Withholding(ViewChange, Vote, favoured=nobody))
-
-
-def _answering(answer: Callable[[RoundMachine, PeerId, RecordProposal], Sequence[Vote]]) -> Adding:
+def _answering(answer: Callable[[RecordProposal], Sequence[Vote]]) -> Adding:
     """Votes as soon as a motion is heard."""
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
         if not isinstance(event, Arrived) or not isinstance(event.body, RecordProposal) or event.sender == machine.me:
             return ()
-        return [Send((event.sender,), each) for each in answer(machine, event.sender, event.body)]
+        return [Send((event.sender,), each) for each in answer(event.body)]
 
     return Adding(more)
 
 
-async def second_votes_at_once(stage: Stage) -> None:
+def second_votes_at_once(stage: Stage) -> Adding:
     """Without a proof, and in every attempt."""
-
-    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
-        return [vote(motion.record, Step.SECOND, motion.attempt, motion.absent)]
-
-    await play(stage, _answering(answer))
+    return _answering(lambda motion: [vote(motion.record, Step.SECOND, motion.attempt, motion.absent)])
 
 
-async def votes_for_everything(stage: Stage) -> None:
+def votes_for_everything(stage: Stage) -> Adding:
     """For each motion, and for a record that was never put to the vote; in both steps; in lower attempts, too."""
 
-    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
+    def answer(motion: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
         return [
             vote(record, step, attempt, motion.absent)
@@ -81,54 +63,39 @@ async def votes_for_everything(stage: Stage) -> None:
             for attempt in range(max(0, motion.attempt - 1), motion.attempt + 1)
         ]
 
-    await play(stage, _answering(answer))
+    return _answering(answer)
 
 
-async def two_votes_in_one_step(stage: Stage) -> None:
+def two_votes_in_one_step(stage: Stage) -> Adding:
     """First votes for two records in one ballot, truly signed: whoever sees both can prove it."""
 
-    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
+    def answer(motion: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
         return [vote(record, Step.FIRST, motion.attempt, motion.absent) for record in (other.record, motion.record)]
 
-    expect_ejected(stage)
-    await play(stage, _answering(answer))
+    return _answering(answer)
 
 
 # -- rolls ------------------------------------------------------------------------------------------------------------------
 
-
-def _rolls(change: Callable[[RoundMachine, ViewChange], ViewChange]) -> Altering:
-    return Altering(ViewChange, change)
+Rolled = Callable[[RoundMachine, ViewChange], ViewChange]
 
 
-def _to_all(stage: Stage, change: Callable[[RoundMachine, ViewChange], ViewChange]) -> Adding:
-    """Changed rolls for everybody, beside the true one."""
+def ahead(by: int) -> Callable[[Stage], Adding]:
+    """Rolls of later attempts for everybody, beside the true one."""
 
-    def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-        own = [effect.body for effect in effects if isinstance(effect, Send) and isinstance(effect.body, ViewChange)]
-        return [Send(tuple(stage.honest_peers), change(machine, each)) for each in own if isinstance(each, ViewChange)]
+    def forger(stage: Stage) -> Adding:
+        def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
+            own = [effect.body for effect in effects if isinstance(effect, Send) and isinstance(effect.body, ViewChange)]
+            later = [roll.model_copy(update={"attempt": roll.attempt + by}) for roll in own if isinstance(roll, ViewChange)]
+            return [Send(tuple(stage.honest_peers), roll) for roll in later]
 
-    return Adding(more)
+        return Adding(more)
 
-
-def _ahead(by: int) -> Callable[[RoundMachine, ViewChange], ViewChange]:
-    return lambda machine, roll: roll.model_copy(update={"attempt": roll.attempt + by})
-
-
-async def sixteen_ahead(stage: Stage) -> None:
-    await play(stage, _to_all(stage, _ahead(16)))
+    return forger
 
 
-async def far_ahead(stage: Stage) -> None:
-    await play(stage, _to_all(stage, _ahead(FAR)))
-
-
-async def one_ahead(stage: Stage) -> None:
-    await play(stage, _to_all(stage, _ahead(1)))
-
-
-async def climbing(stage: Stage) -> None:
+def climbing(stage: Stage) -> Adding:
     """A higher attempt with every roll of every peer that it hears."""
     step = [0]
 
@@ -139,71 +106,50 @@ async def climbing(stage: Stage) -> None:
         rolled = event.body.model_copy(update={"attempt": event.body.attempt + 1 + step[0], "lock": None, "reduced": None})
         return [Send(tuple(stage.honest_peers), rolled)]
 
-    await play(stage, Adding(more))
-
-
-async def holds_everything(stage: Stage) -> None:
-    """Says that it holds the READY of every elector."""
-
-    def change(machine: RoundMachine, roll: ViewChange) -> ViewChange:
-        electors = len(machine.base.electors)
-        return roll.model_copy(update={"held": ((1 << electors) - 1).to_bytes((electors + 7) // 8, "little")})
-
-    await play(stage, _rolls(change))
-
-
-async def false_plan(stage: Stage) -> None:
-    """Says that it took a plan up that nobody made."""
-    await play(stage, _rolls(lambda machine, roll: roll.model_copy(update={"plan": b"\x55" * 32})))
-
-
-def _locked(machine: RoundMachine, roll: ViewChange) -> ViewChange:
-    name = LockName(attempt=max(0, roll.attempt - 1), absent=[], record_hash=b"\x99" * 32)
-    later = roll.model_copy(update={"attempt": max(1, roll.attempt)})
-    return later.model_copy(update={"lock": name})
-
-
-async def false_lock(stage: Stage) -> None:
-    """Locked on a record that nobody knows, as it says; no proof is shown."""
-    await play(stage, _rolls(_locked))
-
-
-def _with_lock(stage: Stage, signers: str) -> Adding:
-    """A roll that names a lock on a record of its own, with a proof signed by itself alone, or in the name of others."""
-
-    def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-        said: list[RoundEffect] = []
-        for effect in effects:
-            if not isinstance(effect, Send) or not isinstance(effect.body, ViewChange):
-                continue
-            _, made = forged(stage, [stage.liars[0].identity])
-            if made.record.previous != machine.base.tip:
-                continue
-            proof = certificate(stage.run, made.record, [stage.liars[0].identity], step=Step.FIRST)
-            if signers == "all":
-                lent = [proof.votes[0].model_copy(update={"peer": peer}) for peer in machine.base.electors]
-                proof = proof.model_copy(update={"votes": lent})
-            shown = Lock(record=made.record, index=made.index, provenance=_provenance(len(made.index)), proof=proof)
-            attempt = max(1, effect.body.attempt)
-            name = LockName(attempt=0, absent=[], record_hash=record_hash(made.record))
-            rolled = effect.body.model_copy(update={"attempt": attempt, "lock": name})
-            to = tuple(stage.honest_peers)
-            said += [Send(to, shown), Send(to, rolled)]
-        return said
-
     return Adding(more)
 
 
-def _provenance(chunks: int) -> Provenance:
-    return Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
+def holding_all(machine: RoundMachine, roll: ViewChange) -> ViewChange:
+    """Says that it holds the READY of every elector."""
+    electors = len(machine.base.electors)
+    return roll.model_copy(update={"held": ((1 << electors) - 1).to_bytes((electors + 7) // 8, "little")})
 
 
-async def lock_proven_alone(stage: Stage) -> None:
-    await play(stage, _with_lock(stage, "own"))
+def locked(machine: RoundMachine, roll: ViewChange) -> ViewChange:
+    """Locked on a record that nobody knows, as it says; no proof is shown."""
+    name = LockName(attempt=max(0, roll.attempt - 1), absent=[], record_hash=b"\x99" * 32)
+    return roll.model_copy(update={"attempt": max(1, roll.attempt), "lock": name})
 
 
-async def lock_proven_by_others(stage: Stage) -> None:
-    await play(stage, _with_lock(stage, "all"))
+def with_lock(*, lent: bool) -> Callable[[Stage], Adding]:
+    """A roll that names a lock on a record of its own, with a proof signed by itself alone, or in the name of others."""
+
+    def forger(stage: Stage) -> Adding:
+        def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
+            said: list[RoundEffect] = []
+            for effect in effects:
+                if not isinstance(effect, Send) or not isinstance(effect.body, ViewChange):
+                    continue
+                _, made = forged(stage, [stage.liars[0].identity])
+                if made.record.previous != machine.base.tip:
+                    continue
+                proof = certificate(stage.run, made.record, [stage.liars[0].identity], step=Step.FIRST)
+                if lent:
+                    votes = [proof.votes[0].model_copy(update={"peer": peer}) for peer in machine.base.electors]
+                    proof = proof.model_copy(update={"votes": votes})
+                chunks = len(made.index)
+                signatures = [bytes(64)] * chunks
+                provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=signatures)
+                shown = Lock(record=made.record, index=made.index, provenance=provenance, proof=proof)
+                name = LockName(attempt=0, absent=[], record_hash=record_hash(made.record))
+                rolled = effect.body.model_copy(update={"attempt": max(1, effect.body.attempt), "lock": name})
+                to = tuple(stage.honest_peers)
+                said += [Send(to, shown), Send(to, rolled)]
+            return said
+
+        return Adding(more)
+
+    return forger
 
 
 # -- READYs ---------------------------------------------------------------------------------------------------------------
@@ -240,42 +186,18 @@ class Whispers:
             self._stage.world.wire.spread(end, data)
 
 
-async def ready_to_the_proposer(stage: Stage) -> None:
-    """Only the next proposer hears its READY."""
+def whispering(to: Callable[[Stage, Ready], Sequence[PeerId]], delay_s: float = 0.0) -> Conduct:
+    async def conduct(stage: Stage) -> None:
+        Whispers(stage, partial(to, stage), delay_s)
+        await trio.sleep_forever()
 
-    def proposer(ready: Ready) -> Sequence[PeerId]:
-        base = stage.node()._history.base
-        return base.in_turn(base.electors)[:1]
-
-    Whispers(stage, proposer)
-    await trio.sleep_forever()
+    return conduct
 
 
-async def ready_to_all_but_the_proposer(stage: Stage) -> None:
-    def others(ready: Ready) -> Sequence[PeerId]:
-        base = stage.node()._history.base
-        return base.in_turn(base.electors)[1:]
-
-    Whispers(stage, others)
-    await trio.sleep_forever()
-
-
-async def ready_to_one(stage: Stage) -> None:
-    """A different elector each round is the only one that hears it."""
-    Whispers(stage, lambda ready: [stage.honest_peers[ready.round % len(stage.honest_peers)]])
-    await trio.sleep_forever()
-
-
-async def ready_to_nobody(stage: Stage) -> None:
-    """It computes for ever, as far as others can tell, and votes all the same."""
-    Whispers(stage, lambda ready: [])
-    await trio.sleep_forever()
-
-
-async def ready_late(stage: Stage) -> None:
-    """Its READY comes a moment before the others would go on without it."""
-    Whispers(stage, lambda ready: stage.honest_peers, delay_s=3.9)
-    await trio.sleep_forever()
+def proposers(stage: Stage, ready: Ready) -> list[PeerId]:
+    """The electors in their order as proposers."""
+    base = stage.node()._history.base
+    return base.in_turn(base.electors)
 
 
 async def ready_again_and_again(stage: Stage) -> None:
@@ -289,6 +211,19 @@ async def ready_again_and_again(stage: Stage) -> None:
             changed = work.ready.model_copy(update={"serial": serial, "root": bytes([serial % 256]) * 32})
             await stage.gossip(liar, changed)
         await trio.sleep(0.5)
+
+
+async def names_another_state(stage: Stage) -> None:
+    """Others look at their own state because of it, ever less often."""
+    contributor: Any = stage.node(stage.liars[0])._contributor
+    commit, looks = contributor.commit, stage.counter("Desynced", (b"\x77" * 32).hex()[:4])
+
+    async def lie(base: Any, work: Any, contribution: Any, digest: Any) -> Any:
+        return await commit(base, work, contribution, Hash(b"\x77" * 32))
+
+    contributor.commit = lie
+    stage.expect("each has looked at its state", lambda: 1 <= looks() <= 2 * len(stage.honest))
+    await trio.sleep_forever()
 
 
 async def asks_to_finish(stage: Stage) -> None:
@@ -315,29 +250,52 @@ async def old_commits(stage: Stage) -> None:
         await trio.sleep(1.0)
 
 
+def in_turn(stage: Stage, ready: Ready) -> list[PeerId]:
+    """A different elector each round."""
+    return [stage.honest_peers[ready.round % len(stage.honest_peers)]]
+
+
 ATTACKS = [
-    Attack("refuses everything", "never votes", refuses_everything),
-    Attack("no rolls", "never wants a round closed", no_rolls),
-    Attack("silent elector", "no rolls and no votes", silent),
-    Attack("two silent electors", "of seven", silent, 7, 2),
-    Attack("second votes at once", "without a proof", second_votes_at_once),
-    Attack("votes for everything", "in both steps, in all attempts", votes_for_everything),
-    Attack("two votes in one step", "of one ballot, to its proposer", two_votes_in_one_step),
-    Attack("one attempt ahead", "with every roll", one_ahead),
-    Attack("16 attempts ahead", "with every roll", sixteen_ahead),
-    Attack("2^50 attempts ahead", "with every roll", far_ahead),
-    Attack("climbing attempts", "above every roll that it hears", climbing),
-    Attack("holds everything", "says that it has every READY", holds_everything),
-    Attack("false plan in rolls", "that nobody made", false_plan),
-    Attack("false lock in rolls", "without a proof", false_lock),
-    Attack("lock with its own proof", "one first vote", lock_proven_alone),
-    Attack("lock with lent signatures", "its own, in the name of all", lock_proven_by_others),
-    Attack("READY to the proposer", "and to nobody else", ready_to_the_proposer),
-    Attack("READY to all but the proposer", "who leaves it out", ready_to_all_but_the_proposer),
-    Attack("READY to one elector", "another one each round", ready_to_one),
-    Attack("READY to nobody", "and votes all the same", ready_to_nobody),
-    Attack("READY late", "just before the grace time ends", ready_late),
+    Attack("refuses everything", "never votes", holding(forge(Withholding(Vote)))),
+    Attack("no rolls", "never wants a round closed", holding(forge(Withholding(ViewChange)))),
+    Attack("silent elector", "no rolls and no votes", holding(forge(Withholding(ViewChange, Vote)))),
+    Attack("two silent electors", "of seven", holding(forge(Withholding(ViewChange, Vote))), 7, 2),
+    Attack("second votes at once", "without a proof", holding(forge(second_votes_at_once))),
+    Attack("votes for everything", "in both steps, in all attempts", holding(forge(votes_for_everything))),
+    Attack("two votes in one step", "of one ballot, to its proposer", holding(proven, forge(two_votes_in_one_step))),
+    Attack("one attempt ahead", "with every roll", holding(forge(ahead(1)))),
+    Attack("16 attempts ahead", "with every roll", holding(forge(ahead(16)))),
+    Attack("2^50 attempts ahead", "with every roll", holding(forge(ahead(2**50)))),
+    Attack("climbing attempts", "above every roll that it hears", holding(forge(climbing))),
+    *(
+        Attack(name, how, holding(*within, forge(Altering(ViewChange, change))))
+        for name, how, change, *within in (
+            ("holds everything", "says that it has every READY", holding_all),
+            (
+                "false plan in rolls",
+                "that nobody made",
+                lambda machine, roll: roll.model_copy(update={"plan": b"\x55" * 32}),
+            ),
+            ("false lock in rolls", "without a proof", locked),
+            (
+                "counts itself out",
+                "in its own rolls",
+                lambda machine, roll: roll.model_copy(update={"absent": [machine.me]}),
+                proven,
+            ),
+        )
+    ),
+    Attack("lock with its own proof", "one first vote", holding(forge(with_lock(lent=False)))),
+    Attack("lock with lent signatures", "its own, in the name of all", holding(forge(with_lock(lent=True)))),
+    Attack("READY to the proposer", "and to nobody else", whispering(lambda *about: proposers(*about)[:1])),
+    Attack("READY to all but the proposer", "who leaves it out", whispering(lambda *about: proposers(*about)[1:])),
+    Attack("READY to one elector", "another one each round", whispering(in_turn)),
+    Attack("READY to nobody", "and votes all the same", whispering(lambda stage, ready: [])),
+    Attack(
+        "READY late", "just before the grace time ends", whispering(lambda stage, ready: stage.honest_peers, delay_s=3.9)
+    ),
     Attack("READY again and again", "with other roots", ready_again_and_again),
+    Attack("names another state", "in each READY", names_another_state),
     Attack("asks to finish", "all the time", asks_to_finish),
     Attack("old commits", "whole and shortened", old_commits),
 ]

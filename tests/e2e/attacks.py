@@ -16,7 +16,7 @@ from protocol.run.admission import make_hello
 from protocol.transport.bulk import FIRST_BYTE
 from protocol.transport.bulk_link import NONCE_BYTES, FrameKind, Link
 from protocol.transport.interface import NetworkError, Refused
-from protocol.transport.network import Libp2pNetwork
+from protocol.transport.network import Libp2pNetwork, open_network
 from protocol.transport.requests import encode_question
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
@@ -27,7 +27,7 @@ from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S
 from tests.fuzz.mutations import BOMBS
 from tests.protocol.peers import a_heartbeat
-from tests.protocol.transport.recorder import Recorder, stack
+from tests.protocol.transport.recorder import LOOPBACK, Recorder, stack
 
 FLOOD = 20_000
 """Messages, questions or frames of a flood: far more than the allowance."""
@@ -42,17 +42,25 @@ class Cast(Recorder):
         self.sent = 0
         self.network: Libp2pNetwork | None = None
 
-    def take(self, network: Libp2pNetwork, nursery: trio.Nursery) -> None:
-        """Use this network, and penalise nobody."""
-        self.network, self.nursery = network, nursery
-        reputation: Any = stack(network).reputation
-        reputation.spend, reputation.penalise = lambda *anything: True, lambda *anything: None
+    async def play(self, addresses: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Be there until cancelled; started once the target has greeted us and takes our gossip."""
+        async with open_network(self.identity, self.run, self, LOOPBACK) as network, trio.open_nursery() as nursery:
+            self.network, self.nursery = network, nursery
+            reputation: Any = stack(network).reputation  # of its own, by which it would penalise its target
+            reputation.spend, reputation.penalise = lambda *anything: True, lambda *anything: None
+            network.remember(addresses)
+            pubsub: Any = stack(network).gossip._pubsub
+            with trio.fail_after(PATIENCE_S):
+                while self.target not in self.connected or self.target not in {peer.to_base58() for peer in pubsub.peers}:
+                    await trio.sleep(0.05)
+            task_status.started()
+            await trio.sleep_forever()
 
     async def greet(self, peer: PeerId) -> None:
         """As everybody may in an open run: it is a member that attacks."""
         assert self.network is not None
         hello = make_hello(Hash(self.run), Role.SEED, b"", "1").encode()
-        await _until_broken(partial(self.network.request, peer, "hello", hello, timeout_s=PATIENCE_S))
+        await until_broken(partial(self.network.request, peer, "hello", hello, timeout_s=PATIENCE_S))
 
     @property
     def out(self) -> bool:
@@ -146,7 +154,7 @@ async def bombs(cast: Cast) -> None:
     announced = struct.pack(">I", (1 << 32) - 1)
     unfolding = b"\xdd" + struct.pack(">I", 1_000_000) + b"\x80" * 1_000_000
     for data in [announced, *(struct.pack(">I", len(bomb)) + bomb for bomb in (*BOMBS, unfolding))] * 3:
-        await _until_broken(partial(_ask_raw, cast, data))
+        await until_broken(partial(_ask_raw, cast, data))
 
 
 async def _ask_raw(cast: Cast, data: bytes) -> None:
@@ -183,7 +191,7 @@ async def dripping_questions(cast: Cast) -> None:
     while not cast.out:
         async with trio.open_nursery() as nursery:
             for _ in range(12):
-                nursery.start_soon(_until_broken, drip)
+                nursery.start_soon(until_broken, drip)
 
 
 async def window(cast: Cast) -> None:
@@ -224,7 +232,7 @@ async def unfinished_pushes(cast: Cast) -> None:
         link.put(FrameKind.DATA, 12345, bytes(1000))
         await link.flush()
         cast.sent += 1
-        await _until_broken(link.receive_small)
+        await until_broken(link.receive_small)
         link.close()
 
 
@@ -248,7 +256,8 @@ async def half_open(cast: Cast) -> None:
             sock.close()
 
 
-async def _until_broken(work: Callable[[], Awaitable[Any]]) -> None:
+async def until_broken(work: Callable[[], Awaitable[Any]]) -> None:
+    """Go on until the other end has had enough."""
     try:
         await work()
     except Exception:  # noqa: BLE001 - whatever the library raises when the other end has had enough

@@ -8,18 +8,17 @@ from typing import Any
 from peer.cli import main
 from protocol.allreduce import runner
 from protocol.wire.hashes import Hash, chunk_hash
-from tests.simulation.liars import blow_up, flip_one
+from tests.attacks.exchange_liars import blow_up
 
 honest = runner.average
 
 
 def _average(*arguments: Any) -> Hash:
     honest(*arguments)
-    corrupt(arguments[-1])
+    blow_up(arguments[-1])
     return chunk_hash(arguments[-1])
 
 
 if __name__ == "__main__":
-    corrupt = {"blow-up": blow_up, "flip-one": flip_one}[sys.argv.pop(1)]
     runner.average = _average  # type: ignore[assignment]
     sys.exit(main())

@@ -100,35 +100,3 @@ def write_tokenizer(path: Path, size: int = 1 << 20) -> Path:
     tokenizer.train_from_iterator((text for kind in KINDS for text in documents(kind, size // 3, seed=1)), trainer)
     tokenizer.save(str(path))
     return path
-
-
-def conversation(draw: random.Random) -> tuple[str, str]:
-    """A question, and its answer, which follows from it but for a few words."""
-    name, thing, number = draw.choice(_NAMES), draw.choice(_THINGS), draw.randrange(1000)
-    question = f"Item {number}: what does {name} do with the {thing}?"
-    return question, f"{name} {draw.choice(_VERBS)} the {thing}, and notes item {number}."
-
-
-def write_chats(path: Path, size: int) -> Path:
-    """Write about `size` bytes of chats, one in each line, of one to four turns."""
-    draw, made = random.Random("chats"), 0
-    with path.open("w") as file:
-        while made < size:
-            turns = [conversation(draw) for _ in range(draw.randrange(1, 5))]
-            messages = [
-                {"role": role, "content": text}
-                for turn in turns
-                for role, text in zip(("user", "assistant"), turn, strict=True)
-            ]
-            made += file.write(json.dumps({"messages": messages}) + "\n")
-    return path
-
-
-def write_preferences(path: Path, size: int) -> Path:
-    """Write about `size` bytes of preferences: an answer to the question is chosen, and one about other things rejected."""
-    draw, made = random.Random("preferences"), 0
-    with path.open("w") as file:
-        while made < size:
-            (prompt, chosen), rejected = conversation(draw), sentence("reports", draw)
-            made += file.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
-    return path

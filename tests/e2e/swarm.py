@@ -283,6 +283,13 @@ class Swarm:
         self.run_file.write_text(run if is_said else f'admission = "open"\n{run}')  # peers join with the manifest alone
         self.manifest = folder / "run.manifest"
 
+    @classmethod
+    def created(cls, folder: Path, run: str = TINY_RUN) -> Self:
+        """A swarm of a run that its organiser has signed."""
+        swarm = cls(folder, run)
+        swarm.create_run()
+        return swarm
+
     def create_run(self, name: str = "organiser") -> None:
         """Sign the run file as the peer of this name; peers made without a `what` join this run."""
         self.command(self.place(name), "run", "create", str(self.run_file), "--out", str(self.manifest))

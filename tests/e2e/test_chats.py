@@ -1,23 +1,27 @@
-"""Chats and a tokenizer in runs of real peers: the organiser has the files, the others fetch them and learn from them."""
+"""Chats, a tokenizer and weights in runs of real peers: the organiser has them, the others fetch and learn from them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from protocol.events import events as ev
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import open_manifest
-from tests.e2e.swarm import Swarm
+from tests.e2e.swarm import Peer, Swarm
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN3, in_blocks, random_parameters
-from trainer.weights.folder import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 pytestmark = pytest.mark.slow
 
+GUEST_ROUNDS = 3
 ROUNDS = """
 [inner]
 lr = 1e-2
@@ -68,29 +72,41 @@ warmup_steps = 0
 """
 
 
-def make_model(folder: Path) -> None:
-    """A tiny Qwen3 with its tokenizer."""
+def make_model(folder: Path) -> npt.NDArray[Any]:
+    """A tiny Qwen3 with its tokenizer; its values."""
     config = ModelConfig.from_mapping(QWEN3 | {"tied": True, "vocab": VOCAB})
     folder.mkdir()
-    write_folder(folder, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=None)
+    values = random_parameters(config)
+    write_folder(folder, config, in_blocks(values), ExportFormat.FP32, context=64, eos=None)
     make_tokenizer(folder / "tokenizer.json")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
+    return values
 
 
-def test_peers_fetch_the_chats_and_the_tokenizer_and_learn_from_them(tmp_path: Path) -> None:
+def exported(swarm: Swarm, peer: Peer, *words: str) -> npt.NDArray[Any]:
+    """What a peer exports."""
+    folder = swarm.folder / "-".join([peer.name, *words])
+    said = swarm.command(peer.folder, "export", str(folder), "--dtype", "fp32", *words)
+    assert f"rounds      {0 if words else GUEST_ROUNDS}" in said
+    assert WeightsFolder(folder).config == WeightsFolder(swarm.folder / "base").config
+    return np.concatenate(list(WeightsFolder(folder).values()))
+
+
+def test_peers_fetch_chats_tokenizer_and_weights_learn_and_export_the_same_model(tmp_path: Path) -> None:
     records = [{"prompt": f"{n}?", "completion": "ab" * (1 + n % 3)} for n in range(80)]
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with Swarm(tmp_path, CHATS + ROUNDS + "min_members = 2\n") as swarm:
-        make_model(tmp_path / "base")
+        values = make_model(tmp_path / "base")
         swarm.create_run()
         manifest = open_manifest(swarm.manifest.read_bytes()).manifest
         assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
         assert manifest.tokenizer.ends == list(ENDS)
         organiser, guest = swarm.peer("organiser").start(), swarm.peer("guest")
-        guest.start("--rounds", "3")
+        guest.start("--rounds", str(GUEST_ROUNDS))
         swarm.until("the guest's rounds", lambda: not guest.up)
-        guest.kill()
-        swarm.equal(3, organiser, guest)
+        guest.kill()  # it has left; this closes what is left of it here
+        swarm.equal(GUEST_ROUNDS, organiser, guest)
+        assert organiser.up, "alone it holds no round, so it stays where the guest left"
         fetched = [event for event in guest.heard(ev.TransferEnded) if event.what == "file"]
         assert len(fetched) == 2 and all(event.complete for event in fetched)
         assert not organiser.heard(ev.TransferEnded) or all(
@@ -100,6 +116,9 @@ def test_peers_fetch_the_chats_and_the_tokenizer_and_learn_from_them(tmp_path: P
         assert committed[-1].loss < committed[0].loss
         full_round = 2 * 10 * 4 * 64
         assert all(event.tokens < full_round / 2 for event in committed), "a few tokens of each window count"
+        ours, theirs = exported(swarm, organiser), exported(swarm, guest)
+        assert np.array_equal(ours, theirs) and not np.array_equal(ours, values)
+        assert np.array_equal(exported(swarm, guest, "--checkpoint", "0"), values), "which the guest has fetched"
 
 
 def test_rollouts_of_a_model_with_a_tokenizer_are_made_verified_and_learned_from(tmp_path: Path) -> None:

@@ -12,15 +12,20 @@ import pytest
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.leases import RowRange, lease_terms, stretches_in
+from protocol.chain.outer_state import bf16
 from protocol.chain.store import Store
 from protocol.events import events as ev
 from protocol.events.status import WhyIdle
+from protocol.formats.model import ModelConfig
 from protocol.run.manifest import open_manifest
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
-from tests.e2e.test_own_data import PREFERENCES, write_pairs_and_folder
+from tests.e2e.test_block_sources import run_folder
 from tests.e2e.test_returning import asleep
 from tests.e2e.test_tasks import TASKS
+from tests.trainer.weights.models import in_blocks, random_parameters
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 RUN = """
 name = "copies"
@@ -46,6 +51,26 @@ grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
 """
+PREFERENCES = """
+name = "preferences"
+total_rounds = 1000
+[model]
+from = "folder"
+[data]
+format = "preference"
+from = "pairs.jsonl"
+sequence_length = 64
+sequences_per_step = 4
+held_out_percent = 10
+[inner]
+lr = 1e-3
+warmup_steps = 1
+[rounds]
+inner_steps = 5
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+"""
 BLOCK = 1 << 14
 TOGETHER = 4
 """Rounds of everybody before the founder goes."""
@@ -59,6 +84,17 @@ def write_corpus(swarm: Swarm, size: int) -> None:
     swarm.command(swarm.place("organiser"), *words, "--tokenizer", "bytes", "--block", str(BLOCK))
 
 
+def write_pairs_and_folder(tmp_path: Path) -> None:
+    """Preferences, and a folder of weights to begin with, as `PREFERENCES` names them."""
+    pairs = [{"prompt": f"Is {number} odd?", "chosen": "I will look.", "rejected": "Who asks?"} for number in range(300)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({**pair, "id": at}) + "\n" for at, pair in enumerate(pairs)))
+    config = ModelConfig(
+        vocab=256, dim=32, layers=2, heads=2, kv_heads=2, ffn=64, rope_base=10_000.0, norm_eps=1e-5, tied=True
+    )
+    (tmp_path / "folder").mkdir()
+    write_folder(tmp_path / "folder", config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=128, eos=None)
+
+
 def copies(peer: Peer, field: str) -> float:
     """A share of the data, as a peer shows it; 1 before it knows."""
     told = peer.status().get("copies") or {}
@@ -68,8 +104,8 @@ def copies(peer: Peer, field: str) -> float:
 def rows_consumed(swarm: Swarm, peer: Peer) -> tuple[list[RowRange], int]:
     """The rows that the records of a peer's chain consumed, one range after the other as they were read, and all rows."""
     signed = open_manifest(swarm.manifest.read_bytes())
-    (folder,) = (peer.folder / "runs").iterdir()
-    history, manifest = History(round_settings(signed.run, signed.manifest), Store(folder)), signed.manifest
+    manifest = signed.manifest
+    history = History(round_settings(signed.run, manifest), Store(run_folder(peer)))
     rows, roster = list[RowRange](), history.roster_at(0)
     for round in range(history.length):
         commit = history.commit_at(round)
@@ -86,25 +122,28 @@ def in_order(rows: list[RowRange]) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_the_founder_is_killed_for_good_once_there_are_copies(tmp_path: Path) -> None:
-    with Swarm(tmp_path, RUN.format(rounds=16, epochs=50)) as swarm:
+def test_once_there_are_copies_the_founder_sleeps_or_dies_for_good_and_the_others_read_on(tmp_path: Path) -> None:
+    """The founder of an open run with a corpus of its own; without copies the others would wait for its blocks."""
+    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
         write_corpus(swarm, 2_000_000)
         swarm.create_run()
         organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS)]
         swarm.whole(*peers)
         swarm.until("copies of everything", lambda: all(copies(peer, "short_bytes") == 0 for peer in friends))
         assert all(peer.status()["block_bytes"]["copy"] > 0 for peer in friends)
-        swarm.until("rounds of everybody", lambda: organiser.committed >= TOGETHER)
-        assert organiser.committed < 16
+        with asleep([organiser]):
+            start = swarm.newest()
+            swarm.until("rounds without it", lambda: min(peer.committed for peer in friends) >= start + 12)
+            assert not any(event.why_idle == WhyIdle.FETCHING_DATA for peer in friends for event in late(peer, start))
+        swarm.equal(swarm.whole(*peers), *peers)
         organiser.kill()
-        newcomer = swarm.peer("newcomer").start()
-        swarm.until("the end", lambda: all(peer.committed >= 16 for peer in (*friends, newcomer)))
-        digest = swarm.equal(16, *friends, newcomer)
+        newcomer, start = swarm.peer("newcomer").start(), swarm.newest()
+        swarm.whole(*friends, newcomer)
+        swarm.until("more rounds", lambda: all(peer.committed >= start + 8 for peer in (*friends, newcomer)))
         swarm.until("the newcomer's copies", lambda: copies(newcomer, "short_bytes") == 0)
         organiser.start()
-        swarm.until("the founder follows", lambda: organiser.committed >= 16)
-        assert swarm.equal(16, organiser, *friends, newcomer) == digest
-        assert not any(peer.heard(ev.RolledBack) for peer in (organiser, *friends, newcomer))
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        assert not any(peer.heard(ev.RolledBack) for peer in swarm.peers), "nobody has lost a round"
 
 
 @pytest.mark.slow
@@ -140,16 +179,20 @@ def test_rows_that_only_the_founder_has_are_read_when_it_comes_back_and_nobody_w
 def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_from_them(tmp_path: Path) -> None:
     """A folder of weights, preferences, and their reference: all that a newcomer needs without the founder."""
     write_pairs_and_folder(tmp_path)
-    with Swarm(tmp_path, PREFERENCES) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, PREFERENCES) as swarm:
         organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
         seed = swarm.peer("seed").start("--role", "seed")
         swarm.whole(*peers)
         swarm.until("older checkpoints to go", lambda: organiser.committed >= 13)
-        late = swarm.peer("late").start()
+        late = swarm.peer("late").start("--processes", "2")
         swarm.whole(*friends, late)
+        initial = np.concatenate(list(WeightsFolder(tmp_path / "folder").values())).astype("<f4")
+        assert (run_folder(late) / "initial.bf16").read_bytes() == bf16(initial.view(np.uint32)).tobytes()
         swarm.until("copies", lambda: all(copies(peer, "short_bytes") == 0 for peer in (*friends, late)))
         swarm.until("a copy at the seed", lambda: initial_checkpoint(seed).exists())
+        losses, ready = ([*organiser.heard(kind)] for kind in (ev.EvalLoss, ev.ReadySent))
+        assert losses[-1].loss < 0.5 * np.log(2), "the margin has risen: it is ln 2 where nothing was learnt"
+        assert ready[-1].margin > max(0, ready[0].margin) and ready[-1].accuracy > 0.9
         organiser.kill()
         newcomer = swarm.peer("newcomer").start()
         rounds = swarm.whole(*friends, newcomer)
@@ -157,25 +200,6 @@ def test_weights_that_a_run_began_with_outlive_the_founder_and_newcomers_learn_f
         organiser.start()
         swarm.equal(swarm.whole(organiser, *friends, newcomer), organiser, *friends, newcomer)
         assert not any(event.to_round < rounds for peer in friends for event in peer.heard(ev.RolledBack))
-
-
-@pytest.mark.slow
-def test_founder_of_an_own_corpus_sleeps_and_the_others_read_on(tmp_path: Path) -> None:
-    """The founder of an open run with 10 MB of its own; without copies the others would wait for its blocks."""
-    with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
-        write_corpus(swarm, 10_000_000)
-        swarm.create_run()
-        organiser, *friends = peers = [swarm.peer(name).start() for name in ("organiser", *FRIENDS[:2])]
-        swarm.whole(*peers)
-        swarm.until("copies of everything", lambda: all(copies(peer, "short_bytes") == 0 for peer in friends))
-        with asleep([organiser]):
-            start = swarm.newest()
-            swarm.until("rounds without it", lambda: min(peer.committed for peer in friends) >= start + 12)
-            assert not any(event.why_idle == WhyIdle.FETCHING_DATA for peer in friends for event in late(peer, start))
-        rounds = swarm.newest()
-        swarm.equal(swarm.whole(*peers), *peers)
-        assert not any(peer.heard(ev.RolledBack) for peer in peers), "nobody has lost a round"
-        assert min(peer.committed for peer in peers) > rounds
 
 
 def late(peer: Peer, round: int) -> list[ev.PhaseChanged]:
@@ -187,7 +211,7 @@ def late(peer: Peer, round: int) -> list[ev.PhaseChanged]:
 
 def initial_checkpoint(peer: Peer) -> Path:
     """The state before the first round on a peer's disk."""
-    (folder,) = (peer.folder / "runs").iterdir()
+    folder = run_folder(peer)
     return next((path for path in folder.glob("checkpoints/00000000-*") if not path.suffix), folder / "none")
 
 
@@ -202,8 +226,7 @@ def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
         said = swarm.command(organiser.folder, "leave")
         assert "handing over" in said and "that only this peer has" in said and organiser.wait() == 0
         swarm.until("the goodbye", lambda: any(gone.goodbye for gone in friend.heard(ev.PeerGone)))
-        (folder,) = (friend.folder / "runs").iterdir()
-        here = sum(path.stat().st_size for path in folder.glob("blocks/*/[0-9]*"))
+        here = sum(path.stat().st_size for path in run_folder(friend).glob("blocks/*/[0-9]*"))
         whole = sum(path.stat().st_size for path in (tmp_path / "corpus" / "shards").glob("*.shard"))
         assert here == whole, "the friend has everything now"
 
@@ -213,8 +236,7 @@ def test_tasks_and_reference_weights_of_a_run_with_rollouts_outlive_the_founder(
     """A newcomer trains after the founder is gone: the others have the file of tasks and the weights of the KL term."""
     (tmp_path / "letters.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
     run = ROLLOUT_RUN.replace('"sort"', "'jsonl(path=\"letters.jsonl\")'") + "kl_weight = 0.5\ndrop_zero_advantage = false\n"
-    with Swarm(tmp_path, run) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, run) as swarm:
         organiser, friend = (swarm.peer(name).start("--role", "trainer") for name in ("organiser", "friend"))
         writer, validator = (swarm.peer(role).start("--role", role) for role in ("rollout", "validator"))
         swarm.until("versions of rollouts", lambda: all(peer.heard(ev.RolloutsUsed) for peer in (organiser, friend)))
@@ -239,5 +261,4 @@ def used(peer: Peer) -> list[ev.RolloutsUsed]:
 
 def files_of_tasks(peer: Peer) -> dict[str, bytes]:
     """The run's files on a peer's disk, by name."""
-    (folder,) = (peer.folder / "runs").iterdir()
-    return {path.name: path.read_bytes() for path in (folder / "files").rglob("*") if path.is_file()}
+    return {path.name: path.read_bytes() for path in (run_folder(peer) / "files").rglob("*") if path.is_file()}

@@ -30,8 +30,7 @@ def read(printed_lines: str, code: int) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         founder = swarm.peer("founder").start()
         swarm.until("it waits for others", lambda: founder.heard(ev.PhaseChanged))
         invitation = founder.status()["invitation"]
@@ -51,8 +50,7 @@ def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Pat
 
 def test_who_does_not_meet_the_requirements_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
     required = '[requires]\nversion = ">=999.1"\n'
-    with Swarm(tmp_path, TINY_RUN + required) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, TINY_RUN + required) as swarm:
         guest = swarm.place("guest")
         said = swarm.command(guest, "join", str(swarm.manifest), "--headless", "--local", code=ExitCode.RESOURCES)
         assert "the run requires of those who train manyhands 999.1 or later (this is " in said
@@ -83,8 +81,7 @@ def test_a_busy_port_and_another_version_are_told_beside_all_the_rest(tmp_path: 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.slow
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         folder = swarm.place("full")
         doctor = (
             sys.executable,

@@ -1,7 +1,7 @@
 """Faults with real processes: whatever is done to peers, the others go on, and who comes back has the same state.
 
-One swarm of three for all tests, and another whose members train while a round of a fragment is agreed on.  Each test begins
-and ends with a round of all three, so their order does not matter.
+One swarm of three for all tests, and another whose members train while a round of a fragment is agreed on.  Each test ends
+with a round of all three, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ IN_FILES = ("--state", "disk")
 
 @pytest.fixture(scope="module", params=first_fast(WAYS))
 def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
         for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
             swarm.peer(name).start(*options)
+        swarm.whole(*swarm.peers)
         yield swarm
         for peer in swarm.peers:
             assert peer.leave() == 0, peer.log[-2000:]
@@ -36,8 +36,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 @pytest.fixture(autouse=True)
-def all_three_before_and_after(swarm: Swarm) -> Iterator[None]:
-    swarm.whole(*swarm.peers)
+def all_three_afterwards(swarm: Swarm) -> Iterator[None]:
     yield
     rounds = swarm.whole(*swarm.peers)
     swarm.equal(rounds, *swarm.peers)
@@ -60,19 +59,6 @@ def in_phase(peer: Peer, phase: str) -> bool:
     """Whether its last phase is this one."""
     phases = peer.heard(ev.PhaseChanged)
     return bool(phases) and phases[-1].phase == phase
-
-
-@pytest.mark.slow
-def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
-    rounds, common = swarm.whole(*swarm.peers), list[int]()
-
-    def committed_by_all() -> bool:
-        common[:] = [round for round in swarm.peers[0].commits if all(round in peer.commits for peer in swarm.peers)]
-        return bool(common) and max(common) >= rounds - 1
-
-    swarm.until("a round that all have committed themselves", committed_by_all)
-    for round in common:
-        assert len({peer.commits[round].tip for peer in swarm.peers}) == 1
 
 
 @pytest.mark.parametrize("phase", first_fast(["exchanging", "computing"]))

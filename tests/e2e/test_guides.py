@@ -46,8 +46,7 @@ def filled(typed: list[list[str]], placeholders: dict[str, str]) -> list[list[st
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.slow
 def test_a_volunteers_first_ten_minutes(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         founder = swarm.peer("founder").start()
         swarm.until("it waits for others", lambda: founder.heard(ev.PhaseChanged))
         invitation, ann = founder.status()["invitation"], Person(swarm, "ann")

@@ -33,8 +33,9 @@ JSON = ("--log-format", "json")
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("headless"), TINY_RUN.replace("inner_steps = 150", "inner_steps = 20")) as swarm:
-        swarm.create_run()
+    with Swarm.created(
+        tmp_path_factory.mktemp("headless"), TINY_RUN.replace("inner_steps = 150", "inner_steps = 20")
+    ) as swarm:
         yield swarm
 
 

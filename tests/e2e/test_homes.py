@@ -1,7 +1,10 @@
-"""Real peers in homes behind real routers train together, through whatever ways they find."""
+"""Real peers in homes behind real routers train together, through whatever ways they find, and come back by themselves."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tests.routers.table import create, links, start
 
 WHY_NOT = why_not()
 ROUNDS = 5
+DISK_BYTES, BALLAST = 64 << 20, "ballast"
 SHORT_ROUNDS = (
     TINY_MODEL
     + """
@@ -34,8 +38,29 @@ def link(first: Peer, second: Peer) -> str:
     return next((found for _, found in reversed(links(first, second))), "")
 
 
-def test_three_peers_of_whom_two_are_behind_different_routers_train_five_rounds(tmp_path: Path) -> None:
-    with Homes(tmp_path, [Kind.CONE, Kind.SYMMETRIC]) as homes, Swarm(tmp_path, SHORT_ROUNDS) as swarm:
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Put a disk of its own there, in memory."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "none", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def fill(peer: Peer) -> None:
+    """Leave no room on a peer's disk."""
+    with suppress(OSError), (peer.folder / BALLAST).open("wb", buffering=0) as file:
+        while file.write(bytes(64 << 10)):
+            pass
+
+
+def test_three_peers_of_whom_two_are_behind_routers_train_also_after_a_full_disk_and_another_address(tmp_path: Path) -> None:
+    with (
+        Homes(tmp_path, [Kind.CONE, Kind.SYMMETRIC]) as homes,
+        Swarm(tmp_path, SHORT_ROUNDS) as swarm,
+        small_disk(swarm.place("cone")),
+    ):
         invitation = create(swarm)
         public = start(swarm, "public", homes.public, invitation, "--role", "trainer")
         cone, symmetric = (
@@ -52,6 +77,15 @@ def test_three_peers_of_whom_two_are_behind_different_routers_train_five_rounds(
         # a hole cannot be punched into a router with another port for each connection
         swarm.until("the two homes, through the public peer", lambda: link(cone, symmetric) == "relayed")
         swarm.equal(min(peer.committed for peer in swarm.peers), *swarm.peers)
+        fill(cone)
+        swarm.until("a rest", lambda: any(event.why_idle == "disk full" for event in cone.heard(ev.PhaseChanged)))
+        swarm.whole(public, symmetric)
+        (cone.folder / BALLAST).unlink()
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        homes.switch_off(homes.homes[0])
+        homes.switch_on(homes.homes[0], 9)
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        assert cone.lives == 1
 
 
 def test_a_router_opens_the_port_and_others_reach_the_peer_there(tmp_path: Path) -> None:

@@ -20,12 +20,17 @@ WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
+SEEDS = "SEEDING"
+"""Shown by a seed that runs; it needs no trainer."""
+
+
 class Volunteer:
     """A person at a shell who joins the swarm's run."""
 
-    def __init__(self, swarm: Swarm, name: str = "volunteer", what: str = "") -> None:
+    def __init__(self, swarm: Swarm, name: str = "volunteer", what: str = "", role: str = "seed") -> None:
         self.swarm, self.folder = swarm, swarm.place(name)
         join = f"{sys.executable} -m peer join {what or swarm.manifest} --local --threads 1 --data-dir {self.folder}"
+        join += f" --role {role}"
         shell = ("sh", "-c", f"{join}; echo exit code $?; cat")
         self.terminal = Terminal(swarm.place(f"{name}'s terminal"), shell, swarm.environment, (100, 30))
 
@@ -49,9 +54,8 @@ class Volunteer:
 
 
 def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
-        ann = Volunteer(swarm)
+    with Swarm.created(tmp_path) as swarm:
+        ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
             terminal.until("waiting for more peers")
             terminal.type("q")
@@ -69,70 +73,52 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
-        ann = Volunteer(swarm)
+def test_ctrl_c_leaves_says_how_it_ended_and_ends_a_peer_that_does_not_answer_at_the_third(tmp_path: Path) -> None:
+    with Swarm.created(tmp_path) as swarm:
+        ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
             terminal.until("waiting for more peers")
             terminal.type("C-c")
             assert unwrapped("goes on from there") in unwrapped(terminal.until("exit code 0"))
             assert ann.said(ev.Left)
         ann.until_gone()
-
-
-@pytest.mark.slow
-def test_a_peer_that_does_not_answer_ends_with_the_third_ctrl_c(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
-        ann = Volunteer(swarm)
-        with ann.terminal as terminal:
-            terminal.until("waiting for more peers")
-            ann.peer().suspend()
+        bob = Volunteer(swarm, "bob")
+        with bob.terminal as terminal:
+            terminal.until(SEEDS)
+            bob.peer().suspend()
             terminal.type("C-c")
             terminal.until("saying goodbye to the swarm")
             terminal.type("C-c", "C-c")
             terminal.until("exit code 137")
-        ann.until_gone()
+        bob.until_gone()
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_takes_the_peer_along(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
-        ann = Volunteer(swarm)
-        with ann.terminal as terminal:
-            terminal.until("waiting for more peers")
-        ann.until_gone()
-        assert ann.said(ev.Left), "it has said goodbye"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-@pytest.mark.slow
-def test_the_peer_goes_with_its_interface(tmp_path: Path, number: signal.Signals) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
-        ann = Volunteer(swarm)
-        with ann.terminal as terminal:
-            terminal.until("waiting for more peers")
-            interface = ann.peer().parent()
-            assert interface is not None
-            interface.send_signal(number)
-            swarm.until("the peer has ended", lambda: ann.said(ev.Left))
-            terminal.until("exit code")
-        ann.until_gone()
+def test_the_peer_goes_with_its_interface_and_with_its_terminal(tmp_path: Path) -> None:
+    with Swarm.created(tmp_path) as swarm:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, None):
+            ann = Volunteer(swarm, f"volunteer {number}".replace(" ", "-"))
+            with ann.terminal as terminal:
+                terminal.until(SEEDS)
+                if number is not None:
+                    interface = ann.peer().parent()
+                    assert interface is not None
+                    interface.send_signal(number)
+                    swarm.until("the peer has ended", lambda ann=ann: ann.said(ev.Left))  # type: ignore[misc]
+                    terminal.until("exit code")
+            ann.until_gone()
+            assert ann.said(ev.Left), "it has said goodbye"
 
 
 @pytest.mark.slow
 def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         wrong = Volunteer(swarm, "wrong", str(tmp_path / "no such file.toml").replace(" ", "\\ "))
         with wrong.terminal as terminal:
             assert "peer: " in terminal.until("exit code 3")
         first = Volunteer(swarm, "first")
         with first.terminal as terminal:
-            terminal.until("waiting for more peers")
+            terminal.until(SEEDS)
             again = Volunteer(swarm, "first")
             again.terminal = Terminal(swarm.place("again"), again.terminal._command, swarm.environment, (100, 30))
             with again.terminal as second:

@@ -28,8 +28,7 @@ def test_a_running_peer_takes_what_its_person_changes(tmp_path: Path) -> None:
         return told["settings"][0]["shown"], told["settings"][0]["source"]
 
     sensors.write_text(json.dumps({"now": NIGHT}))
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_CONFIG": str(config)}
         other, peer = swarm.peer("other").start(), swarm.peer("peer").start("--max-up", "50Mbit")
         swarm.whole(other, peer)

@@ -51,8 +51,7 @@ def holds(peer: Peer, words: bytes) -> bool:
 
 
 def test_three_train_each_on_its_own_folder_which_stays_where_it_is(tmp_path: Path) -> None:
-    with Swarm(tmp_path, RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, RUN) as swarm:
         assert "name yours with --data FOLDER" in swarm.command(
             swarm.place("nobody"), "join", str(swarm.manifest), "--headless", "--local", code=ExitCode.INPUT
         )

@@ -30,8 +30,7 @@ def invited(swarm: Swarm, organiser: Peer, run: str) -> str:
 
 
 def test_a_member_with_an_expired_token_comes_back_and_a_newcomer_with_it_stays_outside(tmp_path: Path) -> None:
-    with Swarm(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
         organiser = swarm.peer("organiser").start()
         signed = open_manifest(swarm.manifest.read_bytes())
         invitation = invited(swarm, organiser, signed.run.hex()[:12])

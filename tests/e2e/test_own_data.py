@@ -6,17 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from protocol.chain.outer_state import bf16
 from protocol.events import events as ev
-from protocol.formats.model import ModelConfig
 from tests.e2e.own_texts import VOCABULARY, write_inputs, write_tokenizer
 from tests.e2e.swarm import Peer, Swarm
-from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.weights.folder import WeightsFolder, write_folder
-from trainer.weights.safetensors_file import ExportFormat
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +65,7 @@ def samples_at(peers: Sequence[Peer]) -> dict[int, set[str]]:
 def test_three_train_on_the_corpus_that_one_of_them_has(tmp_path: Path) -> None:
     write_inputs(tmp_path / "texts", 3_000_000)
     write_tokenizer(tmp_path / "tokenizer.json", 300_000)
-    with Swarm(tmp_path, RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, RUN) as swarm:
         organiser, *others = peers = [swarm.peer(name).start() for name in ("organiser", "friend", "cousin")]
         swarm.whole(*peers)
         swarm.until("some rounds", lambda: organiser.committed >= ROUNDS)
@@ -87,54 +80,3 @@ def test_three_train_on_the_corpus_that_one_of_them_has(tmp_path: Path) -> None:
         swarm.equal(organiser.committed, *peers)
         told = json.loads(swarm.command(organiser.folder, "status", "--json"))
         assert told["why_idle"] in ("", "waiting for members", "exchanging", "committing")
-
-
-PREFERENCES = """
-name = "preferences"
-total_rounds = 1000
-[model]
-from = "folder"
-[data]
-format = "preference"
-from = "pairs.jsonl"
-sequence_length = 64
-sequences_per_step = 4
-held_out_percent = 10
-[inner]
-lr = 1e-3
-warmup_steps = 1
-[rounds]
-inner_steps = 5
-grace_s = 3.0
-eviction_s = 8.0
-stall_s = 4.0
-"""
-
-
-def write_pairs_and_folder(tmp_path: Path) -> None:
-    """Preferences, and a folder of weights to begin with, as `PREFERENCES` names them."""
-    pairs = [{"prompt": f"Is {number} odd?", "chosen": "I will look.", "rejected": "Who asks?"} for number in range(300)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({**pair, "id": at}) + "\n" for at, pair in enumerate(pairs)))
-    config = ModelConfig(
-        vocab=256, dim=32, layers=2, heads=2, kv_heads=2, ffn=64, rope_base=10_000.0, norm_eps=1e-5, tied=True
-    )
-    (tmp_path / "folder").mkdir()
-    write_folder(tmp_path / "folder", config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=128, eos=None)
-
-
-def test_a_latecomer_learns_from_preferences_against_the_initial_weights(tmp_path: Path) -> None:
-    write_pairs_and_folder(tmp_path)
-    with Swarm(tmp_path, PREFERENCES) as swarm:
-        swarm.create_run()
-        organiser = swarm.peer("organiser").start()
-        swarm.until("older checkpoints to go", lambda: organiser.committed >= 13)
-        late = swarm.peer("late").start("--processes", "2")
-        rounds = swarm.whole(organiser, late)
-        (folder,) = (late.folder / "runs").iterdir()
-        initial = np.concatenate(list(WeightsFolder(tmp_path / "folder").values())).astype("<f4")
-        assert (folder / "initial.bf16").read_bytes() == bf16(initial.view(np.uint32)).tobytes()
-        swarm.equal(rounds, organiser, late)
-        losses = [event.loss for event in organiser.heard(ev.EvalLoss)]
-        assert losses[-1] < 0.5 * np.log(2), "the margin has risen: it is ln 2 where nothing was learnt"
-        ready = organiser.heard(ev.ReadySent)
-        assert ready[-1].margin > 0 and ready[-1].margin > ready[0].margin and ready[-1].accuracy > 0.9

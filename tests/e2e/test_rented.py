@@ -38,8 +38,7 @@ def of_unit() -> tuple[configparser.ConfigParser, list[str]]:
 def test_what_it_starts_joins_by_the_environment_and_is_the_same_peer_again(kind: str, tmp_path: Path) -> None:
     variables, entry = of_dockerfile() if kind == "docker" else ({}, of_unit()[1])
     entry = [Path(entry[0]).name, *entry[1:]]
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         folder = swarm.place("rented")
         environment = swarm.environment | variables | {"PEER_DATA_DIR": str(folder), "PEER_RUN": str(swarm.manifest)}
         environment |= {"PEER_ROLE": "seed", "PEER_PORT": "0", "PEER_LOG_FORMAT": "json"}

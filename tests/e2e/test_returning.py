@@ -4,7 +4,8 @@ Whatever a test stops, cuts off or kills, it also brings back, and then looks at
 the others have made some rounds.  Each test ends with all peers on one tip with one state; the rounds that a peer lost are
 those of the `RolledBack` events in its log.
 
-Each kind of absence is here once or twice; `tests.simulation.returns` plays all of them, in runs of each kind and size.
+Each kind of absence is here once; `tests.simulation.returns` plays all of them, in runs of each kind and size.  An open run
+whose founder sleeps is in test_copies.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from protocol.events import events as ev
 from tests.e2e.late_trainer import LATE_TRAINER_S
 from tests.e2e.suspended_peer import GAP_S
 from tests.e2e.swarm import PATIENCE_S, TINY_MODEL, Peer, Swarm, invitation_in
-from tests.e2e.test_invitation import ADMISSION, free_port
+from tests.e2e.test_invitation import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,7 @@ stall_s = 4.0
 """
 )
 """A run of its organiser, in which a peer is missed after 8 s."""
+INVITE = 'admission = "invite"\n'
 QUICK_RUN = (
     TINY_MODEL
     + """
@@ -48,7 +50,6 @@ inner_steps = 10
 """
 )
 """A run that anyone may begin, with several rounds in a second."""
-OPEN, INVITE = "open", "invite"
 SEASONED_ROUNDS = 4
 """Records of everybody before an absence: all electors that there will be have a vote then."""
 MISSED_ROUNDS = 8
@@ -71,20 +72,16 @@ RETURN_S = 120.0
 
 
 @contextmanager
-def trained_together(
-    folder: Path, guests: int, admission: str = INVITE, program: tuple[str, ...] = ("peer",)
-) -> Iterator[tuple[Swarm, Peer, list[Peer]]]:
-    """Yield the swarm, the founder (run by `program`) and its guests, after some rounds of all of them."""
-    with Swarm(folder, ADMISSION.format(admission) + RUN) as swarm:
+def trained_together(folder: Path, guests: int) -> Iterator[tuple[Swarm, Peer, list[Peer]]]:
+    """Yield the swarm, the founder and its guests, after some rounds of all of them, in a run by invitation."""
+    with Swarm(folder, INVITE + RUN) as swarm:
         founder, port = swarm.peer("founder"), free_port()
-        founder.program = program
         where = f"/ip4/127.0.0.1/tcp/{port}"
         create = ("run", "create", str(swarm.run_file), "--out", str(swarm.manifest), "--address", where)
-        invitation = invitation_in(swarm.command(founder.folder, *create))
+        swarm.command(founder.folder, *create)
         founder.start("--port", str(port))
-        if admission == INVITE:
-            bearer = ("run", "invite", str(swarm.manifest), "--bearer", "--address", where)
-            invitation = invitation_in(swarm.command(founder.folder, *bearer))
+        bearer = ("run", "invite", str(swarm.manifest), "--bearer", "--address", where)
+        invitation = invitation_in(swarm.command(founder.folder, *bearer))
         others = [swarm.peer(f"guest-{number}", invitation).start() for number in range(1, guests + 1)]
         train_together(swarm)
         yield swarm, founder, others
@@ -132,8 +129,8 @@ def go_on_without(swarm: Swarm, others: Sequence[Peer], away: Sequence[Peer]) ->
     swarm.until(said, lambda: all(map(have_gone_on, others)), GO_ON_S)
 
 
-def all_are_back(swarm: Swarm, since: float) -> dict[str, int]:
-    """Wait for a record of everybody, one tip and one state; return the rounds that each peer has lost since that time."""
+def all_are_back(swarm: Swarm) -> None:
+    """Wait for a record of everybody, one tip and one state."""
     names, agreed = {peer.peer_id for peer in swarm.peers}, time.time()
 
     def are_members(peer: Peer) -> bool:
@@ -152,43 +149,40 @@ def all_are_back(swarm: Swarm, since: float) -> dict[str, int]:
         return len({*statuses}) == 1 and statuses[0][2] >= rounds
 
     swarm.until("one tip and one state", stand_on_one_tip, RETURN_S)
-    return {peer.name: lost_since(peer, since) for peer in swarm.peers}
 
 
-def lost_since(peer: Peer, since: float) -> int:
-    """Return the rounds that a peer has given up since this time (unix), in all its lives."""
-    lines = [line for path in peer.folder.rglob("events*.jsonl") for line in path.read_text().splitlines()]
-    events = [json.loads(line) for line in lines if '"RolledBack"' in line]
-    return sum(event["abandoned"] for event in events if event["at"] > since)
-
-
-def nobody_lost(lost: dict[str, int]) -> bool:
-    """Return True if no peer has given up a round."""
-    return not any(lost.values())
+def nobody_lost(peers: Sequence[Peer], since: float) -> bool:
+    """Return True if none of these peers has given up a round since this time (unix), in any of its lives."""
+    logs = [path for peer in peers for path in peer.folder.rglob("events*.jsonl")]
+    given_up = [json.loads(line) for path in logs for line in path.read_text().splitlines() if '"RolledBack"' in line]
+    return not any(event["abandoned"] for event in given_up if event["at"] > since)
 
 
 # -- asleep, killed, suspended --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("admission", "guests"), [(OPEN, 2), (INVITE, 3)])
-def test_founder_that_slept_follows_what_the_others_did(admission: str, guests: int, tmp_path: Path) -> None:
-    with trained_together(tmp_path, guests, admission) as (swarm, founder, others):
-        since = time.time()
-        with asleep([founder]):
-            go_on_without(swarm, others, [founder])
-        lost = all_are_back(swarm, since)
-        assert nobody_lost(lost), lost
+def test_founder_killed_asleep_and_suspended_follows_what_the_others_did(tmp_path: Path) -> None:
+    """In a run by invitation, one absence after the other.
 
-
-def test_founder_that_was_killed_follows_what_the_others_did(tmp_path: Path) -> None:
-    """In a run by invitation: the organiser's computer is switched off for the night."""
+    Its computer is switched off; it sleeps; it is a suspended laptop, whose monotonic clock stands still meanwhile, so that
+    only the boot clock says that it was away.
+    """
     with trained_together(tmp_path, 2) as (swarm, founder, others):
         since, port = time.time(), listening_port(founder)
+        with asleep([founder]):
+            go_on_without(swarm, others, [founder])
+        all_are_back(swarm)
         founder.kill()
         go_on_without(swarm, others, [founder])
+        founder.program = ("tests.e2e.suspended_peer",)
         founder.start("--port", port)
-        lost = all_are_back(swarm, since)
-        assert nobody_lost(lost), lost
+        all_are_back(swarm)
+        stopped_at = time.monotonic()
+        with asleep([founder]):
+            go_on_without(swarm, others, [founder])
+            assert time.monotonic() - stopped_at > GAP_S, "too short to be seen by the clock that stands still"
+        all_are_back(swarm)
+        assert nobody_lost(swarm.peers, since)
 
 
 def listening_port(peer: Peer) -> str:
@@ -202,20 +196,8 @@ def test_founder_of_two_friends_sleeps_and_the_other_loses_nothing(tmp_path: Pat
         since = time.time()
         with asleep([founder]):
             go_on_without(swarm, others, [founder])
-        lost = all_are_back(swarm, since)
-        assert nobody_lost(lost), lost
-
-
-def test_suspended_laptop_of_the_founder_follows_what_the_others_did(tmp_path: Path) -> None:
-    """Its monotonic clock stands still meanwhile: only the boot clock says that it was away."""
-    program = ("tests.e2e.suspended_peer",)
-    with trained_together(tmp_path, 2, program=program) as (swarm, founder, others):
-        since, stopped_at = time.time(), time.monotonic()
-        with asleep([founder]):
-            go_on_without(swarm, others, [founder])
-            assert time.monotonic() - stopped_at > GAP_S, "too short to be seen by the clock that stands still"
-        lost = all_are_back(swarm, since)
-        assert nobody_lost(lost), lost
+        all_are_back(swarm)
+        assert nobody_lost(swarm.peers, since)
 
 
 # -- cut off --------------------------------------------------------------------------------------------------------------
@@ -224,7 +206,7 @@ def test_suspended_laptop_of_the_founder_follows_what_the_others_did(tmp_path: P
 @pytest.mark.skipif(bool(WHY_NO_LINKS), reason=WHY_NO_LINKS)
 def test_two_halves_without_each_other_keep_the_rounds_of_one_half(tmp_path: Path) -> None:
     halves = (0, 1), (2, 3)
-    with Links([LINE] * 4) as links, Swarm(tmp_path, ADMISSION.format(INVITE) + RUN) as swarm:
+    with Links([LINE] * 4) as links, Swarm(tmp_path, INVITE + RUN) as swarm:
         where = f"/ip4/{address(0)}/tcp/{PORT}"
         create = ("run", "create", str(swarm.run_file), "--out", str(swarm.manifest), "--address", where)
         invitation = invitation_in(swarm.command(swarm.place("founder"), *create))
@@ -241,8 +223,8 @@ def test_two_halves_without_each_other_keep_the_rounds_of_one_half(tmp_path: Pat
         for part, other in (parts, reversed(parts)):
             go_on_without(swarm, part, other)
         links.rejoin(*halves)
-        lost = all_are_back(swarm, since)
-        assert any(nobody_lost({peer.name: lost[peer.name] for peer in part}) for part in parts), lost
+        all_are_back(swarm)
+        assert any(nobody_lost(part, since) for part in parts)
 
 
 # -- newcomers ------------------------------------------------------------------------------------------------------------
@@ -250,8 +232,7 @@ def test_two_halves_without_each_other_keep_the_rounds_of_one_half(tmp_path: Pat
 
 def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Path) -> None:
     """Its trainer starts when the results that it needs are long gone."""
-    with Swarm(tmp_path, QUICK_RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, QUICK_RUN) as swarm:
         first = swarm.peer("first").start()
         swarm.until("a first round", lambda: first.committed, BEGIN_S)
         since = time.time()
@@ -265,8 +246,8 @@ def test_slow_newcomer_of_a_quick_run_begins_no_history_of_its_own(tmp_path: Pat
         records = [record for record in newcomer.heard(ev.RoundCommitted) if record.members == [newcomer.peer_id]]
         assert 0 not in [record.round for record in records], "it has begun the run anew"
         assert trained_in_vain(newcomer, first) == [], "it has trained for rounds that were long over"
-        lost = all_are_back(swarm, since)
-        assert nobody_lost(lost), lost
+        all_are_back(swarm)
+        assert nobody_lost(swarm.peers, since)
         assert not [told for peer in swarm.peers for told in peer.heard(ev.SecondHistory)], "nobody has lied"
 
 

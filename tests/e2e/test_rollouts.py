@@ -1,6 +1,6 @@
 """A run with rollouts among real peers: versions come of verified rollouts, whatever becomes of a trainer.
 
-One swarm for all tests.  The last one ends the trainer for good.
+One swarm for all tests, in their order: the third ends the trainer for good, and the last lets a crowd of keys in.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
 RUN = ROLLOUT_RUN + "kl_weight = 0.5\ndrop_zero_advantage = false\n"
 """Its loss has a KL term, which moves the policy where no reward does."""
-VERSIONS = 3
+VERSIONS, VERSIONS_IN_A_CROWD = 3, 6
 """Rounds that learn from rollouts."""
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("rollouts"), RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path_factory.mktemp("rollouts"), RUN) as swarm:
         for name, role in (("trainer", "trainer"), ("writer", "rollout"), ("validator", "validator")):
             swarm.peer(name).start("--role", role)
         yield swarm
@@ -108,3 +107,20 @@ def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_ov
     assert all(event.kl is not None for event in heir.heard(ev.RolloutsUsed))
     assert not references(writer)
     swarm.until("the validator's copy", lambda: references(validator) == references(heir))
+
+
+@pytest.mark.slow
+def test_a_crowd_of_keys_that_copies_withholds_and_floods_stops_nobody(swarm: Swarm) -> None:
+    writer, validator = swarm.peers[1:3]
+    (trainer,) = (peer for peer in swarm.up() if peer not in (writer, validator))
+    before = len(learns(swarm, trainer, 1))
+    crowd = swarm.peer("crowd")
+    crowd.program = ("tests.e2e.crowding_peer",)
+    crowd.start("--role", "seed")
+    used = learns(swarm, trainer, before + VERSIONS_IN_A_CROWD)[before:]
+    accepted = [event for event in trainer.heard(ev.BatchDecided) if event.verdict == "accepted"]
+    assert {event.author for event in accepted} == {writer.peer_id}, "keys that nobody met count for nothing"
+    assert {root for event in used for root in event.batches} <= {event.root for event in accepted}
+    assert writer.peer_id not in {event.peer for event in trainer.heard(ev.RolloutPeerSetAside)}
+    for peer in (trainer, writer, validator):
+        assert not peer.heard(ev.TrainerStopped), "its trainer process lived"

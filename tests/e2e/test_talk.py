@@ -42,8 +42,7 @@ def piped(swarm: Swarm, *words: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_a_run_answers_while_its_peer_trains_and_so_does_its_export(tmp_path: Path) -> None:
-    with Swarm(tmp_path, RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, RUN) as swarm:
         peer = swarm.peer("organiser").start()
         swarm.until("a round", lambda: peer.committed)
         beside = piped(swarm, "--data-dir", str(peer.folder))

@@ -37,8 +37,7 @@ def amended(peer: Peer) -> list[dict[str, Any]]:
 
 
 def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
-    with Swarm(tmp_path, ROLLOUT_RUN) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path, ROLLOUT_RUN) as swarm:
         organiser = swarm.peer("organiser").start("--processes", "2")
         volunteer = swarm.peer("volunteer").start("--role", "rollout")
         swarm.until("versions of rollouts", lambda: organiser.heard(ev.RolloutsUsed))

@@ -15,8 +15,7 @@ TEAMS = {"one": "Night owls", "two": "E\u0301quipe", "three": "Night owls"}
 
 @pytest.mark.slow
 def test_the_credit_of_peers_counts_for_the_team_that_they_named(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         one, two, three = (swarm.peer(name).start("--team", team) for name, team in TEAMS.items())
         swarm.until("a round of all", lambda: any(len(one.members_of(round)) == 3 for round in one.commits))
         heard = {each["peer"]: each["team"] for each in one.status()["swarm"]}

@@ -29,8 +29,7 @@ def answer_yes(terminal: Terminal, key: str) -> None:
 
 
 def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         first = swarm.peer("attic").start()
         swarm.until("it waits for others", lambda: first.heard(ev.PhaseChanged))
         with watch(swarm, first, "t1", (80, 24)) as terminal, watch(swarm, first, "t2", (120, 40)) as large:
@@ -67,8 +66,7 @@ def test_watching_needs_a_peer_and_a_terminal(tmp_path: Path) -> None:
 
 
 def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         home = swarm.place("home")
         owner = swarm.command(home, "id").split()[-1]
         far = swarm.peer("far").start("--owner", owner)

@@ -38,8 +38,7 @@ SENTENCES = {
 
 def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_path: Path) -> None:
     remedies = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", TROUBLESHOOTING.read_text(), re.MULTILINE))
-    with Swarm(tmp_path) as swarm:
-        swarm.create_run()
+    with Swarm.created(tmp_path) as swarm:
         first, second, seed = (swarm.peer(name) for name in ("first", "second", "seed"))
         first.start()
         swarm.until("it waits for another", lambda: "waiting for peers" in reasons(first))

@@ -19,8 +19,8 @@ from protocol.run.manifest import Founders, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import ChunkEntry, Commit, Member, Record, mask_of, member_of, pack
+from tests.attacks.forgeries import certificate
 from tests.protocol.peers import a_first_ready
-from tests.simulation.forgeries import certificate
 from tests.simulation.world import simulated_run
 
 FIVE = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(11, 16)), key=lambda each: each.peer_id)

@@ -30,12 +30,12 @@ from protocol.allreduce.runner import ExchangeRunner, Sender
 from protocol.chain.history import History
 from protocol.node.round_runner import RoundRunner
 from protocol.node.state import StateKeeper
-from protocol.run.manifest import RoundSection, SignedManifest, sign
+from protocol.run.manifest import RoundSection, SignedManifest
 from protocol.sync.catch_up import CatchUp
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import PeerId
 from tests.simulation.processes import PROCESS
 from tests.simulation.runs import Finished, simulate
-from tests.simulation.world import DELAY, FRAGMENTS, World, simulated_run
+from tests.simulation.world import DELAY, FRAGMENTS, World, changed, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
 SENT = ("Finish", "ViewChange", "Proposal", "RecordProposal", "Vote", "PrevoteCertificate", "Commit", "Lock")
@@ -200,8 +200,7 @@ def brisk_run() -> SignedManifest:
     rounds = RoundSection(
         inner_steps=2 * FRAGMENTS, delay=min(DELAY, 2), min_members=1, max_members=64, grace_s=2, eviction_s=12, stall_s=3
     )
-    manifest = simulated_run().manifest.model_copy(update={"rounds": rounds, "checkpoint_interval": 2})
-    return sign(Identity.from_seed(b"\x2a" * 32), manifest)
+    return changed(simulated_run(), rounds=rounds, checkpoint_interval=2)
 
 
 def die_at(points: Sequence[Point], seed: int = 1) -> tuple[Finished, list[Point]]:

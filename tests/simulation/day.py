@@ -1,35 +1,28 @@
-"""A day of a small swarm in virtual time, two of whose peers are on volunteers' computers at home.
-
-    python -m tests.simulation.day [--hours 24] [--seed 1] [--json]
+"""A part of a day of a small swarm in virtual time, two of whose peers are on volunteers' computers at home.
 
 The laptop sleeps (its clock runs on meanwhile, or stands still), changes its address, its router restarts, its clock is set,
 its trainer crashes.  The desktop meets all of that, and its disk fills up, and it is killed and starts again from its disk.
-Each meets something about once an hour, drawn from the seed; two more peers meet nothing.  Nobody helps: a peer whose disk
+What each meets, by turns, is drawn from the seed; two more peers meet nothing.  Nobody helps: a peer whose disk
 was full is started again when there is room, as `peer.daemon.daemon` does, and a killed one as by a service manager.
 
 After each disturbance, the peer has to be a member of a record again, and all peers have to stand on one tip with one
-digest; then everything that each of them holds is counted (`census.py`).  At the end, `growth.py` says what has grown.
+digest; then everything that each of them holds is counted (`census.py`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 
 import trio
 
 from protocol.events.events import Event, RoundCommitted
-from protocol.run.manifest import RoundSection, SignedManifest, sign
-from protocol.wire.identity import Identity
+from protocol.run.manifest import RoundSection, SignedManifest
 from tests.simulation.census import Census, census
-from tests.simulation.growth import Reading, grown
 from tests.simulation.runs import begin, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 
 Kind = tuple[str, Callable[[Seat], Awaitable[None]]]
 """What it is called, and what happens."""
@@ -40,7 +33,6 @@ STEP_S = (7.0, 8.0)
 """Of an inner step: rounds take two minutes and a half."""
 BACK_WITHIN_S = 900.0
 """After the end of a disturbance, for its peer to be a member of a record."""
-LEAST_HOURS = 6.0
 QUIET_S = 60.0
 """All peers have computed for so long when they are counted, so that they are counted in the same phase."""
 
@@ -48,7 +40,7 @@ QUIET_S = 60.0
 def day_run() -> SignedManifest:
     """Small, and with the waiting times that a run has by default."""
     rounds = RoundSection(inner_steps=20, min_members=1)
-    return sign(Identity.from_seed(b"\x2a" * 32), simulated_run().manifest.model_copy(update={"rounds": rounds}))
+    return changed(simulated_run(), rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -58,39 +50,17 @@ class Pace:
     sleeps_s, full_s: how long a sleep takes, and how long a disk is full; one of these each time.
     """
 
-    gap_s: tuple[float, float] = (600.0, 1800.0)
-    sleeps_s: Sequence[float] = (120.0, 600.0, 2400.0)
-    full_s: Sequence[float] = (300.0, 1200.0)
-
-
-HOURLY = Pace()
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """what: befell the peer on this seat, so long, at this time (s) of the day.
-
-    phase: which it met.  back_s: from its end to the next record with the peer.  missed: records without it.
-    """
-
-    what: str
-    seat: int
-    at_s: float
-    phase: str
-    lasted_s: float
-    back_s: float
-    missed: int
+    gap_s: tuple[float, float]
+    sleeps_s: Sequence[float]
+    full_s: Sequence[float]
 
 
 @dataclass
 class Day:
-    """What a day left.  rounds: committed.  lives: of each peer.  failure: why it was not lived to its end."""
+    """What a part of a day left.  counts: of each seat, after each disturbance.  failure: why it ended early."""
 
-    hours: float
-    seed: int
-    disturbances: list[Disturbance] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    rounds: int = 0
+    disturbed: list[int] = field(default_factory=list)
+    counts: list[list[Census]] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
     failure: str | None = None
 
@@ -171,42 +141,16 @@ class Troubles:
         return laptops + ([("disk full", self.fill_disk), ("kill -9", self.kill)] if seat == DESKTOP else [])
 
 
-class _Watch:
-    """Notes when each seat committed a round, and whether it was a member."""
+def _watched(world: World) -> dict[int, float]:
+    """When each seat committed last a record of which it is a member."""
+    member_at = dict.fromkeys(range(len(world.seats)), 0.0)
 
-    def __init__(self, world: World) -> None:
-        self.commits: dict[int, list[tuple[float, int]]] = {seat.number: [] for seat in world.seats}
-        self.members: dict[int, list[str]] = {}
-        self._world = world
-        world.listeners.append(self._on_event)
+    def on_event(seat: Seat, event: Event) -> None:
+        if isinstance(event, RoundCommitted) and seat.peer in event.members:
+            member_at[seat.number] = world.now()
 
-    def _on_event(self, seat: Seat, event: Event) -> None:
-        if isinstance(event, RoundCommitted):
-            self.commits[seat.number].append((self._world.now(), event.round))
-            self.members[event.round] = event.members
-
-    def back_at(self, seat: Seat, since: float) -> float | None:
-        """When it committed first a record of which it is a member, after `since`."""
-        mine = ((at, round) for at, round in self.commits[seat.number] if at > since)
-        return next((at for at, round in mine if seat.peer in self.members[round]), None)
-
-    def missed(self, seat: Seat, since: float, until: float) -> int:
-        """Records that the first seat committed meanwhile, without it."""
-        between = (round for at, round in self.commits[0] if since < at <= until)
-        return sum(seat.peer not in self.members[round] for round in between)
-
-
-async def _disturb(
-    world: World, watch: _Watch, seat: Seat, what: str, happen: Callable[[Seat], Awaitable[None]]
-) -> Disturbance:
-    """It happens, ends, and the peer comes back by itself."""
-    phase, begun = seat.phase, world.now()
-    await happen(seat)
-    ended = world.now()
-    await world.until(f"{what}: back", lambda: watch.back_at(seat, ended) is not None, BACK_WITHIN_S)
-    back = watch.back_at(seat, ended)
-    assert back is not None
-    return Disturbance(what, seat.number, begun, phase, ended - begun, back - ended, watch.missed(seat, begun, back))
+    world.listeners.append(on_event)
+    return member_at
 
 
 async def _count(world: World) -> list[Census]:
@@ -224,12 +168,12 @@ async def _count(world: World) -> list[Census]:
     return [census(seat) for seat in world.seats]
 
 
-def live(hours: float, seed: int = 1, pace: Pace = HOURLY) -> Day:
-    """One day, or a part of it.  What has grown is left to be judged."""
-    day = Day(hours, seed)
+def live(hours: float, seed: int, pace: Pace) -> Day:
+    """A part of a day, of so many hours."""
+    day = Day()
 
     async def scenario(world: World) -> None:
-        watch, troubles = _Watch(world), Troubles(world, pace)
+        member_at, troubles = _watched(world), Troubles(world, pace)
         bags: dict[int, list[Kind]] = {LAPTOP: [], DESKTOP: []}
         for seat in world.seats:
             seat.step_s = world.random.uniform(*STEP_S)
@@ -240,50 +184,17 @@ def live(hours: float, seed: int = 1, pace: Pace = HOURLY) -> Day:
             if not bags[turn]:
                 bags[turn] = world.random.sample(troubles.of(turn), len(troubles.of(turn)))
             what, happen = bags[turn].pop()
-            day.disturbances.append(await _disturb(world, watch, world.seats[turn], what, happen))
-            day.readings.append(Reading(world.now(), min(world.rounds()), await _count(world)))
+            await happen(world.seats[turn])
+            ended = world.now()
+            await world.until(f"{what}: back", partial(_is_after, member_at, turn, ended), BACK_WITHIN_S)
+            day.disturbed.append(turn)
+            day.counts.append(await _count(world))
             turn = DESKTOP if turn == LAPTOP else LAPTOP
-        day.rounds, day.lives = min(world.rounds()), [seat.lives for seat in world.seats]
+        day.lives = [seat.lives for seat in world.seats]
 
-    run = simulate(PEERS, scenario, seed, signed=day_run())
-    day.failure = run.failure
+    day.failure = simulate(PEERS, scenario, seed, signed=day_run()).failure
     return day
 
 
-def table(disturbances: Sequence[Disturbance]) -> str:
-    """By what befell whom."""
-    lines = ["| what | times | lasted, s | back after, s: median, most | records missed, most |", "|---|---|---|---|---|"]
-    for what in dict.fromkeys(each.what for each in disturbances):
-        those = [each for each in disturbances if each.what == what]
-        back, lasted = sorted(each.back_s for each in those), sorted(each.lasted_s for each in those)
-        lines.append(
-            f"| {what} | {len(those)} | {lasted[0]:.0f} to {lasted[-1]:.0f} | {median(back):.0f}, {back[-1]:.0f} "
-            f"| {max(each.missed for each in those)} |"
-        )
-    return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.day", description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
-    arguments = parser.parse_args()
-    if arguments.hours < LEAST_HOURS:
-        parser.error(f"less than {LEAST_HOURS:.0f} hours are too few to say what grows")
-    began = time.perf_counter()
-    day = live(arguments.hours, arguments.seed)
-    print(table(day.disturbances))
-    print(f"{day.rounds} rounds, lives {day.lives}, {time.perf_counter() - began:.0f} s; {day.failure or 'all came back'}")
-    larger = grown(day.readings, 3600 * arguments.hours) if day.failure is None else []
-    print("\n".join(larger) or "nothing grew")
-    if arguments.json:
-        readings = [{**vars(each), "counts": [dict(count) for count in each.counts]} for each in day.readings]
-        print(
-            json.dumps({**vars(day), "disturbances": [*map(vars, day.disturbances)], "readings": readings, "grown": larger})
-        )
-    return 1 if day.failure or larger else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _is_after(member_at: dict[int, float], seat: int, ended: float) -> bool:
+    return member_at[seat] > ended

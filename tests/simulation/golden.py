@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from protocol.wire.messages import Commit
-from tests.simulation.adversaries import ATTACKS, turn
+from tests.attacks.contributions import ATTACKS, turn
 from tests.simulation.runs import begin, holds, rough, simulate
 from tests.simulation.world import World
 

@@ -1,16 +1,12 @@
 """What the death of a member costs an exchange, by the moment at which it dies.
 
-Four members on links so narrow that an exchange takes about a minute.  One of them is killed at one of many moments from the
-proposal to beyond the commit; measured is how long the survivors take to commit the same round, against the bar of 1.5 times
-the undisturbed exchange plus the time until they noticed, and whether a chunk of the result lacks the part of a survivor.
-
-    python -m tests.simulation.kill_times [--moments 20]
+Four members on links so narrow that an exchange takes about a minute.  One of them is killed at some moment after the
+proposal; measured is how long the survivors take to commit the same round, against the bar of 1.5 times the undisturbed
+exchange plus the time until they noticed, and whether a chunk of the result lacks the part of a survivor.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,32 +16,26 @@ from protocol.events.events import Event, MemberLost, RoundCommitted, RoundPropo
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection
-from protocol.wire.identity import Identity
 from protocol.wire.messages import members_in
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World
+from tests.simulation.world import ORGANISER, World
 
 MEMBERS = 4
 ROUND = 1
 EXCHANGE_S = 60.0
 BAR = 1.5
-MOMENTS = 20
-UNTIL = 1.1
-"""The last moment, in undisturbed exchanges after the proposal."""
-VICTIMS = ("owner", "proposer")
 
 
 @lru_cache(maxsize=1)
 def narrow_run() -> SignedManifest:
     """About 0.8 M parameters in 50 chunks."""
-    organiser = Identity.from_seed(b"\x2a" * 32)
     return sign(
-        organiser,
+        ORGANISER,
         RunManifest(
             name="narrow",
-            organiser=organiser.peer_id,
+            organiser=ORGANISER.peer_id,
             founders="anyone",
             seed=1,
             model=ModelConfig(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
@@ -139,36 +129,3 @@ def _lost(survivors: list[Seat]) -> int:
     names = [member.peer for member in commit.record.members]
     indices = [names.index(seat.peer) if seat.peer in names else -1 for seat in survivors]
     return sum(index not in members_in(entry.mask, len(names)) for entry in commit.index for index in indices)
-
-
-def _job(job: tuple[str, float | None]) -> Outcome:
-    return kill_at(*job)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.kill_times", description=__doc__)
-    parser.add_argument("--moments", type=int, default=MOMENTS)
-    arguments = parser.parse_args()
-    calm = kill_at("owner", None)
-    assert calm.failure is None, calm.failure
-    print(
-        f"undisturbed: {calm.seconds:.1f} s from the proposal to the last commit (links alone: {EXCHANGE_S:.0f} s)",
-        flush=True,
-    )
-    print("victim      killed at   noticed after   committed after   over the bar of 1.5 x undisturbed + notice   lost")
-    good = True
-    moments = [calm.seconds * UNTIL * moment / (arguments.moments - 1) for moment in range(arguments.moments)]
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        for outcome in pool.imap(_job, [(victim, at_s) for victim in VICTIMS for at_s in moments]):
-            ratio = outcome.seconds / (BAR * calm.seconds + outcome.noticed_s)
-            good = good and outcome.failure is None and ratio <= 1.0 and not outcome.lost
-            print(
-                f"{outcome.victim:<10} {outcome.at_s:>9.1f} s {outcome.noticed_s:>12.1f} s {outcome.seconds:>15.1f} s "
-                f"{ratio:>44.2f} {outcome.lost:>6}  {outcome.failure or ''}",
-                flush=True,
-            )
-    return 0 if good else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,7 +9,7 @@ Committed  a record names what its members learned from
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 
 from protocol.blobs.store import leaves_of
@@ -28,13 +28,14 @@ from protocol.run.manifest import OuterSection, RoundSection, RunManifest, Signe
 from protocol.run.sections import DataSection, RlSection
 from protocol.trainer_link import GenerateTask
 from protocol.wire.hashes import tree_root
-from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
 from tests.simulation.judge import Violation
 from tests.simulation.rollout_trainer import RolloutTrainer
+from tests.simulation.runs import Finished, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World
+from tests.simulation.wire import Weather
+from tests.simulation.world import ORGANISER, World
 
 LOOKED_BACK = 3
 """Rounds in which a batch may be learned from: `max_async` + 1, as it is by default."""
@@ -44,7 +45,6 @@ ROLES = {Role.TRAINER: 3, Role.ROLLOUT: 3, Role.VALIDATOR: 2}
 @lru_cache(maxsize=4)
 def rl_run(batches_per_round: int = 2, kl_weight: float = 0.0, warm_rounds: int = 0) -> SignedManifest:
     """A run of a few thousand parameters, small batches, and rounds of a few seconds."""
-    organiser = Identity.from_seed(b"\x2a" * 32)
     rl = RlSection(
         environment="arithmetic",
         prompts_per_batch=4,
@@ -59,7 +59,7 @@ def rl_run(batches_per_round: int = 2, kl_weight: float = 0.0, warm_rounds: int 
     )
     manifest = RunManifest(
         name="rollouts",
-        organiser=organiser.peer_id,
+        organiser=ORGANISER.peer_id,
         founders="anyone",
         seed=1,
         model=ModelConfig(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
@@ -72,7 +72,7 @@ def rl_run(batches_per_round: int = 2, kl_weight: float = 0.0, warm_rounds: int 
         total_tokens=10**9,
         rl=rl,
     )
-    return sign(organiser, manifest)
+    return sign(ORGANISER, manifest)
 
 
 class RolloutJudge:
@@ -195,3 +195,26 @@ def cast(
                 world.judge.liars[seat.peer] = None
             seat.role, seat.make_trainer = role, _noting(judge, seat, kind)
     return judge, found
+
+
+Seats = Mapping[Role, list[Seat]]
+
+
+def played(
+    scenario: Callable[[World, RolloutJudge, Seats], Awaitable[None]],
+    roles: Mapping[Role, int] = ROLES,
+    liars: Mapping[tuple[Role, int], type[RolloutTrainer]] | None = None,
+    *,
+    signed: SignedManifest | None = None,
+    seed: int = 1,
+    weather: Weather | None = None,
+    organiser: int | None = None,
+) -> Finished:
+    """Play a scenario in a world of these roles, in which every invariant has to hold.  organiser: on this seat."""
+
+    async def cast_and_play(world: World) -> None:
+        if organiser is not None:
+            world.seats[organiser].identity = ORGANISER
+        await scenario(world, *cast(world, roles, liars))
+
+    return holds(simulate(sum(roles.values()), cast_and_play, seed, weather, signed or rl_run()))

@@ -16,15 +16,14 @@ from trio.testing import MockClock
 from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, Notice, NoticeCode, PeerEjected
 from protocol.run.manifest import SignedManifest
-from tests.simulation.chaos import Memory, cabal
+from tests.attacks.forgers import Memory, cabal, lying
+from tests.attacks.ghosts import Strangers, harass
 from tests.simulation.determinism import deterministic_trio, shared_decoding
 from tests.simulation.driver import DrivenAgenda, Driver
-from tests.simulation.forgers import lying
 from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.seat import Seat
-from tests.simulation.strangers import Strangers, harass
 from tests.simulation.wire import Weather
 from tests.simulation.world import World, disk_space
 
@@ -59,8 +58,7 @@ def is_notice(event: Event, code: NoticeCode) -> bool:
 
 async def begin(world: World, round: int = 2, *, within_s: float = 60.0) -> None:
     """Everybody starts, and some rounds are committed."""
-    for seat in world.seats:
-        world.start(seat)
+    world.start_all()
     await world.until_round(round, within_s=within_s)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kernels.aggregate import Rule
 from protocol.wire.messages import members_in
-from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
+from tests.attacks.contributions import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import FRAGMENTS, World
@@ -94,8 +94,7 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
         hostile, honest, *_ = world.seats
         turn(hostile, REFUSED[name])
         hostile.offload = averages_nothing
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await reaches(world, ROUNDS)
         assert distance(world) < NEAR
         assert honest.node is not None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from protocol.events.events import Event, Notice, RoundCommitted, RoundVoted
 from protocol.node.round_runner import ABSTENTIONS
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 
 def test_a_peer_that_was_set_back_votes_again_after_two_rounds() -> None:
     async def scenario(world: World) -> None:
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(4, within_s=60)
+        await begin(world, 4)
         events: list[Event] = []
         copy = world.seats[0]
 

@@ -1,20 +1,18 @@
-"""A part of `python -m tests.simulation.day`, and what its counting finds."""
+"""Peers at home in a part of a day, and what counting all that a peer holds finds."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 import trio
 
-from protocol.sync.following import HELD_BRANCHES
 from tests.simulation.census import Census, census
 from tests.simulation.day import DESKTOP, LAPTOP, Pace, live
-from tests.simulation.growth import A_MOMENT, Reading, grown
 from tests.simulation.processes import PROCESS
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
+A_MOMENT = 8
+"""So many more may be there by chance: two of each peer's statements, say."""
 BRISK = Pace(gap_s=(60.0, 120.0), sleeps_s=(120.0,), full_s=(200.0,))
 
 
@@ -22,11 +20,11 @@ BRISK = Pace(gap_s=(60.0, 120.0), sleeps_s=(120.0,), full_s=(200.0,))
 def test_peers_at_home_come_back_by_themselves_and_hold_no_more_than_the_others() -> None:
     day = live(0.4, seed=7, pace=BRISK)
     assert day.failure is None, day.failure
-    assert {each.seat for each in day.disturbances} == {LAPTOP, DESKTOP} and day.lives[DESKTOP] > 1
-    for reading in day.readings:
-        calm = reading.counts[0] | reading.counts[1]
+    assert {*day.disturbed} == {LAPTOP, DESKTOP} and day.lives[DESKTOP] > 1
+    for counts in day.counts:
+        calm = counts[0] | counts[1]
         for seat in (LAPTOP, DESKTOP):
-            held = reading.counts[seat]
+            held = counts[seat]
             assert {name: held[name] for name in held if _is_more(name, held, calm)} == {}
 
 
@@ -38,7 +36,7 @@ def test_the_census_finds_a_table_that_grew_an_object_a_task_and_a_file() -> Non
     counted: list[Census] = []
 
     async def scenario(world: World) -> None:
-        await begin(world, 2)
+        await begin(world)
         seat = world.seats[0]
         counted.append(census(seat))
         node, process = seat.node, seat.process
@@ -61,16 +59,3 @@ def test_the_census_finds_a_table_that_grew_an_object_a_task_and_a_file() -> Non
     more = after - before
     assert more["entry Node._leak"] == 200 and more["object Pace"] == 1 and more["tasks"] == 1
     assert more["file left-over"] == 1 and more["bytes left-over"] == 5
-
-
-def test_what_grows_beyond_a_moment_is_told_and_what_the_design_keeps_is_not() -> None:
-    early = Census({"tasks": 12, "entry X.y": 3, "file records": 100, "bytes votes": 1000, "entry Held._branches": 1})
-
-    def told(name: str, last: int) -> list[str]:
-        late = Census(early | Counter({name: last}))
-        return grown([Reading(4.0, 100, [early, early]), Reading(22.0, 400, [early, late])], 24.0)
-
-    assert told("tasks", 12 + A_MOMENT) == told("bytes votes", 1500) == []
-    assert told("file records", 400) == told("entry Held._branches", HELD_BRANCHES) == []
-    assert told("tasks", 13 + A_MOMENT) == ["peer 1: tasks grew from 12 to 21 in 300 rounds; 20 allowed"]
-    assert told("entry X.y", 300) and told("file records", 401) and told("bytes votes", 1501) and told("object New", 9)

@@ -13,17 +13,17 @@ from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notic
 from protocol.events.status import WhyIdle
 from protocol.formats.training import SamplesConfig
 from protocol.node.evaluator import drawn_order
-from protocol.run.manifest import SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.run.sections import DataSection
 from protocol.trainer_link import EvaluatedLoss
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Measurement
+from tests.attacks.ghosts import Ghost
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
-from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 from tests.tiers import first_fast
 
 
@@ -72,8 +72,7 @@ def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]], sign
 
 def run_with_prompts(**changes: object) -> SignedManifest:
     samples = SamplesConfig(prompts=["Once upon a time", "def "])
-    changed = simulated_run().manifest.model_copy(update={"samples": samples, **changes})
-    return sign(Identity.from_seed(b"\x2a" * 32), changed)
+    return changed(simulated_run(), samples=samples, **changes)
 
 
 def members_after(world: World, rounds: int) -> list[PeerId]:
@@ -95,21 +94,12 @@ def test_each_state_is_measured_once_by_whom_its_tip_draws_and_known_to_all() ->
         ends = sum(seat.trainer.said.count("evaluated") for seat in world.seats if seat.trainer)
         begins = sum(seat.trainer.said.count("evaluate") for seat in world.seats if seat.trainer)
         assert ends == len(record.measured) and begins <= ends + 1, "one may be in the middle of it"
-
-    lived(4, scenario)
-
-
-def test_a_trainer_is_told_to_train_before_it_is_told_to_measure() -> None:
-    async def scenario(world: World, record: Record) -> None:
-        await begin(world, 6, within_s=120)
-        said = [seat.trainer.said for seat in world.seats if seat.trainer]
-        assert any("evaluate" in words for words in said)
-        for words in said:
+        for words in (seat.trainer.said for seat in world.seats if seat.trainer):
             commands = [word for word in words if word != "evaluated"]
             for before, command in zip(["", *commands], commands, strict=False):
-                assert command != "evaluate" or before.startswith("compute"), commands
+                assert command != "evaluate" or before.startswith("compute"), "it is told to train first"
 
-    lived(3, scenario)
+    lived(4, scenario)
 
 
 def test_alone_it_measures_itself() -> None:
@@ -155,7 +145,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
     lived(4, scenario)
 
 
-def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_nothing() -> None:
+def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_are_dropped_once_and_change_nothing() -> None:
     async def scenario(world: World, record: Record) -> None:
         lies: list[tuple[Seat, int]] = []
 
@@ -164,42 +154,37 @@ def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_noth
                 liar = next(other for other in world.seats if other is not seat)
                 assert liar.node is not None
                 lies.append((liar, event.rounds))
-                liar.node._activity.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
+                liar.node._activity.measured = claim(event.rounds)
                 liar.node._activity.tell_now()
+                world.spawn(speak, event.rounds)
+
+        def claim(rounds: int) -> Measurement:
+            return Measurement(rounds=rounds, tip=record.tips[rounds], loss=0.25, samples=["lies", "lies"])
+
+        async def speak(rounds: int) -> None:
+            beat = ghost.beat(1, rounds, record.tips[rounds])
+            await ghost.gossip(beat.model_copy(update={"measured": claim(rounds)}))
 
         for seat in world.seats:
             seat.step_s = 3.0  # measuring takes several heartbeats
         world.listeners.append(on_event)
-        await begin(world, 3, within_s=120)
+        ghost = Ghost(world, Identity.from_seed(b"g" * 32))
+        await begin(world, 4, within_s=300)
         liar, rounds = lies[0]
         order = drawn_order(record.tips[rounds], members_after(world, rounds))
         assert record.measured[rounds] == order[:1] and liar.peer != order[0]
         assert {known[rounds][1] for known in record.heard.values()} == {order[0]}
-        drops = Counter(
-            seat.peer
-            for seat, event in record.others
-            if isinstance(event, Dropped) and event.peer == liar.peer and "drawn" in event.reason
-        )
-        assert drops == {seat.peer: 1 for seat in world.seats if seat is not liar}
+        written = record.samples[rounds]
+        assert len(written) == 3 and all("lies" not in event.completions.values() for _, event in written)
+        assert {event.by for _, event in written} == {order[0]}
+        drops = [(seat.peer, event.peer, event.reason) for seat, event in record.others if isinstance(event, Dropped)]
+        assert Counter(peer for peer, author, reason in drops if author == liar.peer and "drawn" in reason) == {
+            seat.peer: 1 for seat in world.seats if seat is not liar
+        }
+        reasons = [reason for _, author, reason in drops if author == ghost.peer]
+        assert reasons == ["it was no member of that round"] * len(world.seats)
 
-    lived(3, scenario)
-
-
-def test_a_claim_of_a_stranger_is_dropped() -> None:
-    async def scenario(world: World, record: Record) -> None:
-        for seat in world.seats:
-            seat.step_s = 3.0
-        await begin(world, 2, within_s=120)
-        ghost = Ghost(world, b"g")
-        claim = Measurement(rounds=2, tip=record.tips[2], loss=0.25)
-        assert 2 not in record.measured
-        await ghost.gossip(ghost.beat(1, 2, record.tips[2]).model_copy(update={"measured": claim}))
-        await world.until_round(3, within_s=120)
-        reasons = [event.reason for _, event in record.others if isinstance(event, Dropped) and event.peer == ghost.peer]
-        assert reasons == ["it was no member of that round"] * 2
-        assert all(known[2][1] != ghost.peer for known in record.heard.values())
-
-    lived(2, scenario)
+    lived(3, scenario, run_with_prompts())
 
 
 class Diverged(ArithmeticTrainer):
@@ -281,38 +266,6 @@ def test_where_all_members_measure_one_of_them_writes_the_samples() -> None:
             assert len(record.samples[rounds]) == 3
 
     lived(3, scenario, run_with_prompts(data=DataSection(sequence_length=8, sequences_per_step=1, source="local")))
-
-
-def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_bring_no_samples() -> None:
-    async def scenario(world: World, record: Record) -> None:
-        lies: list[tuple[Seat, int]] = []
-
-        def on_event(seat: Seat, event: Event) -> None:
-            if isinstance(event, EvalProgress) and event.rounds >= 2 and not lies:
-                liar = next(other for other in world.seats if other is not seat)
-                assert liar.node is not None
-                lies.append((liar, event.rounds))
-                liar.node._activity.measured = claim(event.rounds)
-                liar.node._activity.tell_now()
-                world.spawn(speak, event.rounds)
-
-        def claim(rounds: int) -> Measurement:
-            return Measurement(rounds=rounds, tip=record.tips[rounds], loss=0.25, samples=["lies", "lies"])
-
-        async def speak(rounds: int) -> None:
-            beat = ghost.beat(1, rounds, record.tips[rounds])
-            await ghost.gossip(beat.model_copy(update={"measured": claim(rounds)}))
-
-        for seat in world.seats:
-            seat.step_s = 3.0  # measuring takes several heartbeats
-        world.listeners.append(on_event)
-        ghost = Ghost(world, b"g")
-        await begin(world, 4, within_s=300)
-        written = record.samples[lies[0][1]]
-        assert len(written) == 3 and all("lies" not in event.completions.values() for _, event in written)
-        assert {event.by for _, event in written} == set(record.measured[lies[0][1]])
-
-    lived(3, scenario, run_with_prompts())
 
 
 def test_a_claim_with_another_number_of_samples_than_prompts_brings_its_loss_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.events.events import Event, Notice
 from protocol.node.lifecycle import ALONE_S
 from protocol.wire.presence import Role
-from tests.simulation.rollouts import cast, rl_run
+from tests.simulation.rollouts import RolloutJudge, Seats, played
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
@@ -45,8 +45,7 @@ def test_who_finishes_when_the_others_have_left_leaves_too() -> None:
 
 
 def test_a_trainer_whose_rollout_peers_have_gone_says_what_it_waits_for_and_leaves() -> None:
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, {Role.TRAINER: 1, Role.ROLLOUT: 2, Role.VALIDATOR: 1})
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         await begin(world, 2, within_s=240)
         (trainer,) = seats[Role.TRAINER]
 
@@ -61,4 +60,4 @@ def test_a_trainer_whose_rollout_peers_have_gone_says_what_it_waits_for_and_leav
         assert "batches of rollouts" in trainer.node.status().finishing
         await world.until("it has left", lambda: not trainer.up, within_s=ALONE_S + 60)
 
-    holds(simulate(4, scenario, signed=rl_run()))
+    played(scenario, {Role.TRAINER: 1, Role.ROLLOUT: 2, Role.VALIDATOR: 1})

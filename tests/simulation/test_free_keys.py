@@ -12,19 +12,17 @@ from protocol.chain.records import most_tokens
 from protocol.events.events import Event, NoticeCode
 from protocol.node.contributor import Contributor, Work
 from protocol.rollouts.selection import Selection
-from protocol.run.manifest import SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.trainer_link import ComputeTask, Contribution, TrainerLink
 from protocol.wire.hashes import hash_bytes
-from protocol.wire.identity import Identity
 from protocol.wire.messages import UsedBatch, learned_from
 from protocol.wire.presence import Role
 from tests.attacks.stage import identity_of
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import holds, is_notice, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import World
+from tests.simulation.world import World, changed
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 HONEST = {Role.TRAINER: 3, Role.ROLLOUT: 1, Role.VALIDATOR: 1}
 STRANGERS = 4
 TOTAL = 20_000
@@ -37,7 +35,7 @@ def open_run() -> SignedManifest:
     assert manifest.rl is not None
     rl = manifest.rl.model_copy(update={"max_tokens": 2048, "row_tokens": 4096})
     founders = sorted(identity_of(number).peer_id for number in range(HONEST[Role.TRAINER]))
-    return sign(ORGANISER, manifest.model_copy(update={"total_tokens": TOTAL, "founders": founders, "rl": rl}))
+    return changed(rl_run(), total_tokens=TOTAL, founders=founders, rl=rl)
 
 
 class FalseLearners:

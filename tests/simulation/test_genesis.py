@@ -13,26 +13,25 @@ from protocol.chain.stored_run import StoredRun
 from protocol.disk import Disk
 from protocol.events.events import Event, HandlerFailed, TransferProgress
 from protocol.formats.model import ModelConfig
-from protocol.run.manifest import RunManifest, SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
-from protocol.wire.identity import Identity
-from tests.simulation.blob_liars import Claimer, Corrupter, turn
-from tests.simulation.runs import holds, simulate
+from tests.attacks.blob_liars import Claimer, Corrupter, turn
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 
 
-def named_run(manifest: RunManifest) -> tuple[SignedManifest, list[Hash], bytes]:
+def named_run(signed: SignedManifest) -> tuple[SignedManifest, list[Hash], bytes]:
     """This run, if it begins with weights of its own; the state's leaves and bytes."""
+    manifest = signed.manifest
     weights = np.random.default_rng(9).standard_normal(manifest.parameters).astype(np.float32)
     state, piece = weights.tobytes() + bytes(weights.nbytes), manifest.checkpoint_chunk_bytes
     leaves = [chunk_hash(state[at : at + piece]) for at in range(0, len(state), piece)]
-    named = manifest.model_copy(update={"initial_state": tree_root(leaves).hex()})
-    return sign(Identity.from_seed(b"\x2a" * 32), named), leaves, state
+    return changed(signed, initial_state=tree_root(leaves).hex()), leaves, state
 
 
-SIGNED, LEAVES, STATE = named_run(simulated_run().manifest)
+SIGNED, LEAVES, STATE = named_run(simulated_run())
 LARGE_MODEL = ModelConfig(vocab=256, dim=64, layers=2, heads=2, kv_heads=1, ffn=64)
 
 
@@ -43,12 +42,10 @@ def give(seat: Seat, state: bytes = STATE, signed: SignedManifest = SIGNED, leav
     Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(signed.run)), leaves, memoryview(state))
 
 
-def test_peers_fetch_the_first_state_and_train_from_it() -> None:
+def test_peers_fetch_the_first_state_train_from_it_and_come_back_to_it() -> None:
     async def scenario(world: World) -> None:
         give(world.seats[0])
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=120)
+        await begin(world, 3, within_s=120)
         await world.until_equal(within_s=30)
         node = world.seats[1].node
         assert node is not None
@@ -57,6 +54,11 @@ def test_peers_fetch_the_first_state_and_train_from_it() -> None:
         assert members == {seat.peer for seat in world.seats}
         found = StoredRun(SIGNED, world.seats[1].folder).newest()
         assert found.start is not None, "what is exported begins there too"
+        world.faults.kill(world.seats[2])
+        await trio.sleep(5)
+        world.start(world.seats[2])
+        await world.until_round(6, within_s=120)
+        await world.until_equal(within_s=30)
 
     holds(simulate(3, scenario, signed=SIGNED))
 
@@ -65,9 +67,7 @@ def test_the_first_state_leaves_its_owner_once() -> None:
     async def scenario(world: World) -> None:
         owner, *others = world.seats
         give(owner)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=120)
+        await begin(world, 1, within_s=120)
         assert owner.node is not None
         copies = owner.node._swarm.up_bytes / len(STATE)
         assert copies < 2, f"{copies:.1f} copies for {len(others)} others"
@@ -79,7 +79,7 @@ def test_the_first_state_leaves_its_owner_once() -> None:
 
 def test_the_first_state_reaches_everybody_while_peers_lie_about_it_and_one_is_killed() -> None:
     """One liar sends other bytes, and one promises chunks that it never sends; the killed peer goes on where it was."""
-    signed, leaves, state = named_run(simulated_run().manifest.model_copy(update={"model": LARGE_MODEL}))
+    signed, leaves, state = named_run(changed(simulated_run(), model=LARGE_MODEL))
     blob = Blob.cut(tree_root(leaves), leaves, EvenSpans(len(state), signed.manifest.checkpoint_chunk_bytes))
     done: list[int] = []
 
@@ -92,8 +92,7 @@ def test_the_first_state_reaches_everybody_while_peers_lie_about_it_and_one_is_k
 
         world.listeners.append(listen)
         give(owner, state, signed, leaves)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await world.until("both can lie", lambda: corrupter.node is not None and staller.node is not None, within_s=5)
         liars = [turn(world, corrupter, Corrupter, blob), turn(world, staller, Claimer, blob)]
         await world.until("half of it at the victim", lambda: bool(done) and 2 * done[-1] > len(blob), within_s=60)
@@ -144,28 +143,11 @@ def test_a_joiner_needs_the_first_state_only_while_there_is_no_newer_one(rounds:
     holds(simulate(3, scenario, signed=SIGNED))
 
 
-def test_a_peer_comes_back_to_a_run_that_began_with_weights() -> None:
-    async def scenario(world: World) -> None:
-        give(world.seats[0])
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(2, within_s=120)
-        assert world.seats[2].process is not None
-        world.seats[2].process.kill()
-        await trio.sleep(5)
-        world.start(world.seats[2])
-        await world.until_round(6, within_s=120)
-        await world.until_equal(within_s=30)
-
-    holds(simulate(3, scenario, signed=SIGNED))
-
-
 def test_a_false_first_state_is_neither_used_nor_taken_over() -> None:
     async def scenario(world: World) -> None:
         liar, *others = world.seats
         give(liar, STATE[:-4] + b"\x01\x00\x00\x00")
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await trio.sleep(60)
         assert world.rounds() == [0, 0, 0]
         assert not list((liar.folder / "checkpoints").glob(f"{0:08}-{genesis_tip(SIGNED.run).hex()}"))

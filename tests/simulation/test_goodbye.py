@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.events.events import Event, PeerGone, PeerSuspected, RoundCommitted
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
@@ -11,9 +11,7 @@ from tests.simulation.world import World
 def test_a_goodbye_arrives_although_gossip_on_its_way_is_lost() -> None:
     async def scenario(world: World) -> None:
         said: list[tuple[Seat, Event]] = []
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(2, within_s=60)
+        await begin(world)
         leaver, *others = world.seats
         node = leaver.node
         assert node is not None
@@ -32,9 +30,7 @@ def test_a_goodbye_arrives_although_gossip_on_its_way_is_lost() -> None:
 
 def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> None:
     async def scenario(world: World) -> None:
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(2, within_s=60)
+        await begin(world)
         leaver, *others = world.seats
         node, said = leaver.node, list[Event]()
         assert node is not None
@@ -52,9 +48,7 @@ def test_who_leaves_with_the_only_certificate_leaves_it_with_the_others() -> Non
     """The proposer leaves in the moment in which it commits, and four electors become three: nobody has to decide again."""
 
     async def scenario(world: World) -> None:
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=60)
+        await begin(world, 3)
         committed: list[tuple[Seat, RoundCommitted]] = []
 
         def leave(seat: Seat, event: Event) -> None:

@@ -7,15 +7,13 @@ import trio
 
 from protocol.blobs.transfer import SAMPLE_BYTES, SAMPLE_S
 from protocol.node.commands import MOST_PEERS, ROUNDS_AGO, NotNow, ProbedLines
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 
 def test_lines_are_measured_beside_the_rounds_and_a_few_peers_are_asked() -> None:
     async def scenario(world: World) -> None:
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=60)
+        await begin(world, 3)
         node, peers = world.seats[0].node, {seat.peer for seat in world.seats[1:]}
         assert node is not None
         lines = await node.line_probe.measure()
@@ -29,8 +27,7 @@ def test_lines_are_measured_beside_the_rounds_and_a_few_peers_are_asked() -> Non
 
 def test_lines_are_measured_one_at_a_time_and_not_before_there_is_something_to_fetch() -> None:
     async def scenario(world: World) -> None:
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await world.until("it runs", lambda: world.seats[0].node is not None, within_s=5)
         node = world.seats[0].node
         assert node is not None

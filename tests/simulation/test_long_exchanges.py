@@ -9,20 +9,18 @@ import pytest
 import trio
 
 from protocol.events.events import Event, MemberLost, RoundCommitted
-from protocol.run.manifest import SignedManifest, sign
-from protocol.wire.identity import Identity
+from protocol.run.manifest import SignedManifest
 from protocol.wire.messages import members_in
+from tests.attacks.exchange_liars import Besieging, exchanging
 from tests.attacks.stage import identity_of
-from tests.simulation.exchange_liars import Besieging, exchanging
 from tests.simulation.kill_times import EXCHANGE_S, narrow_run
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World
+from tests.simulation.world import World, changed
 
 STEP_S = 6.0
 """Ten of them are as long as an exchange."""
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 
 
 @dataclass
@@ -99,20 +97,18 @@ def test_a_nap_in_an_exchange_costs_that_round_only() -> None:
 @pytest.mark.slow
 def test_chunks_that_are_large_for_the_lines_make_exchanges_long_and_not_impossible() -> None:
     """A member sends to seven others at a time: its first chunks are there after 14 s, and `stall_s` is 10."""
-    manifest = narrow_run().manifest.model_copy(update={"chunk_parameters": 49152})
-    rounds(8, 2, sign(ORGANISER, manifest), nothing)
+    rounds(8, 2, changed(narrow_run(), chunk_parameters=49152), nothing)
 
 
 @pytest.mark.slow
 def test_who_is_kept_waiting_by_one_member_is_given_up_by_nobody() -> None:
     """A member keeps all parts from another one, which can then average nothing until it has waited for them enough."""
-    liar, victim = (identity_of(number, 1).peer_id for number in (3, 0))
+    liar, victim = (identity_of(number).peer_id for number in (3, 0))
 
     class Besieger(Besieging):
         pass
 
     Besieger.victim = victim
-    manifest = narrow_run().manifest.model_copy(update={"chunk_parameters": 6144})
     with exchanging(Besieger, [liar]):
-        seen = rounds(4, 1, sign(ORGANISER, manifest), nothing)
+        seen = rounds(4, 1, changed(narrow_run(), chunk_parameters=6144), nothing)
     assert {lost for _, lost in seen.lost} <= {liar}

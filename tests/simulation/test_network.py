@@ -73,6 +73,10 @@ class Wired:
             nursery.start_soon(end.run)
 
 
+async def push(end: MemoryNetwork, receiver: PeerId, size: int, *, spare: bool = False) -> None:
+    await end.push(receiver, b"x", memoryview(bytearray(size)), timeout_s=60, spare=spare)
+
+
 def on_a_wire(test: Callable[[Wired], Awaitable[None]], weather: Weather | None = None) -> float:
     """Run the test under virtual time; the virtual seconds it took."""
 
@@ -104,18 +108,14 @@ def test_two_flows_share_a_link_up_and_one_has_it_alone() -> None:
     """2 MB each to B and C through 1 MB/s: 4 s together, half of it alone."""
 
     async def both(wired: Wired) -> None:
-        data = memoryview(bytearray(2_000_000))
         async with trio.open_nursery() as nursery:
             for peer in (B, C):
-                nursery.start_soon(push, wired, peer, data)
+                nursery.start_soon(push, wired.ends[A], peer, 2_000_000)
         (_, one), (_, other) = wired.listeners[B].pushed[0], wired.listeners[C].pushed[0]
         assert abs(one - other) < 0.2, "they took turns"
 
-    async def push(wired: Wired, peer: PeerId, data: memoryview) -> None:
-        await wired.ends[A].push(peer, b"x", data, timeout_s=60)
-
     async def alone(wired: Wired) -> None:
-        await push(wired, B, memoryview(bytearray(2_000_000)))
+        await push(wired.ends[A], B, 2_000_000)
 
     assert 4.0 <= on_a_wire(both) <= 4.3
     assert 2.0 <= on_a_wire(alone) <= 2.3
@@ -125,16 +125,11 @@ def test_what_is_spare_waits_for_what_is_urgent() -> None:
     """2 MB each to B and C through 1 MB/s; the urgent one comes half a second later, and is there first."""
 
     async def test(wired: Wired) -> None:
-        data = memoryview(bytearray(2_000_000))
-
-        async def push(peer: PeerId, *, spare: bool) -> None:
-            await wired.ends[A].push(peer, b"x", data, timeout_s=60, spare=spare)
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(push, B, spare=True))
+            nursery.start_soon(partial(push, wired.ends[A], B, 2_000_000, spare=True))
             await trio.sleep(0.5)
             begun = trio.current_time()
-            nursery.start_soon(partial(push, C, spare=False))
+            nursery.start_soon(push, wired.ends[A], C, 2_000_000)
         (_, spare), (_, urgent) = wired.listeners[B].pushed[0], wired.listeners[C].pushed[0]
         assert urgent - begun < 2.3 and urgent < spare
 
@@ -145,10 +140,7 @@ def test_two_senders_share_the_receivers_link_down() -> None:
     async def test(wired: Wired) -> None:
         async with trio.open_nursery() as nursery:
             for sender in (A, B):
-                nursery.start_soon(push_from, wired.ends[sender], memoryview(bytearray(1_000_000)))
-
-    async def push_from(end: MemoryNetwork, data: memoryview) -> None:
-        await end.push(C, b"x", data, timeout_s=60)
+                nursery.start_soon(push, wired.ends[sender], C, 1_000_000)
 
     assert 2.0 <= on_a_wire(test) <= 2.3
 
@@ -156,15 +148,12 @@ def test_two_senders_share_the_receivers_link_down() -> None:
 def test_control_does_not_wait_behind_bulk() -> None:
     async def test(wired: Wired) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(push_from, wired.ends[A], memoryview(bytearray(5_000_000)))
+            nursery.start_soon(push, wired.ends[A], B, 5_000_000)
             await trio.sleep(1)
             before = trio.current_time()
             await wired.ends[A].request(B, "any", b"?", timeout_s=5)
             assert trio.current_time() - before < 0.1
             nursery.cancel_scope.cancel()
-
-    async def push_from(end: MemoryNetwork, data: memoryview) -> None:
-        await end.push(B, b"x", data, timeout_s=60)
 
     on_a_wire(test)
 
@@ -193,7 +182,7 @@ def test_one_way_means_that_questions_get_through_and_answers_do_not() -> None:
 def test_who_crashes_breaks_its_calls_and_pushes_and_is_missed() -> None:
     async def test(wired: Wired) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(push_from, wired.ends[A], memoryview(bytearray(5_000_000)))
+            nursery.start_soon(push, wired.ends[A], B, 5_000_000)
             await trio.sleep(1)
             wired.wire.crash(A)
             await trio.sleep(1)
@@ -202,9 +191,6 @@ def test_who_crashes_breaks_its_calls_and_pushes_and_is_missed() -> None:
         assert wired.listeners[C].seen[-1] == "-a"
         with pytest.raises(Unreachable):
             await wired.ends[B].request(A, "any", b"", timeout_s=5)
-
-    async def push_from(end: MemoryNetwork, data: memoryview) -> None:
-        await end.push(B, b"x", data, timeout_s=60)
 
     on_a_wire(test)
 

@@ -8,7 +8,7 @@ import trio
 from protocol.events.events import ComputeProgress, Event, ReadySent, RoundCommitted
 from protocol.membership.heartbeats import SOONEST
 from protocol.membership.liveness import BEAT_S
-from tests.simulation.runs import holds, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
@@ -23,8 +23,7 @@ def test_the_rate_outlives_its_round() -> None:
                 seen.append((seat, event, seat.node.status().tokens_per_s))
 
         world.listeners.append(listen)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         assert first.node is None or first.node.status().round_left_s is None
         await world.until_round(3, within_s=60)
         assert first.node is not None
@@ -80,9 +79,7 @@ def test_who_comes_late_is_ready_with_the_others_and_in_their_record() -> None:
 def test_who_is_greeted_again_and_again_does_not_speak_to_all_each_time() -> None:
     async def scenario(world: World) -> None:
         first, second = world.seats
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=60)
+        await begin(world, 1)
 
         async def heard_in_a_minute(tell_every_s: float) -> int:
             before = world.wire.arrivals["gossip", second.peer]

@@ -15,8 +15,8 @@ from protocol.rollouts.reference import LONG_S
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.presence import Role
 from tests.simulation.rollout_trainer import RolloutTrainer
-from tests.simulation.rollouts import cast, rl_run
-from tests.simulation.runs import holds, simulate
+from tests.simulation.rollouts import RolloutJudge, Seats, played, rl_run
+from tests.simulation.runs import begin
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
 from tests.simulation.world import World
@@ -66,12 +66,9 @@ async def until_learning(world: World, seat: Seat) -> None:
 
 
 def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_late_fetches_them() -> None:
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         first, second, late = seats[Role.TRAINER]
-        for seat in world.seats:
-            if seat is not late:
-                world.start(seat)
+        world.start_all(but=[late])
         await world.until_round(WARM + 3, within_s=240)
         world.start(late)
         await until_learning(world, late)
@@ -86,7 +83,7 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
         await until_learning(world, late)
         check(late)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+    played(scenario, signed=RUN)
 
 
 @pytest.mark.slow
@@ -94,12 +91,9 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
 def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(seed: int) -> None:
     """By kill or power cut, at any time from the last warm round on; gossip is lost, and requests are."""
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         trainers = seats[Role.TRAINER]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(WARM - 1, within_s=240)
+        await begin(world, WARM - 1, within_s=240)
         for _ in range(6):
             await trio.sleep(3 * world.random.random())
             victim = world.random.choice([seat for seat in trainers if seat.up])
@@ -111,20 +105,17 @@ def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(se
             await until_learning(world, seat)
             check(seat)
 
-    holds(simulate(sum(ROLES.values()), scenario, seed, LOSSY, RUN))
+    played(scenario, seed=seed, weather=LOSSY, signed=RUN)
 
 
 @pytest.mark.slow
 def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> None:
     roles = {**ROLES, Role.SEED: 1}
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, roles)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         *old, late = seats[Role.TRAINER]
         (seed,) = seats[Role.SEED]
-        for seat in world.seats:
-            if seat not in (late, seed):
-                world.start(seat)
+        world.start_all(but=(late, seed))
         await world.until_round(WARM + 2, within_s=240)
         world.start(seed)
         await world.until("the seed has them", lambda: has_them(seed), within_s=120)
@@ -134,17 +125,14 @@ def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> 
         await until_learning(world, late)
         check(late)
 
-    holds(simulate(sum(roles.values()), scenario, signed=RUN))
+    played(scenario, roles, signed=RUN)
 
 
 @pytest.mark.slow
 def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() -> None:
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         victim = seats[Role.TRAINER][0]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(WARM + 2, within_s=240)
+        await begin(world, WARM + 2, within_s=240)
         path = file_of(victim)
         world.faults.kill(victim)
         data = bytearray(path.read_bytes())
@@ -154,19 +142,16 @@ def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() 
         await until_learning(world, victim)
         check(victim)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+    played(scenario, signed=RUN)
 
 
 @pytest.mark.slow
 def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
     """Two of three trainers and the validator lost them; the third trainer, which has them, is away."""
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         losers, owner = seats[Role.TRAINER][:2], seats[Role.TRAINER][2]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(WARM + 2, within_s=240)
+        await begin(world, WARM + 2, within_s=240)
         world.faults.kill(owner)
         for seat in (*losers, *seats[Role.VALIDATOR]):
             path = file_of(seat)
@@ -186,19 +171,16 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
             await until_learning(world, seat)
             check(seat)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+    played(scenario, signed=RUN)
 
 
 @pytest.mark.parametrize("seed", first_fast([1, 2], 0))
 def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
     """One trainer serves zeros under the right name, and is asked first: the late one takes all from the other."""
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         liar, honest, late = seats[Role.TRAINER]
-        for seat in world.seats:
-            if seat is not late:
-                world.start(seat)
+        world.start_all(but=[late])
         await world.until_round(WARM + 2, within_s=240)
         assert liar.node is not None and honest.node is not None
         find, find_honestly, root, sent = liar.node._swarm._find, honest.node._swarm._find, named(liar), list[int]()
@@ -220,7 +202,7 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
         check(late)
         assert sent, "it was asked"
 
-    holds(simulate(sum(ROLES.values()), scenario, seed, signed=RUN))
+    played(scenario, seed=seed, signed=RUN)
 
 
 def zeros(held: Held, sent: list[int], chunk: int) -> bytes | None:

@@ -10,8 +10,8 @@ import trio
 from protocol.events.events import BatchJudged, Event, RolloutsGenerated
 from protocol.events.status import WhyIdle
 from protocol.wire.presence import Phase, Role
-from tests.simulation.rollouts import ROLES, cast, rl_run
-from tests.simulation.runs import holds, simulate
+from tests.simulation.rollouts import RolloutJudge, Seats, played
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 from tests.tiers import first_fast
@@ -56,11 +56,9 @@ def test_a_paused_peer_makes_and_judges_nothing_serves_what_it_made_and_goes_on(
         if isinstance(event, RolloutsGenerated) or (isinstance(event, BatchJudged) and event.validator == seat.peer):
             made[seat.peer] += 1
 
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         world.listeners.append(count)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         rests = seats[role][0]
         await world.until("it works", lambda: made[rests.peer] >= 2, within_s=240)
         assert rests.node is not None
@@ -75,17 +73,14 @@ def test_a_paused_peer_makes_and_judges_nothing_serves_what_it_made_and_goes_on(
         await world.until("it works again", lambda: made[rests.peer] > before, within_s=240)
         assert rests.node.phase is not Phase.PAUSED
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario)
 
 
 def test_who_generates_or_verifies_says_the_one_reason_why_it_does_not() -> None:
     """A rollout peer whose batches nobody judges, and a validator that is dealt nothing."""
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, {Role.TRAINER: 1, Role.ROLLOUT: 1, Role.VALIDATOR: 1})
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(2, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 2, within_s=240)
         (trainer,), (worker,), (validator,) = seats[Role.TRAINER], seats[Role.ROLLOUT], seats[Role.VALIDATOR]
         world.faults.kill(trainer)
 
@@ -97,4 +92,4 @@ def test_who_generates_or_verifies_says_the_one_reason_why_it_does_not() -> None
         assert worker.node is not None and validator.node is not None
         assert (worker.node.phase, validator.node.phase) == (Phase.GENERATING, Phase.VERIFYING)
 
-    holds(simulate(3, scenario, signed=rl_run()))
+    played(scenario, {Role.TRAINER: 1, Role.ROLLOUT: 1, Role.VALIDATOR: 1})

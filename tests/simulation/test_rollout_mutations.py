@@ -22,10 +22,10 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.messages import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Reason
-from tests.simulation.rollout_liars import OneBad, Turncoat
+from tests.attacks.rollout_liars import OneBad, Turncoat
 from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import cast, rl_run
-from tests.simulation.runs import simulate
+from tests.simulation.runs import begin, simulate
 from tests.simulation.world import World
 from tests.tiers import first_fast
 
@@ -137,9 +137,7 @@ MUTATIONS: list[tuple[Callable[[], Any], str]] = [
 def _run(seed: int) -> str | None:
     async def scenario(world: World) -> None:
         cast(world, TROUPE, LIARS)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(9, within_s=120)
+        await begin(world, 9, within_s=120)
 
     return simulate(sum(TROUPE.values()), scenario, seed, signed=rl_run()).failure
 

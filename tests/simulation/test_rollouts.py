@@ -10,11 +10,10 @@ import trio
 
 from protocol.events.events import RolloutsGenerated, RolloutsUsed
 from protocol.run.admission import bound_token, make_proof
-from protocol.run.manifest import Admission, sign
+from protocol.run.manifest import Admission
 from protocol.trainer_link import Generated, GenerateTask
-from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
-from tests.simulation.rollout_liars import (
+from tests.attacks.rollout_liars import (
     AcceptsAll,
     Cheat,
     Contrary,
@@ -26,11 +25,11 @@ from tests.simulation.rollout_liars import (
     Rubbish,
 )
 from tests.simulation.rollout_trainer import RolloutTrainer
-from tests.simulation.rollouts import ROLES, RolloutJudge, cast, rl_run
-from tests.simulation.runs import holds, simulate
+from tests.simulation.rollouts import ROLES, RolloutJudge, Seats, played, rl_run
+from tests.simulation.runs import begin
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World
+from tests.simulation.world import ORGANISER, World, changed
 from tests.tiers import first_fast
 
 TROUPE = {Role.TRAINER: 4, Role.ROLLOUT: 4, Role.VALIDATOR: 4}
@@ -54,17 +53,14 @@ ANSWERS = [
 def test_trainers_learn_from_rollouts_that_validators_accepted() -> None:
     used: list[RolloutsUsed] = []
 
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         world.listeners.append(lambda seat, event: used.append(event) if isinstance(event, RolloutsUsed) else None)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(6, within_s=240)
+        await begin(world, 6, within_s=240)
         assert all(judge.learned[seat.number] >= 8 for seat in seats[Role.TRAINER])
         assert not judge.aside and judge.decisions["rejected"] == 0
         assert used and all(event.answers == ANSWERS for event in used)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario)
 
 
 async def until_aside(world: World, judge: RolloutJudge, liar: Seat, judges: list[Seat]) -> None:
@@ -80,12 +76,8 @@ def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
     """One of four trainers accuses everybody, one of four rollout peers cheats, one of four validators lies."""
     cheat, liar = CHEATS[seed % len(CHEATS)], LIARS[seed % len(LIARS)]
 
-    async def scenario(world: World) -> None:
-        cast_ = {(Role.TRAINER, 0): RejectsAll, (Role.ROLLOUT, 0): cheat, (Role.VALIDATOR, 0): liar}
-        judge, seats = cast(world, TROUPE, cast_)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(2, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 2, within_s=240)
         honest = seats[Role.TRAINER][1:]
         for role in (Role.VALIDATOR, Role.ROLLOUT, Role.TRAINER):
             victim = world.random.choice(seats[role][1:])
@@ -98,7 +90,8 @@ def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
         await world.until_round(before + 3, within_s=240)
         assert all(judge.learned[seat.number] for seat in honest)
 
-    holds(simulate(sum(TROUPE.values()), scenario, seed, LOSSY if seed % 2 else None, rl_run()))
+    liars = {(Role.TRAINER, 0): RejectsAll, (Role.ROLLOUT, 0): cheat, (Role.VALIDATOR, 0): liar}
+    played(scenario, TROUPE, liars, seed=seed, weather=LOSSY if seed % 2 else None)
 
 
 @pytest.mark.slow
@@ -107,52 +100,43 @@ def test_a_validator_that_lies_is_set_aside_by_whoever_dealt_with_it(liar: type[
     """Beside a cheating rollout peer, without which one that accepts all says nothing wrong."""
     roles = {**ROLES, Role.VALIDATOR: 1}
 
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, roles, {(Role.VALIDATOR, 0): liar, (Role.ROLLOUT, 0): OneBad})
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         cheater = seats[Role.ROLLOUT][0]
-        for seat in world.seats:
-            if seat is not cheater:
-                world.start(seat)
+        world.start_all(but=[cheater])
         await world.until_round(3, within_s=240)
         world.start(cheater)
         lies = seats[Role.VALIDATOR][0].peer
         await world.until("somebody found out", lambda: bool(judge.aside[lies]), within_s=240)
         await world.until_round(max(world.rounds()) + 2, within_s=240)
 
-    holds(simulate(sum(roles.values()), scenario, signed=rl_run()))
+    played(scenario, roles, {(Role.VALIDATOR, 0): liar, (Role.ROLLOUT, 0): OneBad})
 
 
 @pytest.mark.parametrize("cheat", first_fast(CHEATS))
 def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat: type[Cheat]) -> None:
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): cheat})
-        for seat in world.seats:
-            world.start(seat)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.start_all()
         cheater = seats[Role.ROLLOUT][0]
         await until_aside(world, judge, cheater, seats[Role.TRAINER])
         await world.until("it is told why", lambda: bool(judge.told[cheater.peer][REASONS[cheat]]), within_s=10)
         assert all(REASONS[cheat] in why for why in judge.aside[cheater.peer].values())
         await world.until_round(max(world.rounds()) + 2, within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario, ROLES, {(Role.ROLLOUT, 0): cheat})
 
 
 def test_who_states_more_tokens_than_it_made_is_set_aside() -> None:
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): Overstates})
-        for seat in world.seats:
-            world.start(seat)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.start_all()
         await until_aside(world, judge, seats[Role.ROLLOUT][0], seats[Role.TRAINER])
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario, ROLES, {(Role.ROLLOUT, 0): Overstates})
 
 
 @pytest.mark.slow
 def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): OneBad})
-        for seat in world.seats:
-            world.start(seat)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.start_all()
         cheater, trainers = seats[Role.ROLLOUT][0], seats[Role.TRAINER]
         await until_aside(world, judge, cheater, trainers)
         await trio.sleep(1)
@@ -167,20 +151,17 @@ def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
             assert trainer.node is not None and trainer.node._rollouts is not None
             assert trainer.node._rollouts._pool.standing.aside(cheater.peer) == judge.aside[cheater.peer][trainer.peer]
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario, ROLES, {(Role.ROLLOUT, 0): OneBad})
 
 
 @pytest.mark.slow
 def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_verdicts() -> None:
     """Between rollout peers, validators and two of three trainers only gossip passes, by way of the third."""
-    open_run = rl_run()
-    organiser = Identity.from_seed(b"\x2a" * 32)
-    signed = sign(organiser, open_run.manifest.model_copy(update={"admission": Admission.INVITE}))
+    signed = changed(rl_run(), admission=Admission.INVITE)
 
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         for seat in world.seats:
-            token = bound_token(organiser, signed.run, seat.peer, expires=1_000_000)
+            token = bound_token(ORGANISER, signed.run, seat.peer, expires=1_000_000)
             seat.admission = make_proof(token, signed.run, seat.peer)
         trainers = seats[Role.TRAINER]
         strangers = [*seats[Role.ROLLOUT], *seats[Role.VALIDATOR]]
@@ -188,8 +169,7 @@ def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_v
             for stranger in strangers:
                 world.faults.cut(trainer, stranger)
                 world.faults.cut(stranger, trainer)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
 
         def has_heard(trainer: Seat) -> bool:
             node = trainer.node
@@ -205,16 +185,13 @@ def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_v
         await world.until_round(3, within_s=240)
         assert not judge.aside
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=signed))
+    played(scenario, signed=signed)
 
 
 @pytest.mark.slow
 def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, ROLES)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=120)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 1, within_s=120)
         stingy = seats[Role.ROLLOUT][0]
         assert stingy.node is not None
         stingy.node._swarm.serves = False
@@ -222,18 +199,15 @@ def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed(
         assert not judge.aside
         await world.until_round(max(world.rounds()) + 2, within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario)
 
 
 def test_without_validators_trainers_check_everything_themselves() -> None:
-    async def scenario(world: World) -> None:
-        judge, seats = cast(world, {Role.TRAINER: 2, Role.ROLLOUT: 2}, {(Role.ROLLOUT, 0): OneBad})
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(4, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 4, within_s=240)
         await until_aside(world, judge, seats[Role.ROLLOUT][0], seats[Role.TRAINER])
 
-    holds(simulate(4, scenario, signed=rl_run()))
+    played(scenario, {Role.TRAINER: 2, Role.ROLLOUT: 2}, {(Role.ROLLOUT, 0): OneBad})
 
 
 @pytest.mark.slow
@@ -251,31 +225,26 @@ def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_wei
             finally:
                 self._busy = False
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, ROLES)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         slow = seats[Role.ROLLOUT][0]
         slow.make_trainer = Slow
         made: list[RolloutsGenerated] = []
         world.listeners.append(
             lambda seat, event: made.append(event) if isinstance(event, RolloutsGenerated) and seat is slow else None
         )
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await world.until("it makes others", lambda: len(made) > 2, within_s=240)
         assert begun[0] < min(event.version for event in made)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+    played(scenario)
 
 
 @pytest.mark.slow
 def test_where_the_chain_goes_back_no_batch_is_decided_on_or_stated_twice() -> None:
     """Two of five trainers are parted from the others, make records of their own, and give them up."""
 
-    async def scenario(world: World) -> None:
-        _, seats = cast(world, {Role.TRAINER: 5, Role.ROLLOUT: 3, Role.VALIDATOR: 2})
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=120)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 3, within_s=120)
         few = [*seats[Role.TRAINER][3:], *seats[Role.ROLLOUT][1:], *seats[Role.VALIDATOR][1:]]
         world.faults.partition([seat for seat in world.seats if seat not in few], few)
         await trio.sleep(25)
@@ -283,5 +252,5 @@ def test_where_the_chain_goes_back_no_batch_is_decided_on_or_stated_twice() -> N
         await world.until_equal(within_s=120)
         await trio.sleep(30)
 
-    run = holds(simulate(10, scenario, seed=5, signed=rl_run()))
+    run = played(scenario, {Role.TRAINER: 5, Role.ROLLOUT: 3, Role.VALIDATOR: 2}, seed=5)
     assert any("RolledBack" in line for line in run.trace)

@@ -14,18 +14,16 @@ from protocol.chain.progress import RunProgress
 from protocol.events.events import Event, Notice, NoticeCode, RolloutsGenerated
 from protocol.events.status import WhyIdle
 from protocol.node.node import Node
-from protocol.run.manifest import SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.run.sections import Unit
-from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
-from tests.simulation.rollouts import cast, rl_run
+from tests.simulation.rollouts import RolloutJudge, Seats, played, rl_run
 from tests.simulation.runs import Finished, begin, holds, is_notice, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import ORGANISER, World, changed, simulated_run
 from tests.tiers import first_fast
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 ROUGH_WEATHER = Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.004)
 TOTAL = 4
 A_ROUND = 10 * 8
@@ -36,7 +34,7 @@ A_ROUND = 10 * 8
 def short_run(**total: int) -> SignedManifest:
     """A run that ends soon."""
     changes: dict[str, Any] = {"total_tokens": None, **(total or {"total_rounds": TOTAL})}
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update=changes))
+    return changed(simulated_run(), **changes)
 
 
 def node_of(seat: Seat) -> Node:
@@ -122,36 +120,22 @@ def test_a_peer_that_dies_at_the_final_record_knows_the_end_in_its_next_life() -
     holds(simulate(3, scenario, signed=short_run()))
 
 
-def test_everybody_dies_at_the_end_and_nobody_goes_on() -> None:
-    async def scenario(world: World) -> None:
-        await begin(world, 1)
-        await until_ended(world)
-        for seat in world.seats:
-            world.faults.kill(seat)
-        for seat in world.seats:
-            world.start(seat)
-        await until_ended(world, within_s=60)
-        for seat in world.seats:
-            assert seat.trainer is not None
-            assert not any(said.startswith("compute") for said in seat.trainer.said)
-
-    holds(simulate(3, scenario, signed=short_run()))
-
-
-def test_a_joiner_after_the_end_has_the_final_state_and_computes_nothing() -> None:
+def test_everybody_dies_at_the_end_one_more_joins_and_nobody_goes_on() -> None:
     async def scenario(world: World) -> None:
         *founders, joiner = world.seats
         ends: dict[str, set[str]] = {}
         world.listeners.append(lambda seat, event: _note_end(ends, seat, event))
-        for seat in founders:
-            world.start(seat)
+        world.start_all(but=[joiner])
         await world.until_round(TOTAL, within_s=120)
-        await trio.sleep(10)
-        world.start(joiner)
+        await until_ended(world)
+        for seat in founders:
+            world.faults.kill(seat)
+        world.start_all()
         await until_ended(world, within_s=60)
-        assert node_of(joiner).state_mark == node_of(founders[0]).state_mark and node_of(joiner).rounds == TOTAL
-        assert joiner.peer in ends and joiner.trainer is not None
-        assert not any(said.startswith("compute") for said in joiner.trainer.said)
+        assert node_of(joiner).state_mark == node_of(founders[0]).state_mark and joiner.peer in ends
+        for seat in world.seats:
+            assert seat.trainer is not None
+            assert not any(said.startswith("compute") for said in seat.trainer.said)
 
     holds(simulate(3, scenario, signed=short_run()))
 
@@ -183,9 +167,7 @@ def test_an_ended_run_goes_on_when_its_organiser_extends_it(kills: bool) -> None
         if kills:
             for seat in world.seats:
                 world.faults.kill(seat)
-            for seat in world.seats:
-                world.start(seat)
-        await world.until_round(TOTAL + 1, within_s=180)
+            await begin(world, TOTAL + 1, within_s=180)
         await until_ended(world, TOTAL + 3)
         assert {seat.peer for seat in extended} == {seat.peer for seat in world.seats}
         amended = [node_of(organiser).commit_at(round).record.amendment for round in range(TOTAL + 3)]
@@ -207,17 +189,14 @@ def test_an_extension_before_the_end_is_carried_by_the_next_record() -> None:
 @pytest.mark.slow
 def test_a_run_with_rollouts_ends_for_all_roles_and_nobody_generates_any_more() -> None:
     few = {Role.TRAINER: 2, Role.ROLLOUT: 1, Role.VALIDATOR: 1}
-    manifest = rl_run().manifest.model_copy(update={"total_tokens": None, "total_rounds": 3})
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         made: list[Seat] = []
-        cast(world, few)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await until_ended(world, 3)
         await trio.sleep(30)
         world.listeners.append(lambda seat, event: made.append(seat) if isinstance(event, RolloutsGenerated) else None)
         await trio.sleep(60)
         assert not made and all(map(has_ended, world.seats))
 
-    holds(simulate(sum(few.values()), scenario, signed=sign(ORGANISER, manifest)))
+    played(scenario, few, signed=changed(rl_run(), total_tokens=None, total_rounds=3))

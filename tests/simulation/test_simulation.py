@@ -17,14 +17,13 @@ import trio
 import trio.lowlevel
 
 from protocol.events.events import Event, ExchangeFinished
-from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
+from protocol.run.manifest import Outer, OuterSection, SignedManifest
 from protocol.trainer_link import Contribution
-from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.runs import begin, holds, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
 from tests.simulation.seat import Seat
-from tests.simulation.world import World, simulated_run
+from tests.simulation.world import World, changed, simulated_run
 from tests.tiers import first_fast
 
 
@@ -72,8 +71,7 @@ def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Ou
         ]
         assert any(joiner.peer in names for names in members[:3])
 
-    manifest = simulated_run().manifest.model_copy(update={"outer": outer})
-    holds(simulate(4, scenario, signed=sign(Identity.from_seed(b"\x2a" * 32), manifest)))
+    holds(simulate(4, scenario, signed=changed(simulated_run(), outer=outer)))
 
 
 def test_the_founder_leaves_for_good_and_the_run_goes_on() -> None:
@@ -115,8 +113,7 @@ def test_everybody_crashes_and_comes_back_on_the_same_tip() -> None:
         await begin(world, 5)
         for seat in world.up():
             world.faults.kill(seat)
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await world.until("everybody at the old tip", lambda: min(world.rounds(), default=0) >= 5, within_s=30)
         await world.until_round(8, within_s=90)
         await world.until_equal(within_s=20)
@@ -165,7 +162,10 @@ async def changing_nothing(seat: Seat, function: Any, *arguments: Any) -> Any:
     return answer
 
 
-def test_two_founders_merge() -> None:
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_two_founders_merge(fragments: int) -> None:
+    """Streamed, the one that goes back to the beginning has its trainer write the initial parameters."""
+
     async def scenario(world: World) -> None:
         one, other = world.seats
         world.faults.partition([one], [other])
@@ -177,7 +177,9 @@ def test_two_founders_merge() -> None:
         await world.until_round(max(world.rounds()) + 2, within_s=60)
         await world.until_equal(within_s=20)
 
-    holds(simulate(2, scenario))
+    signed = simulated_run(fragments=fragments, delay=5) if fragments > 1 else None
+    run = holds(simulate(2, scenario, signed=signed))
+    assert any("RolledBack" in line for line in run.trace)
 
 
 def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
@@ -195,7 +197,7 @@ def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
 
 def test_a_killed_trainer_costs_its_peer_nothing_but_the_round() -> None:
     async def scenario(world: World) -> None:
-        await begin(world, 2)
+        await begin(world)
         victim = world.seats[1]
         world.faults.kill_trainer(victim)
         before = max(world.rounds())
@@ -208,10 +210,8 @@ def test_a_killed_trainer_costs_its_peer_nothing_but_the_round() -> None:
 
 def with_large_chunks(peers: int) -> SignedManifest:
     """A run of chunks beside which the headers of their messages are small, for exactly so many peers."""
-    base = simulated_run(peers).manifest
-    organiser = Identity.from_seed(b"\x2a" * 32)
-    model = base.model.model_copy(update={"dim": 128, "ffn": 256})
-    return sign(organiser, base.model_copy(update={"model": model, "chunk_parameters": 32_768}))
+    model = simulated_run(peers).manifest.model.model_copy(update={"dim": 128, "ffn": 256})
+    return changed(simulated_run(peers), model=model, chunk_parameters=32_768)
 
 
 @pytest.mark.parametrize("peers", [2, 3, 4])
@@ -238,7 +238,7 @@ def test_a_peer_whose_training_fails_says_so_and_lives_on() -> None:
     """A loss that no READY can say ended the peer."""
 
     async def scenario(world: World) -> None:
-        await begin(world, 2)
+        await begin(world)
         *_, failing = world.seats
         compute = ArithmeticTrainer.compute
 

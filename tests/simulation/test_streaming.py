@@ -51,21 +51,3 @@ def test_members_that_join_die_and_return_keep_one_state_and_read_each_row_once(
 @pytest.mark.parametrize("seed", first_fast([13, 3, 21, 37, 41, 76, 141]))
 def test_the_world_of_a_seed(seed: int) -> None:
     assert holds(rough(seed, signed=simulated_run(fragments=4, delay=5))).commits > 0
-
-
-def test_founders_whose_chains_merge_give_up_what_they_train_ahead() -> None:
-    """The one that goes back to the beginning has its trainer write the initial parameters."""
-
-    async def scenario(world: World) -> None:
-        one, other = world.seats
-        world.faults.partition([one], [other])
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(3, within_s=60)
-        world.faults.heal()
-        await world.until_equal(within_s=60)
-        await world.until_round(max(world.rounds()) + 2, within_s=60)
-        await world.until_equal(within_s=20)
-
-    run = holds(simulate(2, scenario, signed=simulated_run(fragments=2, delay=5)))
-    assert any("RolledBack" in line for line in run.trace)

@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from protocol.events.events import Event, Notice, NoticeCode
-from protocol.run.manifest import sign
 from protocol.short_id import short_id
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
 from protocol.tasks.counting import LEAST_SCORED_TWICE
@@ -22,15 +21,14 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
-from tests.simulation.rollout_liars import FalseScores, FalseScoresOfPrograms
-from tests.simulation.rollouts import ROLES, cast, rl_run
-from tests.simulation.runs import holds, is_notice, simulate
+from tests.attacks.rollout_liars import FalseScores, FalseScoresOfPrograms
+from tests.simulation.rollouts import ROLES, RolloutJudge, Seats, played, rl_run
+from tests.simulation.runs import begin, is_notice
 from tests.simulation.seat import Seat
 from tests.simulation.wire import Weather
-from tests.simulation.world import World
+from tests.simulation.world import ORGANISER, World, changed
 from tests.tiers import first_fast
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 SIGNED = rl_run()
 NOTHING = memoryview(SIGNED.manifest.layouts.contribution.zeros())
@@ -88,28 +86,26 @@ def crowd_problems(seat: Seat) -> int:
     return sum(each["attempts"] for each in counting)
 
 
-def cast_with_organiser(world: World) -> dict[Role, list[Seat]]:
-    world.seats[0].identity = ORGANISER
-    _, seats = cast(world, ROLES)
-    return seats
+class FallenSets(dict[str, int]):
+    """At which version each peer left a set out."""
+
+    def listen(self, seat: Seat, event: Event) -> None:
+        if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
+            self[seat.peer] = event.details["version"]
 
 
 @pytest.mark.parametrize("weather", first_fast([None, LOSSY], 0))
 def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_dies(weather: Weather | None) -> None:
     amended: set[tuple[int, int]] = set()
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         def note(seat: Seat, event: Event) -> None:
             if isinstance(event, Notice) and event.code == NoticeCode.TASKS_AMENDED:
                 amended.add((event.details["number"], event.details["version"]))
 
         world.listeners.append(note)
         organiser, late = seats[Role.TRAINER][0], seats[Role.ROLLOUT][-1]
-        for seat in world.seats:
-            if seat is not late:
-                world.start(seat)
+        world.start_all(but=[late])
         await world.until_round(2, within_s=240)
         name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9"))
         world.faults.kill(seats[Role.ROLLOUT][0])  # nobody needs its publisher any more
@@ -132,26 +128,18 @@ def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_die
         )
         await world.until_round(max(world.rounds()) + 2, within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, 1, weather, SIGNED))
+    played(scenario, weather=weather, organiser=0)
     assert len(amended) == 2, "each amendment begins at the same version for everybody"
 
 
 @pytest.mark.slow
 def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_come_back() -> None:
-    fallen: dict[str, int] = {}
+    fallen = FallenSets()
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-
-        def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
-                fallen[seat.peer] = event.details["version"]
-
-        world.listeners.append(note)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.listeners.append(fallen.listen)
         organiser = seats[Role.TRAINER][0]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("never", 2), 90)
         await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=2000)
         assert states(organiser)[name].startswith("fell out")
@@ -159,24 +147,18 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
         await desk_of(organiser).admit(name, None, 2)
         await world.until("it is admitted again", lambda: states(organiser).get(name) == "admitted!", within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)
     assert len({*fallen.values()}) == 1
 
 
 @pytest.mark.slow
 def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -> None:
-    fallen: list[Event] = []
+    fallen = FallenSets()
 
-    async def scenario(world: World) -> None:
-        world.seats[0].identity = ORGANISER
-        judge, seats = cast(world, ROLES, {(Role.VALIDATOR, 1): FalseScores})
-        world.listeners.append(
-            lambda _, event: fallen.append(event) if is_notice(event, NoticeCode.TASK_SET_FELL_OUT) else None
-        )
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.listeners.append(fallen.listen)
         organiser, liar = seats[Role.TRAINER][0], seats[Role.VALIDATOR][1]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9", 2), 90)
         await world.until("the liar is set aside", lambda: liar.peer in judge.aside, within_s=600)
         assert all("scores" in reason for reason in judge.aside[liar.peer].values())
@@ -184,26 +166,19 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
         [shown] = [each for each in desk_of(organiser).status()["sets"] if each["id"] == name]
         assert shown["verdicts"] == shown["agreeing"], "what it said is not counted"
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, ROLES, {(Role.VALIDATOR, 1): FalseScores}, organiser=0)
     assert not fallen
 
 
 @pytest.mark.slow
 def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> None:
     """Nobody can prove that they are false, and keys are free: all validators say them here, and no honest one."""
-    fallen: list[Event] = []
+    fallen = FallenSets()
 
-    async def scenario(world: World) -> None:
-        world.seats[0].identity = ORGANISER
-        liars = {(Role.VALIDATOR, place): FalseScoresOfPrograms for place in range(ROLES[Role.VALIDATOR])}
-        judge, seats = cast(world, ROLES, liars)
-        world.listeners.append(
-            lambda _, event: fallen.append(event) if is_notice(event, NoticeCode.TASK_SET_FELL_OUT) else None
-        )
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.listeners.append(fallen.listen)
         organiser = seats[Role.TRAINER][0]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("program", 2), 90)
 
         def shown() -> dict[str, int]:
@@ -217,66 +192,53 @@ def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> No
         assert shown()["agreeing"] == 0 and shown()["same"] == shown()["scored_twice"], "people can see it"
         assert not judge.aside
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    liars = {(Role.VALIDATOR, place): FalseScoresOfPrograms for place in range(ROLES[Role.VALIDATOR])}
+    played(scenario, ROLES, liars, organiser=0)
     assert not fallen
 
 
 @pytest.mark.slow
 def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
-    fallen: dict[str, int] = {}
+    fallen = FallenSets()
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-
-        def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
-                fallen[seat.peer] = event.details["version"]
-
-        world.listeners.append(note)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.listeners.append(fallen.listen)
+        await begin(world, 1, within_s=240)
         await admitted(world, seats[Role.ROLLOUT][0], seats[Role.TRAINER][0], some_tasks("maybe a program", 2), 90)
         await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=3000)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)
     assert len({*fallen.values()}) == 1
 
 
 @pytest.mark.slow
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
-    fallen: dict[str, int] = {}
+    fallen = FallenSets()
     warned: set[str] = set()
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         def note(seat: Seat, event: Event) -> None:
-            if isinstance(event, Notice) and event.code == NoticeCode.TASK_SET_FELL_OUT:
-                fallen[seat.peer] = event.details["version"]
-            elif isinstance(event, Notice) and "leave the set out" in event.text:
+            fallen.listen(seat, event)
+            if isinstance(event, Notice) and "leave the set out" in event.text:
                 warned.add(seat.peer)
 
         world.listeners.append(note)
         for seat in world.seats:
             world.judge.on_contribution(seat.peer, NOTHING, ())
         publisher = seats[Role.ROLLOUT][0]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         name = await admitted(world, publisher, seats[Role.TRAINER][0], some_tasks("9"), 90)
         for seat in world.seats:
             world.faults.kill(seat)
         for path in seats[Role.TRAINER][0].folder.parent.glob(f"*/**/{name}.*"):
             path.unlink()
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=600)
         assert {seat.peer for seat in seats[Role.TRAINER]} <= warned
         await world.until_round(max(world.rounds()) + 3, within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)
     assert len({*fallen.values()}) == 1
 
 
@@ -288,24 +250,19 @@ def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organis
     lost_s = 60.0
     monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", lost_s)
     roles = {Role.SEED: 1, Role.TRAINER: 2, Role.ROLLOUT: 2, Role.VALIDATOR: 1}
-    signed = sign(ORGANISER, SIGNED.manifest.model_copy(update={"founders": [ORGANISER.peer_id]}))
+    signed = changed(SIGNED, founders=[ORGANISER.peer_id])
 
-    async def scenario(world: World) -> None:
-        world.seats[0].identity = ORGANISER
-        _, seats = cast(world, roles)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         for seat in world.seats:
             world.judge.on_contribution(seat.peer, NOTHING, ())
         organiser = seats[Role.SEED][0]
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9"), 90)
         for seat in world.seats:
             world.faults.kill(seat)
         for path in organiser.folder.parent.glob(f"*/**/{name}.*"):
             path.unlink()
-        for seat in world.seats:
-            world.start(seat)
+        world.start_all()
         await trio.sleep(2 * lost_s)
         before = max(world.rounds())
         await trio.sleep(4 * lost_s)
@@ -314,7 +271,7 @@ def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organis
         await world.until("it is gone", lambda: all(name not in states(seat) for seat in world.seats), within_s=3 * lost_s)
         await world.until_round(max(world.rounds()) + 4, within_s=240)
 
-    holds(simulate(sum(roles.values()), scenario, signed=signed))
+    played(scenario, roles, signed=signed, organiser=0)
 
 
 @pytest.mark.slow
@@ -334,14 +291,11 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
 
     told: Counter[int] = Counter()
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         world.listeners.append(
             lambda seat, event: told.update([seat.number] * is_notice(event, NoticeCode.TASK_SET_OFFERED))
         )
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+        await begin(world, 1, within_s=240)
         seat, random = seats[Role.TRAINER][1], Random(1)
         assert seat.node is not None
         for raw in hostile:
@@ -359,7 +313,7 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
         )
         assert all(desk_of(each).status()["amendment"] == 0 for each in world.seats)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)
 
 
 @pytest.mark.slow
@@ -367,11 +321,8 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
     stranger, data = Identity.from_seed(bytes([7]) * 32), some_tasks("9")
     found: list[str] = []
 
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 1, within_s=240)
         organiser, publisher = seats[Role.TRAINER][0], seats[Role.ROLLOUT][0]
         path = desk_of(publisher).folder / ".measured.new"
         path.write_bytes(data)
@@ -390,16 +341,13 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
                 await trio.sleep(2 * REPEAT_S)
         await world.until("it is admitted", lambda: states(organiser).get(name) == "admitted!", within_s=240)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)
     assert found and short_id(stranger.peer_id) in found[0], "it was heard first"
 
 
 def test_only_the_organiser_admits() -> None:
-    async def scenario(world: World) -> None:
-        seats = cast_with_organiser(world)
-        for seat in world.seats:
-            world.start(seat)
-        await world.until_round(1, within_s=240)
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        await begin(world, 1, within_s=240)
         volunteer = seats[Role.ROLLOUT][0]
         name = await publish(volunteer, some_tasks("9"))
         with pytest.raises(CannotAmend, match="only the run's organiser"):
@@ -407,4 +355,4 @@ def test_only_the_organiser_admits() -> None:
         with pytest.raises(CannotAmend, match="0 sets that are offered"):
             await desk_of(seats[Role.TRAINER][0]).admit("f" * 64, None, 3)
 
-    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    played(scenario, organiser=0)

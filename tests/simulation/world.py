@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -43,6 +43,7 @@ NOISE = (*PROGRESS, PhaseChanged)
 """Events that would make the trace long and say little."""
 
 
+ORGANISER = Identity.from_seed(b"\x2a" * 32)
 FRAGMENTS = int(os.environ.get("SIMULATED_FRAGMENTS", "1"))
 """Fragments of a simulated run; with several, members train while a round is agreed on (`make test-streamed`)."""
 DELAY = 5 if FRAGMENTS > 1 else 0
@@ -51,12 +52,11 @@ DELAY = 5 if FRAGMENTS > 1 else 0
 @lru_cache(maxsize=8)
 def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int = DELAY) -> SignedManifest:
     """A run of a few thousand parameters a fragment, and rounds of a few seconds."""
-    organiser = Identity.from_seed(b"\x2a" * 32)
     return sign(
-        organiser,
+        ORGANISER,
         RunManifest(
             name="simulation",
-            organiser=organiser.peer_id,
+            organiser=ORGANISER.peer_id,
             founders="anyone",
             seed=1,
             model=ModelConfig(vocab=256 * fragments, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
@@ -78,6 +78,11 @@ def simulated_run(min_members: int = 1, fragments: int = FRAGMENTS, delay: int =
             total_tokens=10**9,
         ),
     )
+
+
+def changed(signed: SignedManifest, **changes: object) -> SignedManifest:
+    """The same run with these fields of its manifest changed, signed anew."""
+    return sign(ORGANISER, signed.manifest.model_copy(update=changes))
 
 
 def seat_identity(seed: int, number: int) -> Identity:
@@ -148,6 +153,12 @@ class World:
             self.faults.meet("join" if seat.lives == 1 else "restart", seat)
         self.judge.on_start(seat.peer)
         self._nursery.start_soon(self._live, seat, seat.process)
+
+    def start_all(self, *, but: Collection[Seat] = ()) -> None:
+        """A new life for each of them but some."""
+        for seat in self.seats:
+            if seat not in but:
+                self.start(seat)
 
     async def _live(self, seat: Seat, process: Process) -> None:
         PROCESS.set(process)

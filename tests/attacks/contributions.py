@@ -19,13 +19,12 @@ from kernels.codecs.format import LARGEST
 from kernels.codecs.quantised import Int4
 from kernels.layout import ChunkSpan
 from protocol.allreduce import runner
-from protocol.run.manifest import SignedManifest, sign
+from protocol.run.manifest import SignedManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress
-from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
-from tests.simulation.world import FRAGMENTS, World, simulated_run
+from tests.simulation.world import FRAGMENTS, World, changed, simulated_run
 
 STALE_ROUNDS = 3 * FRAGMENTS
 COPY_WAIT_S = 8.0
@@ -161,8 +160,7 @@ def turn(seat: Seat, attack: Attack) -> None:
 
 def run_with(rule: Rule) -> SignedManifest:
     """The simulated run under another aggregation rule."""
-    organiser = Identity.from_seed(b"\x2a" * 32)
-    return sign(organiser, simulated_run().manifest.model_copy(update={"aggregation": rule}))
+    return changed(simulated_run(), aggregation=rule)
 
 
 def distance(world: World) -> float:

@@ -7,16 +7,22 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import trio
 
+from kernels.codecs.format import HEADER_BYTES, from_bf16, to_bf16
+from kernels.codecs.ladder import INT4
+from protocol.allreduce import runner
 from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.allreduce.machine import ExchangeEffect, SendPart, SendResult
 from protocol.allreduce.runner import ExchangeRunner, PushHeader, read_header
 from protocol.node import exchanges
+from protocol.offload import Offload
 from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, pack, unpack
+from tests.simulation.determinism import inline
 
 
 class KeepingBack(ExchangeRunner):
@@ -199,3 +205,34 @@ class TwoFaced:
         entry = body.entry.model_copy(update={"hash": chunk_hash(changed)})
         statement = pack(self._identity, self._run, body.model_copy(update={"entry": entry})).raw
         return header.model_copy(update={"statement": statement}).encode(), changed
+
+
+# -- wrong averages ---------------------------------------------------------------------------------------------------------
+
+Corrupt = Callable[[Any], None]
+
+
+def blow_up(data: Any) -> None:
+    """Every value of an average in int4 times 1000."""
+    blocks = -(-(len(data) - HEADER_BYTES) // (2 + INT4.block // 2))
+    scales = np.frombuffer(data, np.uint16, count=blocks, offset=HEADER_BYTES)
+    scales[:] = to_bf16(np.minimum(from_bf16(scales) * np.float32(1000), INT4.LARGEST_SCALE))
+
+
+def flip_one(data: Any) -> None:
+    """One value of an average, a little."""
+    codes = np.frombuffer(data, np.int8)
+    codes[-1] = codes[-1] - 1 if codes[-1] > 0 else codes[-1] + 1
+
+
+def averaging_wrong(corrupt: Corrupt) -> Offload:
+    """For a seat: what it averages as an owner is spoilt before it is signed."""
+
+    async def offload(function: Any, *arguments: Any) -> Any:
+        answer = await inline(function, *arguments)
+        if function is runner.average:
+            corrupt(arguments[-1])
+            return chunk_hash(arguments[-1])
+        return answer
+
+    return offload

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import trio
 
-from kernels.layout import Layout
-from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import genesis_tip, index_root, record_hash
 from protocol.run.manifest import RunManifest
-from protocol.transport.interface import NetworkError
-from protocol.wire.envelope import decode_body
+from protocol.wire.envelope import Body, Envelope, _signed_bytes, rebuild
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
     Member,
+    Plan,
     Ready,
     Record,
     Signature,
@@ -33,15 +29,7 @@ from protocol.wire.messages import (
     member_of,
     pack,
 )
-from protocol.wire.questions import (
-    CommitsReply,
-    CommitsRequest,
-    HaveReply,
-    TipsReply,
-    TipsRequest,
-)
 from tests.protocol.peers import a_first_ready
-from tests.simulation.liars import Ghost
 
 LATE_INCARNATION = 10**6
 """Beyond those of real lives: what is signed under it contradicts nothing."""
@@ -80,6 +68,19 @@ class Invention:
     record: Record
     index: list[ChunkEntry]
     data: memoryview | None = None
+
+
+def record_of(plan: Plan, index: list[ChunkEntry]) -> Record:
+    """The record that the exchange of this plan would have made."""
+    return Record(
+        round=plan.round,
+        fragment=plan.fragment,
+        previous=plan.base,
+        members=plan.members,
+        codec="int4",
+        result_root=index_root(index),
+        state_digest=plan.state_digest,
+    )
 
 
 def invented(
@@ -163,54 +164,60 @@ def chain_of_keys(
     return made
 
 
-class Historian(Ghost):
-    """Shows others a chain of records, and the results that it has; its heartbeats say how long the chain is."""
+# -- nonces -----------------------------------------------------------------------------------------------------------------
+#
+# Ed25519 signatures under a nonce of one's choice: two valid signatures of one key over the same bytes.  Slow, straight from
+# RFC 8032; for lies only.
 
-    chain: Sequence[Commit] = ()
-    inventions: Sequence[Invention] = ()
-    checkpoints: Sequence[int] = ()
+P = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, P - 2, P) % P
+Point = tuple[int, int]
 
-    async def beat_on(self, every_s: float = 2.0) -> None:
-        """Claim the end of the chain, until cancelled."""
-        seq = 10**6
-        while True:
-            seq += 1
-            tip = record_hash(self.chain[-1].record)
-            beat = self.beat(seq, len(self.chain), tip).model_copy(update={"incarnation": LATE_INCARNATION})
-            await self.gossip(beat)
-            await trio.sleep(every_s)
 
-    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        await trio.lowlevel.checkpoint()
-        if kind == "tips":
-            question = decode_body(TipsRequest, data)
-            tips: list[bytes] = [genesis_tip(self._world.signed.run), *(record_hash(commit.record) for commit in self.chain)]
-            return TipsReply(length=len(self.chain), tips=tips[question.start : question.start + question.count]).encode()
-        if kind == "commits":
-            asked = decode_body(CommitsRequest, data)
-            shown = self.chain[asked.start : asked.start + asked.count]
-            return CommitsReply(commits=[commit.encode() for commit in shown]).encode()
-        if kind == "have":
-            return HaveReply(length=len(self.chain), oldest_result=0, checkpoints=list(self.checkpoints)).encode()
-        if kind == "blob":
-            count = len(self._layout) if self._bytes_of(decode_body(BlobRequest, data).blob) is not None else 0
-            return BlobReply(chunks=to_bitmap((1 << count) - 1, count), more=True, apart=False, neighbours=[]).encode()
-        if kind == "want":
-            self._world.spawn(self._push, peer, decode_body(ChunksRequest, data))
-            return ChunksReply(chunks=[], busy=[]).encode()
-        return await super().on_request(peer, kind, data)
+def _x_of(y: int) -> int:
+    square = (y * y - 1) * pow(D * y * y + 1, P - 2, P)
+    x = pow(square, (P + 3) // 8, P)
+    if (x * x - square) % P:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    return P - x if x % 2 else x
 
-    @property
-    def _layout(self) -> Layout:
-        return self._world.signed.manifest.layouts.result
 
-    def _bytes_of(self, root: bytes) -> memoryview | None:
-        return next((each.data for each in self.inventions if each.record.result_root == root), None)
+BASE: Point = (_x_of(4 * pow(5, P - 2, P) % P), 4 * pow(5, P - 2, P) % P)
 
-    async def _push(self, peer: PeerId, wanted: ChunksRequest) -> None:
-        data = self._bytes_of(wanted.blob)
-        for chunk in wanted.chunks:
-            if data is not None and chunk < len(self._layout):
-                header = ChunkHeader(blob=wanted.blob, chunk=chunk).encode()
-                with suppress(NetworkError):
-                    await self.network.push(peer, header, memoryview(data)[self._layout[chunk].encoded], timeout_s=60)
+
+def _add(one: Point, other: Point) -> Point:
+    (x1, y1), (x2, y2) = one, other
+    k = D * x1 * x2 * y1 * y2
+    return (
+        (x1 * y2 + x2 * y1) * pow(1 + k, P - 2, P) % P,
+        (y1 * y2 + x1 * x2) * pow(1 - k, P - 2, P) % P,
+    )
+
+
+def _times(point: Point, factor: int) -> Point:
+    result: Point = (0, 1)
+    while factor:
+        if factor & 1:
+            result = _add(result, point)
+        point, factor = _add(point, point), factor >> 1
+    return result
+
+
+def _encoded(point: Point) -> bytes:
+    return (point[1] | ((point[0] & 1) << 255)).to_bytes(32, "little")
+
+
+def sign_with_nonce(seed: bytes, message: bytes, nonce: int) -> bytes:
+    """A valid signature of the key of this seed."""
+    secret = int.from_bytes(hashlib.sha512(seed).digest()[:32], "little") & ((1 << 254) - 8) | (1 << 254)
+    public, commitment = _encoded(_times(BASE, secret)), _encoded(_times(BASE, nonce))
+    challenge = int.from_bytes(hashlib.sha512(commitment + public + message).digest(), "little") % ORDER
+    return commitment + ((nonce + challenge * secret) % ORDER).to_bytes(32, "little")
+
+
+def sealed_with_nonce(identity: Identity, run: Hash, body: Body, nonce: int) -> Envelope:
+    """The statement in an envelope with such a signature."""
+    raw = body.encode()
+    signed = _signed_bytes(run, body.KIND, identity.peer_id, raw)
+    return rebuild(run, body.KIND, identity.peer_id, raw, sign_with_nonce(identity.seed, signed, nonce))
