@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.blobs.blob import Blob, Copies, EvenSpans, any_of, chunks_in, from_bitmap, set_of, to_bitmap
 from protocol.wire.canonical import Malformed
-from tests.protocol.blobs.peers import NAME, sized
+from tests.protocol.blobs.peers import NAME
 
 
 def test_the_last_chunk_is_what_is_left_and_spans_lie_end_to_end() -> None:
@@ -18,10 +18,6 @@ def test_the_last_chunk_is_what_is_left_and_spans_lie_end_to_end() -> None:
     assert blob.sizes == (1000, 1000, 500)
     assert [blob.span(chunk) for chunk in range(3)] == [slice(0, 1000), slice(1000, 2000), slice(2000, 2500)]
     assert len(blob) == 3 and blob.all == 0b111
-
-
-def test_chunks_of_unequal_sizes_lie_end_to_end() -> None:
-    assert [sized(3, 1, 2).span(chunk) for chunk in range(3)] == [slice(0, 3), slice(3, 4), slice(4, 6)]
 
 
 @given(st.integers(1, 70).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, (1 << count) - 1))))

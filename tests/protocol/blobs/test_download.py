@@ -1,27 +1,33 @@
-"""Fetching one blob as a machine: what it asks of whom, and that it ends when honest sources have everything."""
+"""Fetching one blob as a machine: what it asks of whom, how much of each source, and which chunks first."""
 
 from __future__ import annotations
 
-from random import Random
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from protocol.blobs.blob import ChunkSet, chunks_in, set_of
+from protocol.blobs.blob import ChunkSet
 from protocol.blobs.download import (
+    COPIES,
+    DEADLINE_TIMES,
+    FAST_WINDOW,
     FIRST_DUE_S,
+    FIRST_RANGE_BYTES,
     FIRST_WINDOW,
+    LATE_S,
     LEAST_DEADLINE_S,
+    MOST_DEADLINE_S,
+    MOST_IN_WINDOW,
     MOST_OWED_BYTES,
+    MOST_REST_S,
     MOST_SOURCES,
+    PAUSE_S,
+    REST_S,
+    SOON_S,
     Download,
-    Wants,
+    Source,
 )
 from protocol.blobs.reliability import Reliability
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS, even
 
-ANN, BOB, CYN = PEERS[:3]
+ANN, BOB, CYN, DAN = PEERS[:4]
 FIRST_DEADLINE_S = 4 * FIRST_DUE_S
 
 
@@ -35,20 +41,6 @@ def test_a_source_is_asked_for_a_windowful_and_for_more_when_it_comes() -> None:
     assert len(first) == FIRST_WINDOW and download.owed_bytes == 1000 * FIRST_WINDOW
     more = download.came(ANN, first[0], 0.1)[ANN]
     assert len(more) == 2 and not set(more) & set(first), "one for that which came, one for the wider window"
-
-
-def test_sources_are_asked_for_different_chunks_in_turns() -> None:
-    download = a_download(3)
-    download.has(CYN, 0b000, 0.0)
-    first = download.has(ANN, 0b111, 0.0)
-    second = download.has(BOB, 0b111, 0.0)
-    assert len(first[ANN]) == 2 and len(second[BOB]) == 1 and sorted(first[ANN] + second[BOB]) == [0, 1, 2]
-
-
-def test_what_is_here_is_never_asked_for() -> None:
-    download = a_download(8, here=0b11110000)
-    assert set(download.has(ANN, 0xFF, 0.0)[ANN]) <= {0, 1, 2, 3}
-    assert not a_download(8, here=0xFF).has(ANN, 0xFF, 0.0)
 
 
 def test_an_overdue_chunk_is_asked_of_others_and_taken_all_the_same() -> None:
@@ -118,16 +110,6 @@ def test_wrong_bytes_bar_a_source_and_free_what_it_owes() -> None:
     assert not download.has(ANN, 0b11, 0.2) and not download.has_use_of(ANN)
 
 
-def test_who_is_gone_owes_nothing_and_nothing_of_it_is_remembered() -> None:
-    download = a_download(4)
-    for peer in PEERS[3:]:
-        download.has(peer, 0b1, 0.0)
-        download.tick(100.0)
-        download.gone(peer, 100.0)
-    assert download.owed_bytes == 0 and not download.has_hope()
-    assert not download.sources
-
-
 def test_no_more_is_owed_than_memory_for_it() -> None:
     size = 16 << 20
     download = Download(even(64, size), 0, b"seed", reliability=Reliability(lambda peer: True))
@@ -151,89 +133,142 @@ def test_peers_that_begin_together_ask_one_source_for_different_chunks() -> None
     assert len(asked_for) == 16 and len(set(asked_for)) > 12
 
 
-class Crowd:
-    """Sources of every kind, honest ones that at times fail, and liars; keeps books of what the machine may ask.
-
-    Each thing that may happen is drawn from `random`.
-    """
-
-    KINDS = ("honest", "honest", "shaky", "wrong", "silent", "refusing", "busy")
-
-    def __init__(self, random: Random) -> None:
-        self.random, count = random, random.randint(1, 40)
-        self.blob = even(count)
-        self.sources = random.sample(PEERS, random.randint(1, 10))
-        self.kind: dict[str, str] = {peer: random.choice(self.KINDS) for peer in self.sources}
-        self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
-        self.here = random.getrandbits(count) if random.random() < 0.3 else 0
-        self.download = Download(self.blob, self.here, random.randbytes(4))
-        self.owed: dict[tuple[str, int], float] = {}
-        """Asked for and not settled, since when."""
-        self.now = 0.0
-
-    def take(self, wants: Wants) -> None:
-        for peer, chunks in wants.items():
-            assert peer not in self.download.barred
-            assert len(set(chunks)) == len(chunks)
-            for chunk in chunks:
-                assert self.download.missing >> chunk & 1, "it asks for what is here"
-                since = self.owed.get((peer, chunk))
-                assert since is None or self.now - since >= LEAST_DEADLINE_S, "asked twice at a time"
-                self.owed[peer, chunk] = self.now
-                assert self.download.expects(peer, chunk)
-        assert 0 <= self.download.owed_bytes <= min(MOST_OWED_BYTES, len(self.owed) * 1000)
-
-    def step(self) -> None:
-        """A quarter of a second in which some of what was asked for happens."""
-        self.now += 0.25
-        due = [*self.owed]
-        self.random.shuffle(due)
-        for peer, chunk in due:
-            if (peer, chunk) in self.owed and self.random.random() < 0.4:
-                self.happens(peer, chunk)
-        if self.random.random() < 0.1:
-            says = self.random.choice((self.download.has, self.download.got))
-            self.take(says(*self.says(self.random.choice(self.sources)), self.now))
-        self.take(self.download.tick(self.now))
-
-    def says(self, peer: PeerId) -> tuple[PeerId, ChunkSet]:
-        lies = self.kind[peer] in ("silent", "refusing", "wrong")
-        return peer, self.blob.all if lies else self.has[peer]
-
-    def happens(self, peer: str, chunk: int) -> None:
-        kind = self.kind[PeerId(peer)]
-        if kind == "silent":
-            return
-        del self.owed[peer, chunk]
-        if kind == "refusing" or (kind == "shaky" and self.random.random() < 0.2):
-            refuse = self.random.choice((self.download.turned_down, self.download.unanswered, self.download.busy))
-            self.take(refuse(peer, (chunk,), self.now))
-        elif kind == "busy" and self.random.random() < 0.5:
-            self.take(self.download.busy(peer, (chunk,), self.now))
-        elif self.download.expects(peer, chunk):
-            wrong = kind == "wrong"
-            self.take(self.download.wrong(peer, self.now) if wrong else self.download.came(peer, chunk, self.now))
+MIRROR = "http://mirror.test/corpus"
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 2**32))
-def test_it_gets_all_that_honest_sources_have_whatever_the_others_do(seed: int) -> None:
-    crowd = Crowd(Random(seed))
-    for peer in crowd.sources:
-        crowd.take(crowd.download.has(*crowd.says(peer), crowd.now))
-    honest = [peer for peer in crowd.sources if crowd.kind[peer] in ("honest", "shaky", "busy")]
-    can_be_had = crowd.here
-    for peer in honest:
-        can_be_had |= crowd.has[peer]
-    for _ in range(1200):
-        if not can_be_had & crowd.download.missing:
-            break
-        crowd.step()
-        for peer in honest:  # a shaky one said that it had not what it has
-            if crowd.random.random() < 0.1:
-                crowd.take(crowd.download.has(*crowd.says(peer), crowd.now))
-    missing = set_of([*chunks_in(crowd.download.missing & can_be_had)])
-    assert not missing, f"after {crowd.now} s: {missing:b} of {crowd.kind}"
-    for peer in crowd.sources:
-        crowd.take(crowd.download.gone(peer, crowd.now))
-    assert crowd.download.owed_bytes == 0 and not crowd.download.has_hope()
+def rests(download: Download, *sources: str) -> None:
+    """Let sources have nothing to do, so that they are only counted."""
+    for source in sources:
+        download.sources[source].rests_until = 1e9
+
+
+def test_the_rarest_chunk_comes_first() -> None:
+    download = a_download(4)
+    for peer, chunks in ((BOB, 0b1011), (CYN, 0b0011)):
+        download.has(peer, 0, 0.0)
+        rests(download, peer)
+        download.has(peer, chunks, 0.0)
+    assert download.has(ANN, 0b1111, 0.0) == {ANN: [2, 3]}
+
+
+def test_no_chunk_is_asked_for_twice_while_one_is_missing_that_nobody_was_asked_for() -> None:
+    """Though nobody has it yet: in a broadcast most are still to come, and twice the same is a line wasted."""
+    download = a_download(3)
+    download.has(ANN, 0b011, 0.0)
+    download.has(BOB, 0, 0.0)
+    download.sources[BOB].rate = 1e6
+    assert not download.got(BOB, 0b011, 1.9)
+    assert download.got(BOB, 0b100, 1.9)[BOB][0] == 2
+
+
+def test_in_the_endgame_a_few_are_asked_for_what_takes_longest() -> None:
+    download = a_download(2)
+    download.has(ANN, 0b11, 0.0)
+    first = download.sources[ANN].debts
+    assert not download.has(BOB, 0b11, 0.0), "it would not be sooner"
+    first[0], first[1] = (type(first[0])(0.0, 1000, due_at, 9.0) for due_at in (3.0, 5.0))
+    for peer in (BOB, CYN, DAN):
+        download.has(peer, 0, 0.0)
+        download.sources[peer].rate = 1e4
+    assert download.got(BOB, 0b11, 0.1) == {BOB: [1, 0]}, "never twice of the same source"
+    assert [len(download.asked_for(chunk)) for chunk in range(2)] == [COPIES, COPIES]
+    assert not download.got(CYN, 0b11, 0.1)
+
+
+def test_what_only_less_reliable_sources_owe_is_asked_for_at_once() -> None:
+    known = Reliability()
+    download = Download(even(1), 0, b"seed", reliability=known)
+    for peer in (CYN, DAN):
+        for _ in range(3):
+            known.brought(peer)
+    assert download.has(ANN, 1, 0.0) == {ANN: [0]}
+    assert not download.has(BOB, 1, 0.0), "Ann is as reliable, and not slower"
+    download.sources[BOB].rate = 1e6
+    assert download.tick(0.1) == {BOB: [0]}
+    assert download.has(CYN, 1, 0.1) == {CYN: [0]}, "two copies of strangers count for nothing"
+    assert not download.has(DAN, 1, 0.1)
+
+
+def test_a_mirror_is_asked_for_consecutive_chunks_that_peers_were_not_asked_for() -> None:
+    download = a_download(64, size=FIRST_RANGE_BYTES // 8)
+    peers = download.has(ANN, (1 << 64) - 1, 0.0)[ANN]
+    wanted = download.has(MIRROR, (1 << 64) - 1, 0.0, is_mirror=True)[MIRROR]
+    free = [chunk for chunk in range(64) if chunk not in peers]
+    assert wanted == [*range(free[0], free[0] + len(wanted))] and len(wanted) <= 8 and not {*peers} & {*wanted}
+    assert not download.tick(0.1), "it sends one range at a time"
+    more = [download.came(MIRROR, chunk, 1.0) for chunk in wanted]
+    assert not any(MIRROR in each for each in more[:-1]) and len(more[-1][MIRROR]) > len(wanted), "it is fast"
+
+
+def test_in_the_endgame_a_mirror_is_asked_for_what_peers_owe_late() -> None:
+    download = a_download(2)
+    download.has(ANN, 0b11, 0.0)
+    assert not download.has(MIRROR, 0b11, 0.1, is_mirror=True)
+    assert download.tick(9.0)[MIRROR]
+
+
+def test_the_window_grows_by_one_and_is_halved() -> None:
+    source = Source()
+    assert source.window == FIRST_WINDOW
+    for _ in range(100):
+        source.brought(1000, SOON_S / 2)
+    assert source.window == MOST_IN_WINDOW
+    source.brought(1000, (SOON_S + LATE_S) / 2)
+    assert source.window == MOST_IN_WINDOW
+    source.brought(1000, LATE_S + 1)
+    assert source.window == MOST_IN_WINDOW - 1
+    source.failed(0.0)
+    assert source.window == (MOST_IN_WINDOW - 1) // 2
+    for _ in range(10):
+        source.failed(0.0)
+    assert source.window == 1
+
+
+def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
+    source, now, rests = Source(), 0.0, list[float]()
+    for _ in range(8):
+        source.failed(now)
+        assert source.may_be_asked(now), "once may be chance"
+        source.failed(now)
+        assert not source.may_be_asked(now)
+        rests.append(source.rests_until - now)
+        now += rests[-1]
+        assert source.may_be_asked(now)
+    assert rests == [min(REST_S * 2**number, MOST_REST_S) for number in range(8)]
+    source.brought(1000, 0.5)
+    source.failed(now)
+    source.failed(now)
+    assert source.rests_until - now == REST_S
+
+
+def test_deadlines_follow_the_measured_rate_within_bounds() -> None:
+    source = Source()
+    source.brought(1000, 1.0)
+    source.owe(0, 3000, 5.0)
+    assert source.debts[0].overdue_at == 5.0 + DEADLINE_TIMES * 3.0
+    source.owe(1, 10**9, 5.0)
+    assert source.debts[1].overdue_at == 5.0 + MOST_DEADLINE_S
+    quick = Source()
+    quick.brought(10**6, 1.0)
+    quick.owe(0, 1000, 5.0)
+    assert quick.debts[0].overdue_at == 5.0 + LEAST_DEADLINE_S
+
+
+def test_the_rate_is_that_of_all_it_owed_since_it_was_asked() -> None:
+    one_by_one, at_once = Source(), Source()
+    for number in range(1, 4):
+        one_by_one.brought(1000 * number, float(number))
+        at_once.brought(3000, 3.0)
+    assert one_by_one.due_s(5000) == at_once.due_s(5000) == 5.0
+
+
+def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:
+    source = Source()
+    source.owe(0, 1000, 10.0)
+    assert source.may_be_asked(10.0), "its window is small"
+    while source.window < FAST_WINDOW:
+        source.brought(1000, 0.01)
+    assert not source.may_be_asked(10.0 + PAUSE_S / 2)
+    assert source.may_be_asked(10.1)
+    source.owed_bytes -= 1000
+    assert source.may_be_asked(10.0 + PAUSE_S / 2), "it has nothing to send"

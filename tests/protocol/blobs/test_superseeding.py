@@ -14,7 +14,6 @@ from protocol.blobs.offers import (
     AHEAD_OF_ALL,
     FIRST_PATIENCE_S,
     LEAST_PATIENCE_S,
-    MOST_AHEAD,
     MOST_AT_ONCE,
     PATIENCE_TIMES,
     TURN,
@@ -48,17 +47,6 @@ def test_each_chunk_is_shown_once_before_any_twice() -> None:
     assert len(shown) == 40 and set(shown.values()) == {1}
 
 
-def test_a_fast_peer_is_shown_as_much_as_it_fetches_in_a_while() -> None:
-    origin, now, open_ = an_origin(4000, ANN), 0.0, list[int]()
-    for _ in range(20):
-        for chunk in open_:
-            origin.fed(ANN, chunk, now)
-            now += 0.001
-        open_ = members(origin.show(now)).get(ANN, [])
-    assert AHEAD_OF_ALL < len(open_) <= MOST_AHEAD
-    assert [shown for shown in range(4000) if origin.shown_to(ANN) >> shown & 1] == sorted(open_)
-
-
 def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
     origin = an_origin(40, ANN, BOB)
     first = members(origin.show(0.0))
@@ -69,18 +57,6 @@ def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
     assert {peer: len(chunks) for peer, chunks in members(origin.show(0.2)).items()} == {ANN: 2}, "one more than it had"
     origin.got(BOB, 1 << first[BOB][0])
     assert {peer: len(chunks) for peer, chunks in members(origin.show(0.3)).items()} == {BOB: 1}, "got elsewhere"
-
-
-def test_where_few_share_the_line_each_is_shown_more_the_more_it_fetches() -> None:
-    for guests in (1, 2, 8):
-        peers = PEERS[:guests]
-        origin = an_origin(1000, *peers)
-        for step in range(20):
-            origin.show(float(step))
-            for peer in peers:
-                origin.fed(peer, next(chunks_in(origin.shown_to(peer))), float(step))
-        origin.show(20.0)
-        assert {origin.shown_to(peer).bit_count() for peer in peers} == {max(AHEAD, AHEAD_OF_ALL // guests)}
 
 
 def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
@@ -103,32 +79,6 @@ def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> Non
     patience_s = max(2.0, PATIENCE_TIMES * 0.5)
     assert not origin.show(patience_s - 0.1)
     assert members(origin.show(patience_s + 0.1)).get(BOB) == shown[ANN]
-
-
-def test_the_rarest_come_first_when_everything_is_through() -> None:
-    origin = an_origin(8, CYN)
-    origin.join(ANN, 0b11111111)
-    origin.join(BOB, 0b11111000)
-    shown = members(origin.show(0.0))
-    assert {0, 1, 2} <= {*shown[BOB], *shown[CYN]} and 3 <= len(shown[BOB]) + len(shown[CYN]) <= 2 * AHEAD
-
-
-def test_a_few_have_places_and_the_others_follow_when_one_is_free() -> None:
-    crowd = PEERS[: MOST_AT_ONCE + 2]
-    origin = an_origin(1000, *crowd)
-    assert [*origin.show(0.0)] == crowd[:MOST_AT_ONCE]
-    origin.leave(crowd[0])
-    assert [*origin.show(0.1)] == [crowd[MOST_AT_ONCE]]
-
-
-def test_who_fetches_nothing_loses_its_place_and_what_it_was_shown_goes_to_others() -> None:
-    crowd = PEERS[: MOST_AT_ONCE + 1]
-    origin = an_origin(MOST_AT_ONCE * AHEAD, *crowd)
-    origin.show(0.0)
-    assert not origin.show(FIRST_PATIENCE_S - 0.1)
-    assert origin.shown_to(crowd[0])
-    news = origin.show(FIRST_PATIENCE_S + 0.1)
-    assert crowd[MOST_AT_ONCE] in news and not origin.shown_to(crowd[0])
 
 
 def test_who_lets_its_place_lapse_keeps_nothing_from_others_and_waits_behind_them() -> None:
@@ -196,15 +146,6 @@ def test_nobody_keeps_a_place_that_others_wait_for() -> None:
                 fed[peer] += 1
         now += 0.1
     assert max(fed.values()) <= TURN + AHEAD
-
-
-def test_alone_it_keeps_its_place() -> None:
-    origin, got = an_origin(100, ANN), 0
-    for step in range(50):
-        for chunk in members(origin.show(0.1 * step)).get(ANN, []):
-            origin.fed(ANN, chunk, 0.1 * step)
-            got += 1
-    assert got == 100
 
 
 def test_who_leaves_with_the_only_copy_leaves_it_to_be_shown_again() -> None:

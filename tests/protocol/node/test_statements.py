@@ -12,12 +12,13 @@ import trio.testing
 from protocol.audit.evidence import encode_evidence, evidence_hash
 from protocol.events.events import Dropped, PeerEjected
 from protocol.membership.liveness import Liveness
+from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import Acceptance
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.messages import Accusation, Finish, Step, Vote
 from protocol.wire.presence import Goodbye
 from protocol.wire.questions import EvidenceRequest
-from tests.protocol.node.stage import Stage, on_stage
+from tests.protocol.node.stage import Stage
 from tests.protocol.peers import ANN, BOB, ME, a_heartbeat
 
 BYE = Goodbye(incarnation=1, seq=9)
@@ -29,95 +30,71 @@ ACCEPT, IGNORE, REJECT = Acceptance.ACCEPT, Acceptance.IGNORE, Acceptance.REJECT
     [lambda stage: a_heartbeat(), lambda stage: stage.ready(), lambda stage: BYE],
     ids=["heartbeat", "READY", "goodbye"],
 )
-def test_news_is_forwarded_once(tmp_path: Path, statement: Callable[[Stage], Body]) -> None:
-    async def check(stage: Stage) -> None:
-        await trio.lowlevel.checkpoint()
-        stage.router.on_peer_connected(ANN.peer_id)
-        if statement(stage) == BYE:
-            stage.gossip(ANN, a_heartbeat())
-        assert [stage.gossip(ANN, statement(stage)) for _ in range(2)] == [ACCEPT, IGNORE]
-
-    on_stage(tmp_path, check)
-
-
-def test_rubbish_and_what_does_not_travel_by_gossip_are_held_against_the_forwarder(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        await trio.lowlevel.checkpoint()
-        finish = stage.said(ANN, Finish(round=0, base=stage.replica.history.tip))
-        for data in (b"odd", finish, stage.said(ANN, BYE)[:-1]):
-            assert stage.router.on_gossip(BOB.peer_id, data) is REJECT
-        assert [(event.peer, event.what) for event in stage.events if isinstance(event, Dropped)] == [
-            (BOB.peer_id, "gossip")
-        ] * 3
-
-    on_stage(tmp_path, check)
-
-
-def test_our_own_statements_and_those_of_liars_are_not_forwarded(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        await stage.ejections.convict(stage.proof(ANN))
-        assert stage.gossip(ME, a_heartbeat()) is IGNORE
-        assert stage.gossip(ANN, a_heartbeat(seq=2)) is IGNORE
-
-    on_stage(tmp_path, check)
-
-
-def test_a_peer_that_is_not_open_judges_no_forwarder_of_good_form(tmp_path: Path) -> None:
-    async def main() -> None:
-        await trio.lowlevel.checkpoint()
-        stage = Stage(tmp_path)
-        assert stage.gossip(ANN, a_heartbeat()) is IGNORE and stage.membership.get(ANN.peer_id) is None
-        stage.replica.state.close()
-
-    trio.run(main)
-
-
-def test_a_goodbye_that_came_to_us_alone_is_forwarded_when_it_comes_by_gossip(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        stage.router.on_peer_connected(ANN.peer_id)
+async def test_news_is_forwarded_once(stage: Stage, statement: Callable[[Stage], Body]) -> None:
+    await trio.lowlevel.checkpoint()
+    stage.router.on_peer_connected(ANN.peer_id)
+    if statement(stage) == BYE:
         stage.gossip(ANN, a_heartbeat())
-        await stage.router.on_request(ANN.peer_id, "goodbye", stage.said(ANN, BYE))
-        known = stage.membership.get(ANN.peer_id)
-        assert known is not None and known.liveness is Liveness.LEFT
-        assert [stage.gossip(ANN, BYE) for _ in range(2)] == [ACCEPT, IGNORE]
-
-    on_stage(tmp_path, check)
+    assert [stage.gossip(ANN, statement(stage)) for _ in range(2)] == [ACCEPT, IGNORE]
 
 
-def test_two_readys_for_one_slot_eject_their_author(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        assert [stage.gossip(ANN, stage.ready(tokens=tokens)) for tokens in (8, 16)] == [ACCEPT, IGNORE]
-        await trio.testing.wait_all_tasks_blocked()
-        assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
-
-    on_stage(tmp_path, check)
-
-
-def test_two_votes_brought_to_us_alone_eject_the_elector(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        tip = stage.replica.history.tip
-        for record_hash in (bytes([1]) * 32, bytes([2]) * 32):
-            vote = Vote(round=0, base=tip, attempt=0, step=Step.FIRST, absent=[], record_hash=record_hash)
-            await stage.router.on_request(ANN.peer_id, "round", stage.said(ANN, vote))
-        await trio.testing.wait_all_tasks_blocked()
-        assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
-
-    on_stage(tmp_path, check)
+async def test_rubbish_and_what_does_not_travel_by_gossip_are_held_against_the_forwarder(stage: Stage) -> None:
+    await trio.lowlevel.checkpoint()
+    finish = stage.said(ANN, Finish(round=0, base=stage.replica.history.tip))
+    for data in (b"odd", finish, stage.said(ANN, BYE)[:-1]):
+        assert stage.router.on_gossip(BOB.peer_id, data) is REJECT
+    assert [(event.peer, event.what) for event in stage.events if isinstance(event, Dropped)] == [
+        (BOB.peer_id, "gossip")
+    ] * 3
 
 
-def test_an_accusation_is_forwarded_and_its_proof_fetched(tmp_path: Path) -> None:
-    async def check(stage: Stage) -> None:
-        raw = encode_evidence(stage.proof(ANN))
+async def test_our_own_statements_and_those_of_liars_are_not_forwarded(stage: Stage) -> None:
+    await stage.ejections.convict(stage.proof(ANN))
+    assert stage.gossip(ME, a_heartbeat()) is IGNORE
+    assert stage.gossip(ANN, a_heartbeat(seq=2)) is IGNORE
 
-        async def hand_over(kind: str, data: bytes) -> bytes:
-            await trio.lowlevel.checkpoint()
-            question = decode_body(EvidenceRequest, data)
-            return raw[question.offset : question.offset + question.length]
 
-        stage.network.answers[BOB.peer_id] = hand_over
-        accusation = Accusation(accused=ANN.peer_id, evidence=evidence_hash(raw), size=len(raw))
-        assert stage.gossip(BOB, accusation) is ACCEPT
-        await trio.testing.wait_all_tasks_blocked()
-        assert ANN.peer_id in stage.ejections and stage.gossip(BOB, accusation) is IGNORE
+async def test_a_peer_that_is_not_open_judges_no_forwarder_of_good_form(tmp_path: Path, signed: SignedManifest) -> None:
+    await trio.lowlevel.checkpoint()
+    stage = Stage(tmp_path, signed)
+    assert stage.gossip(ANN, a_heartbeat()) is IGNORE and stage.membership.get(ANN.peer_id) is None
+    stage.replica.state.close()
 
-    on_stage(tmp_path, check)
+
+async def test_a_goodbye_that_came_to_us_alone_is_forwarded_when_it_comes_by_gossip(stage: Stage) -> None:
+    stage.router.on_peer_connected(ANN.peer_id)
+    stage.gossip(ANN, a_heartbeat())
+    await stage.router.on_request(ANN.peer_id, "goodbye", stage.said(ANN, BYE))
+    known = stage.membership.get(ANN.peer_id)
+    assert known is not None and known.liveness is Liveness.LEFT
+    assert [stage.gossip(ANN, BYE) for _ in range(2)] == [ACCEPT, IGNORE]
+
+
+async def test_two_readys_for_one_slot_eject_their_author(stage: Stage) -> None:
+    assert [stage.gossip(ANN, stage.ready(tokens=tokens)) for tokens in (8, 16)] == [ACCEPT, IGNORE]
+    await trio.testing.wait_all_tasks_blocked()
+    assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
+
+
+async def test_two_votes_brought_to_us_alone_eject_the_elector(stage: Stage) -> None:
+    tip = stage.replica.history.tip
+    for record_hash in (bytes([1]) * 32, bytes([2]) * 32):
+        vote = Vote(round=0, base=tip, attempt=0, step=Step.FIRST, absent=[], record_hash=record_hash)
+        await stage.router.on_request(ANN.peer_id, "round", stage.said(ANN, vote))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
+
+
+async def test_an_accusation_is_forwarded_and_its_proof_fetched(stage: Stage) -> None:
+    raw = encode_evidence(stage.proof(ANN))
+
+    async def hand_over(kind: str, data: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        question = decode_body(EvidenceRequest, data)
+        return raw[question.offset : question.offset + question.length]
+
+    stage.network.answers[BOB.peer_id] = hand_over
+    accusation = Accusation(accused=ANN.peer_id, evidence=evidence_hash(raw), size=len(raw))
+    assert stage.gossip(BOB, accusation) is ACCEPT
+    await trio.testing.wait_all_tasks_blocked()
+    assert ANN.peer_id in stage.ejections and stage.gossip(BOB, accusation) is IGNORE

@@ -7,7 +7,6 @@ import socket
 import threading
 
 import pytest
-import trio
 
 from protocol.transport.addresses import ForbiddenAddress, UnknownName
 from protocol.transport.dialer import (
@@ -30,24 +29,21 @@ from protocol.wire.identity import Identity
 from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, Recorder, dialled, network
 
 
-def test_an_address_that_does_not_answer_says_why() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as web, socket.create_server(("127.0.0.1", 0)) as closed:
-            ports = web.getsockname()[1], closed.getsockname()[1]
-            threading.Thread(target=speak_http, args=(web,), daemon=True).start()
-            closed.close()
-            async with network(Recorder()) as one, network(Recorder()) as two:
-                there = two.addresses()[0].split("/p2p/")[0]
-                for where, why in (
-                    (f"/ip4/127.0.0.1/tcp/{ports[1]}", REFUSED),
-                    (there, WRONG_PEER),
-                    (f"/ip4/127.0.0.1/tcp/{ports[0]}", NO_PEER),
-                    ("/ip4/127.0.0.1/tcp/99999", ODD),
-                ):
-                    address = f"{where}/p2p/{Identity.generate().peer_id}"
-                    assert await dialled(one, address) == Attempt(address, 1, why)
-
-    trio.run(main)
+async def test_an_address_that_does_not_answer_says_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web, socket.create_server(("127.0.0.1", 0)) as closed:
+        ports = web.getsockname()[1], closed.getsockname()[1]
+        threading.Thread(target=speak_http, args=(web,), daemon=True).start()
+        closed.close()
+        async with network(Recorder()) as one, network(Recorder()) as two:
+            there = two.addresses()[0].split("/p2p/")[0]
+            for where, why in (
+                (f"/ip4/127.0.0.1/tcp/{ports[1]}", REFUSED),
+                (there, WRONG_PEER),
+                (f"/ip4/127.0.0.1/tcp/{ports[0]}", NO_PEER),
+                ("/ip4/127.0.0.1/tcp/99999", ODD),
+            ):
+                address = f"{where}/p2p/{Identity.generate().peer_id}"
+                assert await dialled(one, address) == Attempt(address, 1, why)
 
 
 def under(cause: BaseException) -> BaseException:
@@ -84,14 +80,11 @@ def speak_http(server: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_a_peer_of_another_run_is_told_apart() -> None:
-    async def main() -> None:
-        other = hash_bytes("manifest", b"another run")
-        foreign = open_network(Identity.generate(), other, Recorder(), LOOPBACK)
-        async with network(Recorder()) as one, foreign as two:
-            await dialled(one, two.addresses()[0])
-            with pytest.raises(Unreachable, match="another run"):
-                await one.request(two.peer_id, "manifest", b"", timeout_s=PATIENCE_S)
-            assert [attempt.problem for attempt in one.attempts()] == [OTHER_RUN] and not one.reached_there()
-
-    trio.run(main)
+async def test_a_peer_of_another_run_is_told_apart() -> None:
+    other = hash_bytes("manifest", b"another run")
+    foreign = open_network(Identity.generate(), other, Recorder(), LOOPBACK)
+    async with network(Recorder()) as one, foreign as two:
+        await dialled(one, two.addresses()[0])
+        with pytest.raises(Unreachable, match="another run"):
+            await one.request(two.peer_id, "manifest", b"", timeout_s=PATIENCE_S)
+        assert [attempt.problem for attempt in one.attempts()] == [OTHER_RUN] and not one.reached_there()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import psutil
@@ -20,7 +19,7 @@ from protocol.transport.rate_limit import Allowance
 from protocol.transport.streams import agreement, open_stream
 from protocol.wire.identity import Identity
 from tests.protocol.transport.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
-from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack
+from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack, until
 
 AT_ANY_PACE = replace(InboundLimits(), handshakes=Allowance(10_000, math.inf, 1))
 HANDSHAKES = 20
@@ -29,9 +28,7 @@ HANDSHAKES = 20
 
 async def empty(end: Libp2pNetwork) -> None:
     """Until nobody from outside is here."""
-    with trio.fail_after(PATIENCE_S):
-        while stack(end).inbound.count(*Stage):
-            await trio.sleep(0.01)
+    await until(lambda: not stack(end).inbound.count(*Stage))
 
 
 async def come_and_go(address: str, number: int) -> None:
@@ -66,98 +63,66 @@ async def stay_silent(address: str) -> None:
 
 
 @pytest.mark.slow
-def test_2000_connections_leave_nothing_behind() -> None:
-    async def main() -> None:
-        a = Recorder()
-        async with network(a, limits=AT_ANY_PACE) as one:
-            address = one.addresses()[0]
-            await many(address, 100, 10)
-            await empty(one)
-            process = psutil.Process()
-            files, tasks = process.num_fds(), trio.lowlevel.current_statistics().tasks_living
-            await many(address, 1000, 1)
-            await many(address, 1000, 50)
-            await empty(one)
+async def test_2000_connections_leave_nothing_behind() -> None:
+    a = Recorder()
+    async with network(a, limits=AT_ANY_PACE) as one:
+        address = one.addresses()[0]
+        await many(address, 100, 10)
+        await empty(one)
+        process = psutil.Process()
+        files, tasks = process.num_fds(), trio.lowlevel.current_statistics().tasks_living
+        await many(address, 1000, 1)
+        await many(address, 1000, 50)
+        await empty(one)
+        with trio.fail_after(PATIENCE_S):
+            while (
+                trio.lowlevel.current_statistics().tasks_living > tasks
+                or stack(one).host.get_network().connections
+                or process.num_fds() > files
+            ):
+                await trio.sleep(0.01)
+        assert not a.connected
+        async with network(Recorder()) as two:
+            two.remember([address])
+            await a.until(lambda: a.connected == [two.peer_id])
+
+
+async def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
+    a, told, member = Recorder(), list[Event](), Identity.generate()
+    short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)
+    opening = open_network(Identity.generate(), RUN, a, replace(LOOPBACK, inbound=short), emit=told.append)
+    async with opening as one, network(Recorder(), member) as two:
+        a.end = one
+        two.remember(one.addresses())
+        await a.until(lambda: len(a.connected) > len(a.disconnected))  # it may take several tries on a busy machine
+        before, address = len(a.disconnected), one.addresses()[0]
+        async with socket_to(address) as silent, socket_to(address) as handshaking:
+            await handshaking.send_all(HALF_A_HANDSHAKE)
             with trio.fail_after(PATIENCE_S):
-                while (
-                    trio.lowlevel.current_statistics().tasks_living > tasks
-                    or stack(one).host.get_network().connections
-                    or process.num_fds() > files
-                ):
+                await stay_silent(address)
+                for sock in (silent, handshaking):
+                    await until_closed(sock)
+                while not (closed := [event for event in told if isinstance(event, Notice)]):
                     await trio.sleep(0.01)
-            assert not a.connected
-            async with network(Recorder()) as two:
-                two.remember([address])
-                await a.until(lambda: a.connected == [two.peer_id])
-
-    trio.run(main)
+        assert closed[0].details["silent"] >= 1 and closed[0].details["busiest"] == "127.0.0.1"
+        assert one.connected() == [member.peer_id] and len(a.disconnected) == before
+        assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
 
 
-@pytest.mark.slow
-def test_a_member_gets_in_beside_254_silent_strangers() -> None:
-    async def main() -> None:
-        a, limits = Recorder(), replace(InboundLimits(), greeting_s=math.inf, protected_s=0.1, queued_s=math.inf)
-        async with network(a, limits=limits) as one, trio.open_nursery() as nursery:
-            address = one.addresses()[0]
-            for _ in range(254):
-                nursery.start_soon(stay_silent, address)
-            with trio.fail_after(8 * PATIENCE_S):
-                while len(nursery.child_tasks) > limits.strangers_per_address or stack(one).inbound.count(Stage.QUEUED):
-                    await trio.sleep(0.05)
-                assert 0 < stack(one).inbound.count(Stage.STRANGER) <= limits.strangers_per_address
-                assert not a.connected, "whoever says nothing is nobody's peer"
-                async with network(Recorder()) as two:
-                    two.remember([address])
-                    while a.connected != [two.peer_id]:
-                        await a.next_change()
-                    assert await two.request(one.peer_id, "echo", b"in", timeout_s=PATIENCE_S) == b"in"
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
-    async def main() -> None:
-        a, told, member = Recorder(), list[Event](), Identity.generate()
-        short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)
-        opening = open_network(Identity.generate(), RUN, a, replace(LOOPBACK, inbound=short), emit=told.append)
-        async with opening as one, network(Recorder(), member) as two:
-            a.end = one
+async def test_a_member_that_comes_back_need_not_greet_again() -> None:
+    a, member = Recorder(), Identity.generate()
+    async with network(a) as one:
+        async with network(Recorder(), member) as two:
             two.remember(one.addresses())
-            await a.until(lambda: len(a.connected) > len(a.disconnected))  # it may take several tries on a busy machine
-            before, address = len(a.disconnected), one.addresses()[0]
-            async with socket_to(address) as silent, socket_to(address) as handshaking:
-                await handshaking.send_all(HALF_A_HANDSHAKE)
-                with trio.fail_after(PATIENCE_S):
-                    await stay_silent(address)
-                    for sock in (silent, handshaking):
-                        await until_closed(sock)
-                    while not (closed := [event for event in told if isinstance(event, Notice)]):
-                        await trio.sleep(0.01)
-            assert closed[0].details["silent"] >= 1 and closed[0].details["busiest"] == "127.0.0.1"
-            assert one.connected() == [member.peer_id] and len(a.disconnected) == before
-            assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
-
-    trio.run(main)
-
-
-def test_a_member_that_comes_back_need_not_greet_again() -> None:
-    async def main() -> None:
-        a, member = Recorder(), Identity.generate()
-        async with network(a) as one:
-            async with network(Recorder(), member) as two:
-                two.remember(one.addresses())
-                await a.until(lambda: a.connected == [member.peer_id])
-            await a.until(lambda: a.disconnected == [member.peer_id])
-            async with stranger_to(one.addresses()[0], identity=member) as again:
-                await a.until(lambda: len(a.connected) == 2)
-                with trio.fail_after(PATIENCE_S):
-                    while not stack(one).inbound.count(Stage.GREETED):
-                        await trio.sleep(0.01)
-                    one.forget(member.peer_id)
-                    await again.closed()
-
-    trio.run(main)
+            await a.until(lambda: a.connected == [member.peer_id])
+        await a.until(lambda: a.disconnected == [member.peer_id])
+        async with stranger_to(one.addresses()[0], identity=member) as again:
+            await a.until(lambda: len(a.connected) == 2)
+            with trio.fail_after(PATIENCE_S):
+                while not stack(one).inbound.count(Stage.GREETED):
+                    await trio.sleep(0.01)
+                one.forget(member.peer_id)
+                await again.closed()
 
 
 def test_what_counts_as_one_address() -> None:
@@ -166,35 +131,20 @@ def test_what_counts_as_one_address() -> None:
     assert address_group(None) == address_group("nonsense") == "unknown"
 
 
-def test_one_key_holds_few_connections() -> None:
-    async def main() -> None:
-        async with network(Recorder(), limits=AT_ANY_PACE) as one, AsyncExitStack() as opened:
-            identity, address = Identity.generate(), one.addresses()[0]
-            strangers = [await opened.enter_async_context(stranger_to(address, identity=identity)) for _ in range(20)]
-            with trio.fail_after(PATIENCE_S):
-                for stranger in strangers[: -AT_ANY_PACE.per_peer]:
-                    await stranger.closed()
+async def test_identify_says_what_program_this_is() -> None:
+    from libp2p.identity.identify.identify import ID as IDENTIFY
+    from libp2p.identity.identify.identify import parse_identify_response
 
-    trio.run(main)
-
-
-def test_identify_says_what_program_this_is() -> None:
-    async def main() -> None:
-        from libp2p.identity.identify.identify import ID as IDENTIFY
-        from libp2p.identity.identify.identify import parse_identify_response
-
-        a = Recorder()
-        async with network(a) as one, network(Recorder()) as two:
-            one.remember(two.addresses())
-            await a.until(lambda: a.connected)
-            stream = await open_stream(stack(one).host, two.peer_id, IDENTIFY)
-            await agreement(stream, IDENTIFY)
-            found = parse_identify_response(await read_all(stream.read))
-            assert found.agent_version == agent_version() and found.agent_version.startswith("manyhands/")
-            assert found.protocol_version == "manyhands/1"
-            assert not [protocol for protocol in found.protocols if "push" in protocol]
-
-    trio.run(main)
+    a = Recorder()
+    async with network(a) as one, network(Recorder()) as two:
+        one.remember(two.addresses())
+        await a.until(lambda: a.connected)
+        stream = await open_stream(stack(one).host, two.peer_id, IDENTIFY)
+        await agreement(stream, IDENTIFY)
+        found = parse_identify_response(await read_all(stream.read))
+        assert found.agent_version == agent_version() and found.agent_version.startswith("manyhands/")
+        assert found.protocol_version == "manyhands/1"
+        assert not [protocol for protocol in found.protocols if "push" in protocol]
 
 
 async def read_all(read: Callable[[], object]) -> bytes:

@@ -95,15 +95,6 @@ def test_a_connection_that_sends_nothing_gets_no_handshake_and_is_closed() -> No
     assert driver.step(LIMITS.first_byte_s).close == dict.fromkeys(opened[1:], CloseReason.SILENT)
 
 
-def test_a_place_is_free_again_when_its_connection_ends() -> None:
-    driver = Driver()
-    for _ in range(2000):
-        number = driver.queue()
-        assert driver.step(0.1).handshake == [number]
-        driver.policy.closed(number)
-    assert not driver.closed and driver.policy.count(*Stage) == 0
-
-
 def test_strangers_are_limited_for_each_address_and_for_all_together() -> None:
     driver = Driver()
     driver.crowd(200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import trio
 
 from protocol.transport.addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
 from protocol.wire.identity import Identity, PeerId
@@ -13,22 +12,19 @@ from tests.protocol.transport.recorder import Recorder, dialled, network
 ME = Identity.generate().peer_id
 
 
-def test_both_ends_know_the_address_that_was_dialled_and_only_a_live_one_answers() -> None:
-    async def main() -> None:
-        b = Recorder()
-        async with network(Recorder()) as one, network(b) as two:
-            address = two.addresses()[0]
-            assert not two.reached_here(lambda peer: True)
-            assert (await dialled(one, address)).problem == ""
-            await b.until(lambda: b.connected)
-            assert two.reached_here(lambda peer: False) == [address] and one.reached_there() == [address]
-            assert not one.reached_here(lambda peer: True) and not two.reached_there(), "who was dialled did not dial"
-            assert await two.answers(one.addresses()[0]), "connected the other way round already"
-            for dead in (f"/ip4/127.0.0.1/tcp/1/p2p/{one.peer_id}", address.split("/p2p/")[0] + f"/p2p/{ME}", "nothing"):
-                assert not await two.answers(dead)
-            assert await one.request(two.peer_id, "echo", b"x", timeout_s=5) == b"x"
-
-    trio.run(main)
+async def test_both_ends_know_the_address_that_was_dialled_and_only_a_live_one_answers() -> None:
+    b = Recorder()
+    async with network(Recorder()) as one, network(b) as two:
+        address = two.addresses()[0]
+        assert not two.reached_here(lambda peer: True)
+        assert (await dialled(one, address)).problem == ""
+        await b.until(lambda: b.connected)
+        assert two.reached_here(lambda peer: False) == [address] and one.reached_there() == [address]
+        assert not one.reached_here(lambda peer: True) and not two.reached_there(), "who was dialled did not dial"
+        assert await two.answers(one.addresses()[0]), "connected the other way round already"
+        for dead in (f"/ip4/127.0.0.1/tcp/1/p2p/{one.peer_id}", address.split("/p2p/")[0] + f"/p2p/{ME}", "nothing"):
+            assert not await two.answers(dead)
+        assert await one.request(two.peer_id, "echo", b"x", timeout_s=5) == b"x"
 
 
 class Connection:
