@@ -35,14 +35,6 @@ def a_download(count: int = 8, here: ChunkSet = 0, seed: bytes = b"1", size: int
     return Download(even(count, size), here, seed)
 
 
-def test_a_source_is_asked_for_a_windowful_and_for_more_when_it_comes() -> None:
-    download = a_download()
-    first = download.has(ANN, 0xFF, 0.0)[ANN]
-    assert len(first) == FIRST_WINDOW and download.owed_bytes == 1000 * FIRST_WINDOW
-    more = download.came(ANN, first[0], 0.1)[ANN]
-    assert len(more) == 2 and not set(more) & set(first), "one for that which came, one for the wider window"
-
-
 def test_an_overdue_chunk_is_asked_of_others_and_taken_all_the_same() -> None:
     """Of two chunks nobody has the other one, so that this is no endgame."""
     download = a_download(2)
@@ -67,21 +59,6 @@ def test_who_does_not_keep_a_deadline_twice_is_left_alone() -> None:
     assert download.tick(now + 10) == {ANN: [0]}
 
 
-def test_in_the_endgame_a_chunk_of_a_slow_source_is_asked_of_a_quick_one_and_settled_with_both() -> None:
-    download = a_download(6)
-    slow = download.has(ANN, 0b000011, 0.0)[ANN]
-    quick = download.has(BOB, 0b111111, 0.0)[BOB]
-    assert sorted(slow) == [0, 1]
-    for now in (0.1, 0.2, 0.3):
-        wanted = [download.came(BOB, chunk, now) for chunk in quick]
-        quick = next((wants[BOB] for wants in reversed(wanted) if BOB in wants), [])
-        if set(quick) & {0, 1}:
-            break
-    assert set(quick) & {0, 1}, "the line of the quick one would be idle"
-    assert download.came(BOB, quick[0], 0.5) is not None
-    assert not download.expects(ANN, quick[0]), "what comes second is not taken"
-
-
 def test_a_chunk_that_a_source_turns_down_is_asked_of_another_and_not_of_it() -> None:
     download = a_download(1)
     assert download.has(ANN, 1, 0.0) == {ANN: [0]}
@@ -99,15 +76,6 @@ def test_a_busy_source_keeps_what_it_has_and_another_is_asked() -> None:
     assert download.has_use_of(ANN) and download.owed_bytes == 1000
     download.gone(BOB, 0.2)
     assert download.tick(3.0) == {ANN: [0]}
-
-
-def test_wrong_bytes_bar_a_source_and_free_what_it_owes() -> None:
-    download = a_download(2)
-    download.has(ANN, 0b11, 0.0)
-    download.has(BOB, 0b11, 0.0)
-    assert download.wrong(ANN, 0.1) == {BOB: [0, 1]} or download.owed_bytes == 2000
-    assert download.barred == {ANN} and not download.expects(ANN, 1)
-    assert not download.has(ANN, 0b11, 0.2) and not download.has_use_of(ANN)
 
 
 def test_no_more_is_owed_than_memory_for_it() -> None:
@@ -252,14 +220,6 @@ def test_deadlines_follow_the_measured_rate_within_bounds() -> None:
     quick.brought(10**6, 1.0)
     quick.owe(0, 1000, 5.0)
     assert quick.debts[0].overdue_at == 5.0 + LEAST_DEADLINE_S
-
-
-def test_the_rate_is_that_of_all_it_owed_since_it_was_asked() -> None:
-    one_by_one, at_once = Source(), Source()
-    for number in range(1, 4):
-        one_by_one.brought(1000 * number, float(number))
-        at_once.brought(3000, 3.0)
-    assert one_by_one.due_s(5000) == at_once.due_s(5000) == 5.0
 
 
 def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:

@@ -46,15 +46,6 @@ def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it
     assert not offer.news(NO_HURRY_S) and offer.news(inf) == {ANN: 0b1000}
 
 
-def test_who_is_gone_is_told_nothing() -> None:
-    offer = Offer(8, 0, is_member)
-    offer.join(ANN, 0, 0.0)
-    offer.leave(ANN)
-    offer.leave(BOB)
-    offer.add(1)
-    assert not offer.news(0.0) and not offer.guests()
-
-
 def test_an_origin_tells_each_guest_of_other_chunks_once() -> None:
     offer = OriginOffer(8, Random(1), is_member)
     first, second = offer.join(ANN, 0, 0.0), offer.join(BOB, 0, 0.0)
@@ -63,15 +54,6 @@ def test_an_origin_tells_each_guest_of_other_chunks_once() -> None:
     assert ANN not in news or not news[ANN] & first
     assert not offer.news(0.0)
     assert offer.join(ANN, 0, 0.1) & first == first, "who asks again is told the same again"
-
-
-@pytest.mark.parametrize("kind", ["open", "origin"])
-def test_no_more_guests_than_places(kind: str) -> None:
-    offer = an_offer(kind)
-    for peer in CROWD:
-        offer.join(peer, 0, 0.0)
-        offer.got(peer, 1)
-    assert offer.guests() == CROWD[:MAX_GUESTS]
 
 
 @pytest.mark.parametrize("kind", ["open", "origin"])

@@ -47,18 +47,6 @@ def test_each_chunk_is_shown_once_before_any_twice() -> None:
     assert len(shown) == 40 and set(shown.values()) == {1}
 
 
-def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
-    origin = an_origin(40, ANN, BOB)
-    first = members(origin.show(0.0))
-    assert {peer: len(chunks) for peer, chunks in first.items()} == {ANN: AHEAD, BOB: AHEAD}
-    assert not set(first[ANN]) & set(first[BOB])
-    assert not origin.show(0.1)
-    origin.fed(ANN, first[ANN][0], 0.2)
-    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.2)).items()} == {ANN: 2}, "one more than it had"
-    origin.got(BOB, 1 << first[BOB][0])
-    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.3)).items()} == {BOB: 1}, "got elsewhere"
-
-
 def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
     origin = an_origin(2 * AHEAD, ANN, BOB)
     shown = members(origin.show(0.0))

@@ -15,10 +15,7 @@ import pytest
 import trio
 
 from protocol.blobs.blob import ChunksReply, ChunksRequest
-from protocol.blobs.offers import MAX_GUESTS
-from protocol.blobs.swarm import MAX_ASKERS
 from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, Purpose
-from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
@@ -28,7 +25,6 @@ from tests.protocol.blobs.liars import (
     Beginner,
     Claimer,
     Corrupter,
-    Flooder,
     LastWithholder,
     Repeater,
     Staller,
@@ -154,14 +150,6 @@ async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -
     assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
 
 
-async def test_a_source_that_dies_costs_what_was_under_way(table: SwarmTable) -> None:
-    sources, joiner = await holders_and_a_joiner(table, 3)
-    joiner.fetch(sources)
-    await trio.sleep(table.least_s / 2)
-    sources[0].crash()
-    assert await table.until_all([joiner], table.least_s) < 0.7 * table.least_s
-
-
 async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves(table: SwarmTable) -> None:
     sources, joiner = await holders_and_a_joiner(table, 2)
     sources[0].swarm.serves = False
@@ -276,27 +264,6 @@ async def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(table: SwarmTabl
         assert kept() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.slow
-async def test_a_flood_of_statements_with_any_chunks_leaves_bounded_traces_and_a_whole_blob(table: SwarmTable) -> None:
-    (origin,) = table.add()
-    honest, flooders = table.add(count=3), table.add(Flooder, 3)
-    table.strangers.update(flooder.id for flooder in flooders)
-    await trio.sleep(0.1)
-    begin(origin, honest)
-    for flooder in flooders:
-        assert isinstance(flooder, Flooder)
-        for _ in range(4):
-            flooder.nursery.start_soon(flooder.flood, [origin, *honest], 200)
-    taken_s = await table.until_all(honest, 4 * table.least_s)
-    print(taken_s, table.least_s)
-    for peer in [origin, *honest]:
-        swarm = peer.swarm
-        assert sum(map(len, swarm._uploads._queues.values())) <= 2 * MOST_QUEUE
-        assert len(swarm._askers) <= MAX_ASKERS and not swarm._fetches
-        assert all(len(offer.guests()) <= MAX_GUESTS for _, offer in swarm._offers())
-    assert all(isinstance(flooder, Flooder) and flooder.refused for flooder in flooders)
 
 
 async def test_who_asks_for_chunks_that_are_not_here_is_told_so_and_nothing_is_queued(table: SwarmTable) -> None:

@@ -82,16 +82,6 @@ def line(how: dict[str, Any], virtual_time: None) -> Iterator[AbstractAsyncConte
         yield a_line(**how)
 
 
-async def test_peers_take_turns(line: Line) -> None:
-    uploads = line.uploads
-    for peer in PEERS[:2]:
-        for chunk in range(2):
-            assert uploads.want(peer, NAME, chunk)
-    await trio.sleep(3)
-    assert sorted(line.pushed) == sorted((peer, chunk) for peer in PEERS[:2] for chunk in range(2))
-    assert uploads.up_bytes == 400
-
-
 async def test_what_is_queued_or_under_way_is_not_queued_again(line: Line) -> None:
     uploads = line.uploads
     for _ in range(5):

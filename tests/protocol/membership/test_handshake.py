@@ -88,12 +88,6 @@ def test_an_accepted_admission_brings_an_allowance_of_its_own_and_a_refused_one_
     assert anyones.may_speak(GUEST) and not anyones.has_allowance(GUEST)
 
 
-def test_a_seed_is_heard_and_in_no_record(tmp_path: Path) -> None:
-    handshake = opened(tmp_path, Clock())
-    knock(handshake, GUEST, proof(role=Role.SEED), Role.SEED)
-    assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
-
-
 @pytest.mark.parametrize("shown", [proof(), bearer(GUEST)], ids=["bound", "bearer"])
 def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock())
@@ -102,16 +96,6 @@ def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path:
         knock(handshake, OTHER, shown)
     handshake.meet(OTHER, ready(shown))
     assert not handshake.may_speak(OTHER) and not handshake.may_be_named(OTHER, ready(shown))
-
-
-def test_a_bearer_token_has_room_for_its_uses_and_pushes_out_no_other_guest(tmp_path: Path) -> None:
-    handshake = opened(tmp_path, Clock())
-    knock(handshake, GUEST, proof())
-    crowd = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(100, 110)]
-    for peer in crowd:
-        knock(handshake, peer, bearer(peer))
-    assert [peer for peer in crowd if handshake.may_speak(peer)] == crowd[-2:]
-    assert handshake.may_speak(GUEST)
 
 
 def test_a_ready_for_our_tip_brings_the_proof_of_a_peer_that_we_have_not_met(tmp_path: Path) -> None:
@@ -202,17 +186,6 @@ def by(token: int, uses: int = 1) -> AdmittedBy:
 
 def named(*numbers: int) -> list[PeerId]:
     return [PeerId(f"peer {number}") for number in numbers]
-
-
-def test_a_guest_is_remembered_with_its_proof() -> None:
-    guests = Guests(lambda peer: False)
-    (one,) = named(1)
-    assert guests.get(one) is None and guests.add(one, b"proof", by(1))
-    found = guests.get(one)
-    assert found is not None and (found.proof, found.admitted) == (b"proof", by(1))
-    assert guests.add(one, b"another", by(2)) and len(guests) == 1
-    found = guests.get(one)
-    assert found is not None and found.proof == b"another"
 
 
 def test_a_bearer_token_has_as_many_places_as_uses_and_the_longest_known_makes_room() -> None:

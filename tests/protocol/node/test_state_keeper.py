@@ -109,15 +109,6 @@ async def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     ]
 
 
-async def test_the_state_that_the_disk_gives_is_restored(table: Table) -> None:
-    keeper = kept(table)
-    grow(table.ours, 3, [ANN], voters=FOUR)
-    right = table.ours.state.digest()
-    table.ours.state.reset()
-    await keeper.restore()
-    assert keeper.mark == StateMark(3, right)
-
-
 async def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restoring(table: Table) -> None:
     keeper = kept(table)
     deaths: list[TrainerDied] = [TrainerDied("killed"), TrainerDied("killed again")]

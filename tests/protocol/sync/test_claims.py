@@ -130,14 +130,6 @@ async def test_a_peer_that_was_away_trains_for_no_round_that_is_long_over(table:
     assert not table.following.is_promising(61.0, was_away=True)
 
 
-async def test_a_peer_that_is_gone_is_not_believed_for_a_while(table: Table) -> None:
-    table.hear(BOB.peer_id, round=5, tip=b"\x05" * 32)
-    await table.look()
-    assert table.claims.ahead(known=False) == []
-    await trio.sleep(DISBELIEF_S + 0.1)
-    assert table.claims.ahead(known=False) == [BOB.peer_id]
-
-
 async def test_strangers_wait_after_one_of_them_showed_a_false_state(table: Table) -> None:
     for peer in (BOB, CYN):
         table.hear(peer.peer_id, round=5, tip=b"\x05" * 32)

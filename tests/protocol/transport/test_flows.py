@@ -19,7 +19,6 @@ from protocol.transport.bulk_flows import (
     LEAST_BYTES_PER_S,
     MARGIN,
     MAX_FLOWS,
-    OPENING_S,
     PACED_BELOW,
     REST_S,
     SLOW_TIMES,
@@ -27,7 +26,6 @@ from protocol.transport.bulk_flows import (
     Flows,
     Gauge,
     fair_shares,
-    first_guess,
 )
 from protocol.transport.bulk_link import FRAME_BYTES, Link, SocketState
 from protocol.transport.bulk_sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
@@ -65,10 +63,6 @@ class Line:
         return numbers
 
 
-def test_the_first_guess_goes_by_the_round_trip_time() -> None:
-    assert [first_guess(rtt) for rtt in (0.0, 0.001, 0.02, 0.045, 0.085, 3.0)] == [1, 1, 2, 3, 4, 4]
-
-
 def test_sockets_are_added_as_long_as_they_carry_more() -> None:
     line = Line(each=1e6, rtt_s=0.020)
     assert line.flows.number == 2
@@ -82,16 +76,6 @@ def test_what_carries_no_more_is_taken_back_and_tried_again_much_later() -> None
     assert numbers[1] == 4 and numbers[1 + tried :] == [2] * (19 - tried)
     later = line.go_on(int(REST_S))
     assert later.count(4) == tried
-
-
-def test_sockets_that_are_not_open_yet_are_not_judged() -> None:
-    line = Line(each=1e6, rtt_s=0.020)
-    line.open = 2
-    assert line.go_on(2 + int(OPENING_S) - 1)[1:] == [4] * int(OPENING_S)
-    assert line.go_on(int(REST_S)) == [2] * int(REST_S), "nor waited for for ever"
-    line.go_on(1)
-    line.open = MAX_FLOWS
-    assert line.go_on(10)[-1] == MAX_FLOWS
 
 
 @pytest.mark.parametrize(

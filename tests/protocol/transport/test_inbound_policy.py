@@ -115,17 +115,6 @@ def test_when_all_places_are_taken_the_oldest_stranger_of_the_busiest_address_is
     assert decision.handshake == [newcomer] and decision.close == {many[0]: CloseReason.CROWDED}
 
 
-def test_a_newcomer_of_a_full_address_displaces_one_of_its_own() -> None:
-    driver = Driver()
-    elsewhere = driver.crowd(10, "elsewhere")
-    many = driver.crowd(LIMITS.strangers_per_address)
-    driver.step(LIMITS.protected_s)
-    newcomer = driver.queue()
-    decision = driver.step()
-    assert decision.handshake == [newcomer] and decision.close == {many[0]: CloseReason.CROWDED}
-    assert driver.inside.issuperset(elsewhere)
-
-
 def test_greeted_peers_take_no_place_of_strangers_though_all_share_an_address() -> None:
     driver = Driver()
     greeted = [driver.greeted(f"peer {number}") for number in range(2 * LIMITS.strangers_per_address)]
@@ -244,14 +233,6 @@ def test_greeted_peers_are_limited_too_and_the_busiest_address_loses_its_newest(
     crowd = [driver.greeted(f"key {number}", "hall") for number in range(LIMITS.greeted)]
     driver.step()
     assert driver.closed == dict.fromkeys(crowd[-10:], CloseReason.CROWDED) and driver.inside.issuperset(friends)
-
-
-def test_nobody_who_greeted_is_displaced_by_those_who_come_later_from_elsewhere() -> None:
-    driver = Driver()
-    members = [driver.greeted(f"member {number}", f"home {number}") for number in range(LIMITS.greeted)]
-    later = [driver.greeted(f"key {number}", f"elsewhere {number}") for number in range(4)]
-    driver.step()
-    assert driver.closed == dict.fromkeys(later, CloseReason.CROWDED) and driver.inside.issuperset(members)
 
 
 def test_a_revoked_peer_is_a_stranger_again() -> None:

@@ -105,17 +105,6 @@ async def test_control_traffic_never_waits_and_bulk_pays_for_it() -> None:
     assert trio.current_time() - begun == pytest.approx((1100 + 5000 - BURST_S * RATE) / RATE)
 
 
-async def test_control_traffic_that_comes_while_a_piece_waits_delays_it() -> None:
-    control = Control()
-    limit, begun = RateLimit(RATE, lambda: control.bytes), trio.current_time()
-    await move(limit, [1000])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(move, limit, [100])
-        await trio.sleep(0.5)
-        control.bytes = 3000
-    assert trio.current_time() - begun == pytest.approx((4000 - BURST_S * RATE) / RATE)
-
-
 async def test_without_a_limit_nothing_waits() -> None:
     await move(RateLimit(), [1 << 40] * 10)
     await RateLimit().pay_ahead(1 << 40)
@@ -166,14 +155,6 @@ async def test_a_line_that_nobody_else_uses_is_used_fully() -> None:
             await limit.pay(100, turn)
             moved += 100
         assert moved >= 0.99 * RATE * WINDOW_S
-
-
-async def test_what_was_not_used_is_saved_up_for_a_moment_only() -> None:
-    limit = RateLimit(RATE)
-    await trio.sleep(1000)
-    begun = trio.current_time()
-    await move(limit, [100] * 100)
-    assert trio.current_time() - begun == pytest.approx((9900 - BURST_S * RATE) / RATE)
 
 
 async def test_answers_go_first_and_what_is_spare_goes_last() -> None:
