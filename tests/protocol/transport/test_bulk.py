@@ -178,24 +178,19 @@ async def test_everything_goes_through_the_one_port_that_is_announced() -> None:
         assert {link.laddr.port for link in ours if link.status == psutil.CONN_LISTEN} == announced
 
 
-def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port() -> None:
+@pytest.mark.parametrize(("family", "loopback"), [("ip4", "127.0.0.1"), *([("ip6", "::1")] if has_ipv6() else [])])
+async def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port(family: str, loopback: str) -> None:
     """At those that this computer has: everybody listens at all of them."""
-
-    async def main(family: str, loopback: str) -> None:
-        a, b = Recorder(), Recorder()
-        async with network(a, host=ANY_IPV4) as one, network(b, host=ANY_IPV4) as two:
-            port = two.addresses()[0].split("/")[4]
-            one.remember([f"/{family}/{loopback}/tcp/{port}/p2p/{two.peer_id}"])
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
-            await one.push(two.peer_id, b"there", memoryview(DATA), timeout_s=PATIENCE_S)
-            assert b.buffers[b"there"] == DATA
-            [link] = stack(two).bulk._links[one.peer_id]
-            assert link._sock.getpeername()[0] == loopback
-
-    trio.run(main, "ip4", "127.0.0.1")
-    if has_ipv6():
-        trio.run(main, "ip6", "::1")
+    a, b = Recorder(), Recorder()
+    async with network(a, host=ANY_IPV4) as one, network(b, host=ANY_IPV4) as two:
+        port = two.addresses()[0].split("/")[4]
+        one.remember([f"/{family}/{loopback}/tcp/{port}/p2p/{two.peer_id}"])
+        await b.until(lambda: b.connected)
+        await a.until(lambda: a.connected)
+        await one.push(two.peer_id, b"there", memoryview(DATA), timeout_s=PATIENCE_S)
+        assert b.buffers[b"there"] == DATA
+        [link] = stack(two).bulk._links[one.peer_id]
+        assert link._sock.getpeername()[0] == loopback
 
 
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from protocol.transport.connections import Banned, Connected, Connections, Disconnected, Gone
 from protocol.transport.inbound import InboundConnections
@@ -61,14 +59,8 @@ class OnePeer:
         return connection
 
 
-def run(test: Callable[[OnePeer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(OnePeer())
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-async def test_a_peer_that_we_dialled_is_connected_until_its_last_connection_ends(swarm: OnePeer) -> None:
+async def test_a_peer_that_we_dialled_is_connected_until_its_last_connection_ends() -> None:
+    swarm = OnePeer()
     first, second = swarm.open("outbound"), swarm.open("inbound")
     assert swarm.book.update(PEER) == [Connected()] and swarm.book.update(PEER) == []
     await trio.sleep(5)
@@ -78,7 +70,8 @@ async def test_a_peer_that_we_dialled_is_connected_until_its_last_connection_end
     assert swarm.book.update(PEER) == [Gone(), Disconnected(5.0)] and PEER not in swarm.book
 
 
-async def test_a_stranger_is_connected_when_it_has_greeted(swarm: OnePeer) -> None:
+async def test_a_stranger_is_connected_when_it_has_greeted() -> None:
+    swarm = OnePeer()
     connection = swarm.open("inbound")
     assert swarm.book.update(PEER) == []
     swarm.inbound.welcome(PEER)
@@ -90,12 +83,14 @@ async def test_a_stranger_is_connected_when_it_has_greeted(swarm: OnePeer) -> No
     assert swarm.book.update(PEER) == []
 
 
-async def test_a_connection_of_unknown_direction_is_a_strangers(swarm: OnePeer) -> None:
+async def test_a_connection_of_unknown_direction_is_a_strangers() -> None:
+    swarm = OnePeer()
     swarm.open("unknown")
     assert swarm.book.update(PEER) == []
 
 
-async def test_a_banned_peer_is_to_be_disconnected_and_its_address_is_known(swarm: OnePeer) -> None:
+async def test_a_banned_peer_is_to_be_disconnected_and_its_address_is_known() -> None:
+    swarm = OnePeer()
     assert swarm.book.address_group_of(PEER) is None
     swarm.open("outbound")
     swarm.reputation.penalise(PEER, ABUSE, "bad")

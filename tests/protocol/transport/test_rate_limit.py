@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -34,10 +33,6 @@ class Line:
     def most(self, window_s: float) -> int:
         """Bytes of the fullest window that begins when something moves."""
         return max(sum(size for at, size in self.moved if begin <= at < begin + window_s) for begin, _ in self.moved)
-
-
-def run(main: Callable[[], object]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
 
 
 async def move(limit: RateLimit, pieces: list[int], log: list[str] | None = None, name: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
@@ -56,36 +56,24 @@ def granted(budget: MemoryBudget, held: ExitStack, peer: PeerId, size: int = SIZ
     return count
 
 
-def in_virtual_time(check: Callable[[], None]) -> None:
-    async def main() -> None:
-        await trio.lowlevel.checkpoint()
-        check()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_strangers_get_half_and_a_peer_as_much_as_it_leaves_free() -> None:
-    def check() -> None:
-        budget = a_budget([])
-        with ExitStack() as held:
-            assert [granted(budget, held, PeerId(f"stranger {number}")) for number in range(6)] == [16, 8, 4, 2, 1, 1]
-            assert granted(budget, held, MEMBER) == 16 and granted(budget, held, OTHER_MEMBER) == 8
-            assert budget.held_bytes == 56 * SIZE
-        assert budget.held_bytes == 0
-        with ExitStack() as held:
-            assert granted(budget, held, STRANGER) == 16, "all room is given back"
-
-    in_virtual_time(check)
+@pytest.mark.usefixtures("virtual_time")
+async def test_strangers_get_half_and_a_peer_as_much_as_it_leaves_free() -> None:
+    budget = a_budget([])
+    with ExitStack() as held:
+        assert [granted(budget, held, PeerId(f"stranger {number}")) for number in range(6)] == [16, 8, 4, 2, 1, 1]
+        assert granted(budget, held, MEMBER) == 16 and granted(budget, held, OTHER_MEMBER) == 8
+        assert budget.held_bytes == 56 * SIZE
+    assert budget.held_bytes == 0
+    with ExitStack() as held:
+        assert granted(budget, held, STRANGER) == 16, "all room is given back"
 
 
-def test_small_questions_find_room_when_there_is_none() -> None:
-    def check() -> None:
-        budget = a_budget([], total_bytes=0)
-        with ExitStack() as held:
-            assert granted(budget, held, STRANGER, SMALL_BYTES) == 100
-            assert granted(budget, held, MEMBER, SMALL_BYTES + 1) == 0
-
-    in_virtual_time(check)
+@pytest.mark.usefixtures("virtual_time")
+async def test_small_questions_find_room_when_there_is_none() -> None:
+    budget = a_budget([], total_bytes=0)
+    with ExitStack() as held:
+        assert granted(budget, held, STRANGER, SMALL_BYTES) == 100
+        assert granted(budget, held, MEMBER, SMALL_BYTES + 1) == 0
 
 
 @pytest.mark.usefixtures("virtual_time")
