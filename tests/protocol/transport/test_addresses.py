@@ -58,28 +58,21 @@ def these(monkeypatch: pytest.MonkeyPatch, links: list[tuple[str, str]], routed:
     monkeypatch.setattr(addresses, "_routed_addresses", lambda: {ipaddress.ip_address(routed)} if routed else set())
 
 
+INTERFACES = {
+    InterfaceKind.PLAIN: "eth0 enp3s0 wlan0 wlp2s0 en0 Ethernet Wi-Fi br0 br-lan bond0 ppp0 eno1.20 venet0 usb0 bridge0",
+    InterfaceKind.VPN: "tun0 tap0 wg0 wg-home tailscale0 utun4 ztabc123 nordlynx",
+    InterfaceKind.CONTAINERS: "docker0 docker_gwbridge br-0123456789ab veth1a2b3c virbr0 vmnet8 vboxnet0 lxdbr0 cni0 podman1 "
+    "cali12.3 bridge100 flannel.1",
+}
+WITH_SPACES = [
+    ("WLAN 2", InterfaceKind.PLAIN),
+    ("vEthernet (WSL)", InterfaceKind.CONTAINERS),
+    ("VirtualBox Host-Only Network", InterfaceKind.CONTAINERS),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, InterfaceKind.PLAIN) for name in ("eth0", "enp3s0", "wlan0", "wlp2s0", "en0", "Ethernet", "Wi-Fi", "br0")),
-        *(
-            (name, InterfaceKind.PLAIN)
-            for name in ("br-lan", "bond0", "ppp0", "eno1.20", "venet0", "WLAN 2", "usb0", "bridge0")
-        ),
-        *(
-            (name, InterfaceKind.VPN)
-            for name in ("tun0", "tap0", "wg0", "wg-home", "tailscale0", "utun4", "ztabc123", "nordlynx")
-        ),
-        *(
-            (name, InterfaceKind.CONTAINERS)
-            for name in ("docker0", "docker_gwbridge", "br-0123456789ab", "veth1a2b3c", "virbr0")
-        ),
-        *(
-            (name, InterfaceKind.CONTAINERS)
-            for name in ("vmnet8", "vboxnet0", "lxdbr0", "cni0", "podman1", "cali12.3", "bridge100")
-        ),
-        *((name, InterfaceKind.CONTAINERS) for name in ("vEthernet (WSL)", "VirtualBox Host-Only Network", "flannel.1")),
-    ],
+    ("name", "kind"), [*((name, kind) for kind, names in INTERFACES.items() for name in names.split()), *WITH_SPACES]
 )
 def test_an_interface_is_known_by_its_name(name: str, kind: InterfaceKind) -> None:
     assert link(name).kind is kind
@@ -196,47 +189,17 @@ def test_peers_on_one_computer_dial_each_other_there() -> None:
     assert may_be_dialled(("192.168.1.2", 4001), lambda: [("127.0.0.1", 4002)])
 
 
-@pytest.mark.parametrize(
-    ("ip", "reach"),
-    [
-        ("0.0.0.0", Reach.NOWHERE),  # noqa: S104 - no address at all
-        ("0.1.2.3", Reach.NOWHERE),
-        ("169.254.169.254", Reach.NOWHERE),
-        ("192.0.0.170", Reach.NOWHERE),
-        ("192.88.99.1", Reach.NOWHERE),
-        ("224.0.0.251", Reach.NOWHERE),
-        ("240.0.0.1", Reach.NOWHERE),
-        ("255.255.255.255", Reach.NOWHERE),
-        ("::ffff:0.0.0.0", Reach.NOWHERE),
-        ("::", Reach.NOWHERE),
-        ("::127.0.0.1", Reach.NOWHERE),
-        ("::ffff:0:127.0.0.1", Reach.NOWHERE),
-        ("64:ff9b::7f00:1", Reach.NOWHERE),
-        ("64:ff9b:1::7f00:1", Reach.NOWHERE),
-        ("100::1", Reach.NOWHERE),
-        ("2001:0:7f00:1::1", Reach.NOWHERE),
-        ("2002:7f00:1::1", Reach.NOWHERE),
-        ("2002:c0a8:105::1", Reach.NOWHERE),
-        ("fe80::1", Reach.NOWHERE),
-        ("fec0::1", Reach.NOWHERE),
-        ("ff02::fb", Reach.NOWHERE),
-        ("127.0.0.1", Reach.THIS_COMPUTER),
-        ("127.255.0.1", Reach.THIS_COMPUTER),
-        ("::1", Reach.THIS_COMPUTER),
-        ("::ffff:127.0.0.1", Reach.THIS_COMPUTER),
-        ("10.1.2.3", Reach.HOME_NETWORK),
-        ("172.31.0.1", Reach.HOME_NETWORK),
-        ("192.168.1.2", Reach.HOME_NETWORK),
-        ("::ffff:192.168.1.2", Reach.HOME_NETWORK),
-        ("100.100.100.200", Reach.HOME_NETWORK),
-        ("fd00:ec2::254", Reach.HOME_NETWORK),
-        ("1.1.1.1", Reach.INTERNET),
-        ("172.32.0.1", Reach.INTERNET),
-        ("100.128.0.1", Reach.INTERNET),
-        ("2606:4700::1111", Reach.INTERNET),
-        ("2a00:1450:4001::8a", Reach.INTERNET),
-    ],
-)
+FORMS = {
+    Reach.NOWHERE: "0.0.0.0 0.1.2.3 169.254.169.254 192.0.0.170 192.88.99.1 224.0.0.251 240.0.0.1 255.255.255.255 "
+    "::ffff:0.0.0.0 :: ::127.0.0.1 ::ffff:0:127.0.0.1 64:ff9b::7f00:1 64:ff9b:1::7f00:1 100::1 "
+    "2001:0:7f00:1::1 2002:7f00:1::1 2002:c0a8:105::1 fe80::1 fec0::1 ff02::fb",
+    Reach.THIS_COMPUTER: "127.0.0.1 127.255.0.1 ::1 ::ffff:127.0.0.1",
+    Reach.HOME_NETWORK: "10.1.2.3 172.31.0.1 192.168.1.2 ::ffff:192.168.1.2 100.100.100.200 fd00:ec2::254",
+    Reach.INTERNET: "1.1.1.1 172.32.0.1 100.128.0.1 2606:4700::1111 2a00:1450:4001::8a",
+}
+
+
+@pytest.mark.parametrize(("ip", "reach"), [(ip, reach) for reach, ips in FORMS.items() for ip in ips.split()])
 def test_every_form_of_an_address_is_known(ip: str, reach: Reach) -> None:
     known = address_of(ip)
     assert known is not None and reach_of(known) is reach
@@ -360,22 +323,12 @@ def test_the_claim_of_a_member_outweighs_those_of_a_crowd_and_is_not_forgotten_f
     assert observed.addresses(lambda peer: True) == ["/ip4/203.0.113.9/tcp/4001", "/ip4/198.51.100.1/tcp/9"]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        "/",
-        "/ip4/127.0.0.1/tcp/1",
-        "/ip4/0.0.0.0/tcp/1",
-        "/ip4/224.0.0.1/tcp/1",
-        "/ip6/fe80::1/tcp/1",
-        "/ip4/1.2.3.4/tcp/0",
-        "/ip4/1.2.3.4/udp/1",
-        "/ip4/1.2.3.4/tcp/x",
-        "/dns4/example/tcp/1",
-        "/ip4/1.2.3.4/tcp/1/p2p/x",
-        "/ip4/" + "1" * 5000,
-    ],
+ODD_CLAIMS = (
+    "/ /ip4/127.0.0.1/tcp/1 /ip4/0.0.0.0/tcp/1 /ip4/224.0.0.1/tcp/1 /ip6/fe80::1/tcp/1 /ip4/1.2.3.4/tcp/0 "
+    "/ip4/1.2.3.4/udp/1 /ip4/1.2.3.4/tcp/x /dns4/example/tcp/1 /ip4/1.2.3.4/tcp/1/p2p/x"
 )
+
+
+@pytest.mark.parametrize("address", ["", *ODD_CLAIMS.split(), "/ip4/" + "1" * 5000])
 def test_odd_claims_are_none(address: str) -> None:
     assert not is_public_form(address)
