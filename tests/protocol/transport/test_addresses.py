@@ -61,8 +61,8 @@ def these(monkeypatch: pytest.MonkeyPatch, links: list[tuple[str, str]], routed:
 INTERFACES = {
     InterfaceKind.PLAIN: "eth0 enp3s0 wlan0 wlp2s0 en0 Ethernet Wi-Fi br0 br-lan bond0 ppp0 eno1.20 venet0 usb0 bridge0",
     InterfaceKind.VPN: "tun0 tap0 wg0 wg-home tailscale0 utun4 ztabc123 nordlynx",
-    InterfaceKind.CONTAINERS: "docker0 docker_gwbridge br-0123456789ab veth1a2b3c virbr0 vmnet8 vboxnet0 lxdbr0 cni0 podman1 "
-    "cali12.3 bridge100 flannel.1",
+    InterfaceKind.CONTAINERS: "docker0 docker_gwbridge br-0123456789ab veth1a2b3c virbr0 vmnet8 vboxnet0 lxdbr0 cni0 "
+    "podman1 cali12.3 bridge100 flannel.1",
 }
 WITH_SPACES = [
     ("WLAN 2", InterfaceKind.PLAIN),
