@@ -5,22 +5,15 @@ from __future__ import annotations
 from protocol.blobs.blob import ChunkSet
 from protocol.blobs.download import (
     COPIES,
-    DEADLINE_TIMES,
     FAST_WINDOW,
     FIRST_DUE_S,
     FIRST_RANGE_BYTES,
-    FIRST_WINDOW,
-    LATE_S,
-    LEAST_DEADLINE_S,
-    MOST_DEADLINE_S,
-    MOST_IN_WINDOW,
     MOST_OWED_BYTES,
     MOST_REST_S,
     MOST_SOURCES,
     MOST_UNPROVEN_BYTES,
     PAUSE_S,
     REST_S,
-    SOON_S,
     Download,
     Source,
 )
@@ -94,12 +87,6 @@ def test_no_more_sources_are_kept_than_a_bound() -> None:
         download.has(peer, 0, 0.0)
         download.got(peer, 1, 0.0)
     assert sum(download.has_use_of(peer) for peer in crowd) == MOST_SOURCES
-
-
-def test_peers_that_begin_together_ask_one_source_for_different_chunks() -> None:
-    downloads = [a_download(64, seed=bytes([number])) for number in range(8)]
-    asked_for = [chunk for each in downloads for chunk in each.has(ANN, (1 << 64) - 1, 0.0)[ANN]]
-    assert len(asked_for) == 16 and len(set(asked_for)) > 12
 
 
 MIRROR = "http://mirror.test/corpus"
@@ -176,23 +163,6 @@ def test_in_the_endgame_a_mirror_is_asked_for_what_peers_owe_late() -> None:
     assert download.tick(9.0)[MIRROR]
 
 
-def test_the_window_grows_by_one_and_is_halved() -> None:
-    source = Source()
-    assert source.window == FIRST_WINDOW
-    for _ in range(100):
-        source.brought(1000, SOON_S / 2)
-    assert source.window == MOST_IN_WINDOW
-    source.brought(1000, (SOON_S + LATE_S) / 2)
-    assert source.window == MOST_IN_WINDOW
-    source.brought(1000, LATE_S + 1)
-    assert source.window == MOST_IN_WINDOW - 1
-    source.failed(0.0)
-    assert source.window == (MOST_IN_WINDOW - 1) // 2
-    for _ in range(10):
-        source.failed(0.0)
-    assert source.window == 1
-
-
 def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
     source, now, rests = Source(), 0.0, list[float]()
     for _ in range(8):
@@ -208,19 +178,6 @@ def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
     source.failed(now)
     source.failed(now)
     assert source.rests_until - now == REST_S
-
-
-def test_deadlines_follow_the_measured_rate_within_bounds() -> None:
-    source = Source()
-    source.brought(1000, 1.0)
-    source.owe(0, 3000, 5.0)
-    assert source.debts[0].overdue_at == 5.0 + DEADLINE_TIMES * 3.0
-    source.owe(1, 10**9, 5.0)
-    assert source.debts[1].overdue_at == 5.0 + MOST_DEADLINE_S
-    quick = Source()
-    quick.brought(10**6, 1.0)
-    quick.owe(0, 1000, 5.0)
-    assert quick.debts[0].overdue_at == 5.0 + LEAST_DEADLINE_S
 
 
 def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:

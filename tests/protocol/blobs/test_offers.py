@@ -151,17 +151,6 @@ def test_each_chunk_is_shown_once_before_any_twice() -> None:
     assert len(shown) == 40 and set(shown.values()) == {1}
 
 
-def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
-    origin = an_origin(2 * AHEAD, ANN, BOB)
-    shown = members(origin.show(0.0))
-    for chunk in shown[ANN]:
-        origin.fed(ANN, chunk, 1.0)
-    assert not origin.show(1.0), "Bob's are under way, and need the line"
-    for chunk in shown[BOB]:
-        origin.fed(BOB, chunk, 1.0)
-    assert members(origin.show(1.0)) == {ANN: sorted(shown[BOB]), BOB: sorted(shown[ANN])}
-
-
 def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> None:
     origin = an_origin(AHEAD + 1, ANN, BOB)
     shown = members(origin.show(0.0))

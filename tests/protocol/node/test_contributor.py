@@ -19,7 +19,7 @@ from protocol.allreduce.assignment import is_committed
 from protocol.chain.base import Base
 from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
 from protocol.chain.records import check_claims
-from protocol.events.events import ComputeProgress, Event, Notice, PhaseChanged
+from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.events.status import WhyIdle
 from protocol.formats.results import SourceLoss
 from protocol.membership.activity import Activity
@@ -131,30 +131,6 @@ async def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path, si
         assert not table.contributor.computes
         assert await table.contributor.compute(FAR, table.work) is None
         assert table.activity.phase is Phase.SEEDING and table.trainer.tasks == []
-
-
-async def test_a_round_says_that_the_trainer_starts_before_it_says_that_it_trains(table: Table) -> None:
-    trainer, train = table.trainer, table.trainer.compute
-    trainer.pid, trainer.ended, trainer.lasts_s = None, "", 5.0
-
-    async def started() -> None:
-        await trio.sleep(20)
-        trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
-        await trio.sleep(20)
-        trainer.pid = 1
-
-    async def compute(*args: Any) -> Contribution:
-        await started()
-        return await train(*args)
-
-    with patch.object(trainer, "compute", compute):
-        assert await table.contributor.compute(FAR, table.work) is not None
-    told = [(event.phase, event.why_idle, event.detail) for event in table.events if isinstance(event, PhaseChanged)]
-    assert told == [
-        ("computing", "starting", "the trainer starts and reads the model"),
-        ("computing", "trainer restarting", trainer.ended),
-        ("computing", "", ""),
-    ]
 
 
 def limits_told(table: Table) -> list[tuple[int, float, float]]:

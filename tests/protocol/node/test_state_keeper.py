@@ -143,15 +143,6 @@ async def test_a_move_that_was_judged_again_is_made_though_it_is_another_object(
     assert table.ours.history.tip == table.theirs.history.tip
 
 
-async def test_the_tip_of_a_chain_that_is_further_is_reached(table: Table) -> None:
-    keeper = kept(table)
-    grow(table.theirs, 3, [ANN], voters=FOUR)
-    await table.found()
-    await keeper.reach_tip()
-    assert table.ours.history.tip == table.theirs.history.tip
-    assert keeper.mark == StateMark(3, table.theirs.state.digest())
-
-
 @pytest.mark.parametrize("have_it", [True, False], ids=["others have it", "nobody has it"])
 async def test_a_lost_result_comes_from_others_or_its_record_is_given_up(table: Table, have_it: bool) -> None:
     keeper = kept(table)
