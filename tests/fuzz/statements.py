@@ -7,8 +7,10 @@ decides meanwhile is not judged here (its electors may lie); no handler may rais
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import trio
 
@@ -168,37 +170,38 @@ def _reply(form: type[Body], classes: list[type[Body]]) -> type[Body] | None:
 
 
 class Tap:
-    """Between the wire and a node: `mouth` hears what arrives, and may answer in its place."""
+    """Between the wire and a node: `hear` is told what arrives, and `answer` may answer in the node's place."""
 
-    def __init__(self, node: Handlers, mouth: Mouth, lies: bool) -> None:
-        self._node, self._mouth, self._lies = node, mouth, lies
+    def __init__(
+        self, node: Handlers, hear: Callable[[bytes], None], answer: Callable[[str], Awaitable[bytes | None]] | None = None
+    ) -> None:
+        self._node, self._hear, self._answer = node, hear, answer
 
-    def has_member(self, peer: PeerId) -> bool:
-        return self._node.has_member(peer)
-
-    def has_allowance(self, peer: PeerId) -> bool:
-        return self._node.has_allowance(peer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        self._mouth.hear(data)
+        self._hear(data)
         return self._node.on_gossip(forwarder, data)
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        self._mouth.hear(data)
-        lie = await self._mouth.answer(kind) if self._lies else None
+        self._hear(data)
+        lie = await self._answer(kind) if self._answer is not None else None
         return lie if lie is not None else await self._node.on_request(peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        self._hear(header)
         return await self._node.open_push(peer, header, size)
 
-    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        await self._node.finish_push(peer, header, landing)
 
-    def on_peer_connected(self, peer: PeerId) -> None:
-        self._node.on_peer_connected(peer)
-
-    def on_peer_disconnected(self, peer: PeerId) -> None:
-        self._node.on_peer_disconnected(peer)
+def tap(
+    world: World, seat: Seat, hear: Callable[[bytes], None], answer: Callable[[str], Awaitable[bytes | None]] | None = None
+) -> None:
+    """Put a `Tap` before the node of a seat."""
+    end = world.wire.end(seat.peer)
+    assert end is not None
+    handlers: Any = Tap(end.handlers, hear, answer)
+    end.handlers = handlers
 
 
 def one_world(seed: int, statements: int, tally: Tally, *, rollouts: bool = False) -> None:
@@ -215,9 +218,7 @@ def one_world(seed: int, statements: int, tally: Tally, *, rollouts: bool = Fals
         await world.until_round(1, within_s=120)
         mouth = Mouth(world, world.seats[-1], random, tally)
         for seat in world.seats:
-            end = world.wire.end(seat.peer)
-            assert end is not None
-            end.handlers = Tap(end.handlers, mouth, lies=seat is world.seats[-1])
+            tap(world, seat, mouth.hear, mouth.answer if seat is world.seats[-1] else None)
         async with trio.open_nursery() as nursery:
             while tally.statements.total() < wanted:
                 for _ in range(AT_ONCE):

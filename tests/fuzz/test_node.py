@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.membership.liveness import Liveness
-from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
+from protocol.transport.interface import Acceptance, Handlers, Refused
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope, seal
 from protocol.wire.hashes import Hash
@@ -22,7 +22,8 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS
 from tests.fuzz.examples import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
-from tests.protocol.answering import ABOUT_BLOBS
+from tests.fuzz.statements import tap
+from tests.protocol.answering import QUESTIONS as QUESTION_KINDS
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -32,55 +33,7 @@ SHOTS = 12
 """Against each peer, in each virtual second."""
 STRANGERS = [Identity.from_seed(bytes([0x66, number]) * 16) for number in range(30)]
 """One that contradicts itself is ejected, and another takes its place."""
-KINDS = (
-    "hello",
-    "round",
-    "exchange",
-    "part",
-    "evidence",
-    "goodbye",
-    "tips",
-    "commits",
-    "have",
-    *ABOUT_BLOBS,
-    "manifest",
-    "",
-    "nothing",
-)
-
-
-class Tap:
-    """Between the wire and a node: keeps what honest peers said, to be used against them."""
-
-    def __init__(self, node: Handlers, heard: list[bytes]) -> None:
-        self.node, self._heard = node, heard
-
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        self._heard.append(data)
-        return self.node.on_gossip(forwarder, data)
-
-    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        self._heard.append(data)
-        return await self.node.on_request(peer, kind, data)
-
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        self._heard.append(header)
-        return await self.node.open_push(peer, header, size)
-
-    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        await self.node.finish_push(peer, header, landing)
-
-    def has_member(self, peer: PeerId) -> bool:
-        return self.node.has_member(peer)
-
-    def has_allowance(self, peer: PeerId) -> bool:
-        return self.node.has_allowance(peer)
-
-    def on_peer_connected(self, peer: PeerId) -> None:
-        self.node.on_peer_connected(peer)
-
-    def on_peer_disconnected(self, peer: PeerId) -> None:
-        self.node.on_peer_disconnected(peer)
+KINDS = (*QUESTION_KINDS, "", "nothing")
 
 
 class Stranger:
@@ -170,9 +123,7 @@ def test_a_stranger_who_says_everything_changes_nothing(seed: int) -> None:
                 world.start(seat)
             await trio.testing.wait_all_tasks_blocked()
             for seat in world.seats:
-                end = world.wire.end(seat.peer)
-                assert end is not None
-                end.handlers = Tap(end.handlers, stranger.heard)
+                tap(world, seat, stranger.heard.append)
                 for _ in range(2):
                     nursery.start_soon(_fire_for_ever, stranger, seat)
             await world.until_round(ROUNDS, within_s=300)

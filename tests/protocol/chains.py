@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
 from protocol.chain.outer_state import OuterState
@@ -32,6 +33,11 @@ def a_run(*founders: Identity, **changes: Any) -> SignedManifest:
     named: Founders = [each.peer_id for each in sorted(founders, key=lambda each: each.peer_id)] if founders else "anyone"
     manifest = simulated_run().manifest.model_copy(update={"founders": named} | changes)
     return sign(Identity.from_seed(b"\x2a" * 32), manifest)
+
+
+def in_run(signed: SignedManifest) -> pytest.MarkDecorator:
+    """Have the table of a test hold this run."""
+    return pytest.mark.parametrize("signed", [signed], ids=[""])
 
 
 async def initialise(theta: memoryview) -> None:

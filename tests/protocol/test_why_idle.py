@@ -20,6 +20,8 @@ from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role
 from tests.protocol.council import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 ROSTER = Roster.start(SETTINGS)
 ONLY_FOR_GUESTS = "INVITATION"
 """In remedies that nobody without an invitation can follow."""

@@ -27,6 +27,8 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, Plan, pack
 from tests.protocol.members import a_plan_of
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 # -- buffers --------------------------------------------------------------------------------------------------------------
 
 ONE, ANOTHER = PeerId("one"), PeerId("other")

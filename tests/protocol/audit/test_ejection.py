@@ -49,6 +49,8 @@ from tests.protocol.answering import ask
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_first_ready, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, Identity.from_seed(b"\x09" * 32).peer_id
 
 

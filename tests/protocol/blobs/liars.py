@@ -7,17 +7,15 @@ from contextlib import suppress
 import trio
 
 from protocol.blobs.blob import (
-    MAX_NEWS,
     MAX_WANTED,
     BlobReply,
-    BlobRequest,
     ChunkHeader,
     ChunkNews,
     ChunksReply,
     ChunksRequest,
     to_bitmap,
 )
-from protocol.transport.interface import Landing, NetworkError, Refused
+from protocol.transport.interface import Landing, NetworkError
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.swarm_table import Peer
@@ -134,30 +132,3 @@ class Swallower(Claimer):
                 question = ChunksRequest(blob=name, chunks=self.table.random.sample(range(count), min(count, MAX_WANTED)))
                 self.nursery.start_soon(Repeater.say, self, peer.id, "want", question)
             await trio.sleep(0.5)
-
-
-class Flooder(Claimer):
-    """Says whatever there is to say, with any chunks, as often as it can.  refused: how often it was told so."""
-
-    refused = 0
-
-    async def flood(self, peers: list[Peer], rounds: int) -> None:
-        random, name = self.table.random, self.table.blob.name
-        for _ in range(rounds):
-            chunks = [random.randrange(1 << random.randrange(1, 16)) for _ in range(random.randrange(1, MAX_WANTED))]
-            for peer in peers:
-                kind, body = random.choice(
-                    [
-                        ("news", ChunkNews(blob=name, chunks=(chunks * 20)[:MAX_NEWS])),
-                        ("want", ChunksRequest(blob=name, chunks=chunks)),
-                        ("blob", BlobRequest(blob=name, chunks=random.randbytes(random.choice((0, 1, 8, 9, 4096))))),
-                        ("blob", BlobRequest(blob=random.randbytes(32), chunks=b"")),
-                        ("want", ChunksRequest(blob=random.randbytes(32), chunks=chunks)),
-                    ]
-                )
-                try:
-                    await self.network.request(peer.id, kind, body.encode(), timeout_s=5.0)
-                except Refused:
-                    self.refused += 1
-                except NetworkError:
-                    pass

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -201,22 +204,29 @@ class SwarmTable:
         return origin.swarm.up_bytes / len(self.data)
 
 
-def on_swarm_table(
-    check: Callable[[SwarmTable], Awaitable[None]],
-    *,
-    seed: int = 1,
-    chunks: int = 64,
-    chunk_s: float = CHUNK_S,
-    latency_s: float = 0.02,
-) -> None:
-    """Run `check` in virtual time."""
+@asynccontextmanager
+async def a_swarm_table(
+    seed: int = 1, chunks: int = 64, chunk_s: float = CHUNK_S, latency_s: float = 0.02
+) -> AsyncIterator[SwarmTable]:
+    """An open table, in virtual time."""
+    async with trio.open_nursery() as nursery:
+        yield SwarmTable(nursery, seed, chunks, chunk_s, latency_s)
+        nursery.cancel_scope.cancel()
+
+
+def set_up(**how: Any) -> pytest.MarkDecorator:
+    """Have a test set up its table in another way."""
+    return pytest.mark.parametrize("how", [how], ids=[""])
+
+
+def on_swarm_table(check: Callable[[SwarmTable], Awaitable[None]], **how: Any) -> None:
+    """Run `check` in virtual time, at a table that `a_swarm_table` opens."""
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await check(SwarmTable(nursery, seed, chunks, chunk_s, latency_s))
-            nursery.cancel_scope.cancel()
+        async with a_swarm_table(**how) as table:
+            await check(table)
 
-    with deterministic_trio(seed):
+    with deterministic_trio(how.get("seed", 1)):
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 

@@ -1,4 +1,4 @@
-"""Blobs and sets of their chunks."""
+"""Blobs, sets of their chunks, and what is told of their transfer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.blobs.blob import Blob, Copies, EvenSpans, any_of, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.blobs.transfer import Purpose, Transfer, cells
+from protocol.events.events import Event, TransferEnded, TransferProgress
 from protocol.wire.canonical import Malformed
-from tests.protocol.blobs.peers import NAME, sized
+from protocol.wire.hashes import Hash
+from tests.protocol.blobs.peers import NAME
 
 
 def test_the_last_chunk_is_what_is_left_and_spans_lie_end_to_end() -> None:
@@ -18,10 +21,6 @@ def test_the_last_chunk_is_what_is_left_and_spans_lie_end_to_end() -> None:
     assert blob.sizes == (1000, 1000, 500)
     assert [blob.span(chunk) for chunk in range(3)] == [slice(0, 1000), slice(1000, 2000), slice(2000, 2500)]
     assert len(blob) == 3 and blob.all == 0b111
-
-
-def test_chunks_of_unequal_sizes_lie_end_to_end() -> None:
-    assert [sized(3, 1, 2).span(chunk) for chunk in range(3)] == [slice(0, 3), slice(3, 4), slice(4, 6)]
 
 
 @given(st.integers(1, 70).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, (1 << count) - 1))))
@@ -62,3 +61,37 @@ def test_copies_are_counted_as_a_list_would_count_them(changes: list[tuple[int, 
 def test_any_of_a_set_is_each_of_it_sooner_or_later() -> None:
     random_ = random.Random(1)
     assert {any_of(0b1010010, random_) for _ in range(200)} == {1, 4, 6}
+
+
+BLOB = Blob.cut(NAME, [Hash(bytes(32))] * 10, EvenSpans(9 * 4096 + 100, 4096))
+
+
+def test_progress_counts_bytes_that_came_and_none_that_were_there() -> None:
+    told: list[Event] = []
+    transfer = Transfer(Purpose("checkpoint", 3), BLOB, 0b11, 10.0, told.append)
+    assert transfer.told().left_s is None and transfer.told().done == 2
+    transfer.update(0b111, 4, 10.5)
+    assert told == []
+    transfer.update(0b1111, 4, 12.0)
+    (progress,) = told
+    assert isinstance(progress, TransferProgress)
+    assert (progress.done, progress.total, progress.down_bytes_per_s, progress.sources) == (4, 10, 4096.0, 4)
+    assert progress.chunks == "####......" and progress.left_s == (5 * 4096 + 100) / 4096
+    transfer.update(0b1111111111, 4, 12.1)
+    transfer.end(12.5)
+    assert told[1:] == [TransferEnded("checkpoint", 3, NAME.hex(), 7 * 4096 + 100, 2.5, complete=True)]
+
+
+def test_what_was_broken_off_says_so_and_what_was_there_is_not_told() -> None:
+    told: list[Event] = []
+    Transfer(Purpose("result", 1), BLOB, BLOB.all, 0.0, told.append).end(1.0)
+    assert told == []
+    Transfer(Purpose("result", 1), BLOB, 0b1, 0.0, told.append).end(1.0)
+    assert told == [TransferEnded("result", 1, NAME.hex(), 0, 1.0, complete=False)]
+
+
+def test_a_map_has_a_cell_for_one_chunk_or_for_several() -> None:
+    assert cells(0b1, 1) == "#" and cells(0, 3) == "..." and cells(0b101, 3) == "#.#"
+    assert cells((1 << 500) - 1, 1000, 40) == "#" * 20 + "." * 20
+    assert cells(1 << 999, 1000, 40) == "." * 39 + "+"
+    assert len(cells(0, 30_000)) == 256

@@ -1,54 +1,32 @@
-"""Fetching one blob as a machine: what it asks of whom, and that it ends when honest sources have everything."""
+"""Fetching one blob as a machine: what it asks of whom, how much of each source, and which are relied on."""
 
 from __future__ import annotations
 
-from random import Random
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from protocol.blobs.blob import ChunkSet, chunks_in, set_of
+from protocol.blobs.blob import ChunkSet
 from protocol.blobs.download import (
+    COPIES,
+    FAST_WINDOW,
     FIRST_DUE_S,
-    FIRST_WINDOW,
-    LEAST_DEADLINE_S,
+    FIRST_RANGE_BYTES,
     MOST_OWED_BYTES,
+    MOST_REST_S,
     MOST_SOURCES,
+    MOST_UNPROVEN_BYTES,
+    PAUSE_S,
+    REST_S,
     Download,
-    Wants,
+    Source,
 )
-from protocol.blobs.reliability import Reliability
+from protocol.blobs.reliability import MAX_REMEMBERED, PROVEN, Reliability
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS, even
 
-ANN, BOB, CYN = PEERS[:3]
+ANN, BOB, CYN, DAN = PEERS[:4]
 FIRST_DEADLINE_S = 4 * FIRST_DUE_S
 
 
 def a_download(count: int = 8, here: ChunkSet = 0, seed: bytes = b"1", size: int = 1000) -> Download:
     return Download(even(count, size), here, seed)
-
-
-def test_a_source_is_asked_for_a_windowful_and_for_more_when_it_comes() -> None:
-    download = a_download()
-    first = download.has(ANN, 0xFF, 0.0)[ANN]
-    assert len(first) == FIRST_WINDOW and download.owed_bytes == 1000 * FIRST_WINDOW
-    more = download.came(ANN, first[0], 0.1)[ANN]
-    assert len(more) == 2 and not set(more) & set(first), "one for that which came, one for the wider window"
-
-
-def test_sources_are_asked_for_different_chunks_in_turns() -> None:
-    download = a_download(3)
-    download.has(CYN, 0b000, 0.0)
-    first = download.has(ANN, 0b111, 0.0)
-    second = download.has(BOB, 0b111, 0.0)
-    assert len(first[ANN]) == 2 and len(second[BOB]) == 1 and sorted(first[ANN] + second[BOB]) == [0, 1, 2]
-
-
-def test_what_is_here_is_never_asked_for() -> None:
-    download = a_download(8, here=0b11110000)
-    assert set(download.has(ANN, 0xFF, 0.0)[ANN]) <= {0, 1, 2, 3}
-    assert not a_download(8, here=0xFF).has(ANN, 0xFF, 0.0)
 
 
 def test_an_overdue_chunk_is_asked_of_others_and_taken_all_the_same() -> None:
@@ -75,21 +53,6 @@ def test_who_does_not_keep_a_deadline_twice_is_left_alone() -> None:
     assert download.tick(now + 10) == {ANN: [0]}
 
 
-def test_in_the_endgame_a_chunk_of_a_slow_source_is_asked_of_a_quick_one_and_settled_with_both() -> None:
-    download = a_download(6)
-    slow = download.has(ANN, 0b000011, 0.0)[ANN]
-    quick = download.has(BOB, 0b111111, 0.0)[BOB]
-    assert sorted(slow) == [0, 1]
-    for now in (0.1, 0.2, 0.3):
-        wanted = [download.came(BOB, chunk, now) for chunk in quick]
-        quick = next((wants[BOB] for wants in reversed(wanted) if BOB in wants), [])
-        if set(quick) & {0, 1}:
-            break
-    assert set(quick) & {0, 1}, "the line of the quick one would be idle"
-    assert download.came(BOB, quick[0], 0.5) is not None
-    assert not download.expects(ANN, quick[0]), "what comes second is not taken"
-
-
 def test_a_chunk_that_a_source_turns_down_is_asked_of_another_and_not_of_it() -> None:
     download = a_download(1)
     assert download.has(ANN, 1, 0.0) == {ANN: [0]}
@@ -109,25 +72,6 @@ def test_a_busy_source_keeps_what_it_has_and_another_is_asked() -> None:
     assert download.tick(3.0) == {ANN: [0]}
 
 
-def test_wrong_bytes_bar_a_source_and_free_what_it_owes() -> None:
-    download = a_download(2)
-    download.has(ANN, 0b11, 0.0)
-    download.has(BOB, 0b11, 0.0)
-    assert download.wrong(ANN, 0.1) == {BOB: [0, 1]} or download.owed_bytes == 2000
-    assert download.barred == {ANN} and not download.expects(ANN, 1)
-    assert not download.has(ANN, 0b11, 0.2) and not download.has_use_of(ANN)
-
-
-def test_who_is_gone_owes_nothing_and_nothing_of_it_is_remembered() -> None:
-    download = a_download(4)
-    for peer in PEERS[3:]:
-        download.has(peer, 0b1, 0.0)
-        download.tick(100.0)
-        download.gone(peer, 100.0)
-    assert download.owed_bytes == 0 and not download.has_hope()
-    assert not download.sources
-
-
 def test_no_more_is_owed_than_memory_for_it() -> None:
     size = 16 << 20
     download = Download(even(64, size), 0, b"seed", reliability=Reliability(lambda peer: True))
@@ -145,95 +89,198 @@ def test_no_more_sources_are_kept_than_a_bound() -> None:
     assert sum(download.has_use_of(peer) for peer in crowd) == MOST_SOURCES
 
 
-def test_peers_that_begin_together_ask_one_source_for_different_chunks() -> None:
-    downloads = [a_download(64, seed=bytes([number])) for number in range(8)]
-    asked_for = [chunk for each in downloads for chunk in each.has(ANN, (1 << 64) - 1, 0.0)[ANN]]
-    assert len(asked_for) == 16 and len(set(asked_for)) > 12
+MIRROR = "http://mirror.test/corpus"
 
 
-class Crowd:
-    """Sources of every kind, honest ones that at times fail, and liars; keeps books of what the machine may ask.
-
-    Each thing that may happen is drawn from `random`.
-    """
-
-    KINDS = ("honest", "honest", "shaky", "wrong", "silent", "refusing", "busy")
-
-    def __init__(self, random: Random) -> None:
-        self.random, count = random, random.randint(1, 40)
-        self.blob = even(count)
-        self.sources = random.sample(PEERS, random.randint(1, 10))
-        self.kind: dict[str, str] = {peer: random.choice(self.KINDS) for peer in self.sources}
-        self.has = {peer: random.getrandbits(count) | random.getrandbits(count) for peer in self.sources}
-        self.here = random.getrandbits(count) if random.random() < 0.3 else 0
-        self.download = Download(self.blob, self.here, random.randbytes(4))
-        self.owed: dict[tuple[str, int], float] = {}
-        """Asked for and not settled, since when."""
-        self.now = 0.0
-
-    def take(self, wants: Wants) -> None:
-        for peer, chunks in wants.items():
-            assert peer not in self.download.barred
-            assert len(set(chunks)) == len(chunks)
-            for chunk in chunks:
-                assert self.download.missing >> chunk & 1, "it asks for what is here"
-                since = self.owed.get((peer, chunk))
-                assert since is None or self.now - since >= LEAST_DEADLINE_S, "asked twice at a time"
-                self.owed[peer, chunk] = self.now
-                assert self.download.expects(peer, chunk)
-        assert 0 <= self.download.owed_bytes <= min(MOST_OWED_BYTES, len(self.owed) * 1000)
-
-    def step(self) -> None:
-        """A quarter of a second in which some of what was asked for happens."""
-        self.now += 0.25
-        due = [*self.owed]
-        self.random.shuffle(due)
-        for peer, chunk in due:
-            if (peer, chunk) in self.owed and self.random.random() < 0.4:
-                self.happens(peer, chunk)
-        if self.random.random() < 0.1:
-            says = self.random.choice((self.download.has, self.download.got))
-            self.take(says(*self.says(self.random.choice(self.sources)), self.now))
-        self.take(self.download.tick(self.now))
-
-    def says(self, peer: PeerId) -> tuple[PeerId, ChunkSet]:
-        lies = self.kind[peer] in ("silent", "refusing", "wrong")
-        return peer, self.blob.all if lies else self.has[peer]
-
-    def happens(self, peer: str, chunk: int) -> None:
-        kind = self.kind[PeerId(peer)]
-        if kind == "silent":
-            return
-        del self.owed[peer, chunk]
-        if kind == "refusing" or (kind == "shaky" and self.random.random() < 0.2):
-            refuse = self.random.choice((self.download.turned_down, self.download.unanswered, self.download.busy))
-            self.take(refuse(peer, (chunk,), self.now))
-        elif kind == "busy" and self.random.random() < 0.5:
-            self.take(self.download.busy(peer, (chunk,), self.now))
-        elif self.download.expects(peer, chunk):
-            wrong = kind == "wrong"
-            self.take(self.download.wrong(peer, self.now) if wrong else self.download.came(peer, chunk, self.now))
+def rests(download: Download, *sources: str) -> None:
+    """Let sources have nothing to do, so that they are only counted."""
+    for source in sources:
+        download.sources[source].rests_until = 1e9
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 2**32))
-def test_it_gets_all_that_honest_sources_have_whatever_the_others_do(seed: int) -> None:
-    crowd = Crowd(Random(seed))
-    for peer in crowd.sources:
-        crowd.take(crowd.download.has(*crowd.says(peer), crowd.now))
-    honest = [peer for peer in crowd.sources if crowd.kind[peer] in ("honest", "shaky", "busy")]
-    can_be_had = crowd.here
-    for peer in honest:
-        can_be_had |= crowd.has[peer]
-    for _ in range(1200):
-        if not can_be_had & crowd.download.missing:
-            break
-        crowd.step()
-        for peer in honest:  # a shaky one said that it had not what it has
-            if crowd.random.random() < 0.1:
-                crowd.take(crowd.download.has(*crowd.says(peer), crowd.now))
-    missing = set_of([*chunks_in(crowd.download.missing & can_be_had)])
-    assert not missing, f"after {crowd.now} s: {missing:b} of {crowd.kind}"
-    for peer in crowd.sources:
-        crowd.take(crowd.download.gone(peer, crowd.now))
-    assert crowd.download.owed_bytes == 0 and not crowd.download.has_hope()
+def test_the_rarest_chunk_comes_first() -> None:
+    download = a_download(4)
+    for peer, chunks in ((BOB, 0b1011), (CYN, 0b0011)):
+        download.has(peer, 0, 0.0)
+        rests(download, peer)
+        download.has(peer, chunks, 0.0)
+    assert download.has(ANN, 0b1111, 0.0) == {ANN: [2, 3]}
+
+
+def test_no_chunk_is_asked_for_twice_while_one_is_missing_that_nobody_was_asked_for() -> None:
+    """Though nobody has it yet: in a broadcast most are still to come, and twice the same is a line wasted."""
+    download = a_download(3)
+    download.has(ANN, 0b011, 0.0)
+    download.has(BOB, 0, 0.0)
+    download.sources[BOB].rate = 1e6
+    assert not download.got(BOB, 0b011, 1.9)
+    assert download.got(BOB, 0b100, 1.9)[BOB][0] == 2
+
+
+def test_in_the_endgame_a_few_are_asked_for_what_takes_longest() -> None:
+    download = a_download(2)
+    download.has(ANN, 0b11, 0.0)
+    first = download.sources[ANN].debts
+    assert not download.has(BOB, 0b11, 0.0), "it would not be sooner"
+    first[0], first[1] = (type(first[0])(0.0, 1000, due_at, 9.0) for due_at in (3.0, 5.0))
+    for peer in (BOB, CYN, DAN):
+        download.has(peer, 0, 0.0)
+        download.sources[peer].rate = 1e4
+    assert download.got(BOB, 0b11, 0.1) == {BOB: [1, 0]}, "never twice of the same source"
+    assert [len(download.asked_for(chunk)) for chunk in range(2)] == [COPIES, COPIES]
+    assert not download.got(CYN, 0b11, 0.1)
+
+
+def test_what_only_less_reliable_sources_owe_is_asked_for_at_once() -> None:
+    known = Reliability()
+    download = Download(even(1), 0, b"seed", reliability=known)
+    for peer in (CYN, DAN):
+        for _ in range(3):
+            known.brought(peer)
+    assert download.has(ANN, 1, 0.0) == {ANN: [0]}
+    assert not download.has(BOB, 1, 0.0), "Ann is as reliable, and not slower"
+    download.sources[BOB].rate = 1e6
+    assert download.tick(0.1) == {BOB: [0]}
+    assert download.has(CYN, 1, 0.1) == {CYN: [0]}, "two copies of strangers count for nothing"
+    assert not download.has(DAN, 1, 0.1)
+
+
+def test_a_mirror_is_asked_for_consecutive_chunks_that_peers_were_not_asked_for() -> None:
+    download = a_download(64, size=FIRST_RANGE_BYTES // 8)
+    peers = download.has(ANN, (1 << 64) - 1, 0.0)[ANN]
+    wanted = download.has(MIRROR, (1 << 64) - 1, 0.0, is_mirror=True)[MIRROR]
+    free = [chunk for chunk in range(64) if chunk not in peers]
+    assert wanted == [*range(free[0], free[0] + len(wanted))] and len(wanted) <= 8 and not {*peers} & {*wanted}
+    assert not download.tick(0.1), "it sends one range at a time"
+    more = [download.came(MIRROR, chunk, 1.0) for chunk in wanted]
+    assert not any(MIRROR in each for each in more[:-1]) and len(more[-1][MIRROR]) > len(wanted), "it is fast"
+
+
+def test_in_the_endgame_a_mirror_is_asked_for_what_peers_owe_late() -> None:
+    download = a_download(2)
+    download.has(ANN, 0b11, 0.0)
+    assert not download.has(MIRROR, 0b11, 0.1, is_mirror=True)
+    assert download.tick(9.0)[MIRROR]
+
+
+def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
+    source, now, rests = Source(), 0.0, list[float]()
+    for _ in range(8):
+        source.failed(now)
+        assert source.may_be_asked(now), "once may be chance"
+        source.failed(now)
+        assert not source.may_be_asked(now)
+        rests.append(source.rests_until - now)
+        now += rests[-1]
+        assert source.may_be_asked(now)
+    assert rests == [min(REST_S * 2**number, MOST_REST_S) for number in range(8)]
+    source.brought(1000, 0.5)
+    source.failed(now)
+    source.failed(now)
+    assert source.rests_until - now == REST_S
+
+
+def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:
+    source = Source()
+    source.owe(0, 1000, 10.0)
+    assert source.may_be_asked(10.0), "its window is small"
+    while source.window < FAST_WINDOW:
+        source.brought(1000, 0.01)
+    assert not source.may_be_asked(10.0 + PAUSE_S / 2)
+    assert source.may_be_asked(10.1)
+    source.owed_bytes -= 1000
+    assert source.may_be_asked(10.0 + PAUSE_S / 2), "it has nothing to send"
+
+
+MIB = 1 << 20
+
+
+def test_a_peer_ranks_by_what_it_brought_and_loses_half_by_withholding() -> None:
+    known = Reliability()
+    assert known.rank(ANN) == 0 and not known.is_proven(ANN)
+    for _ in range(2 * PROVEN):
+        known.brought(ANN)
+    assert known.rank(ANN) == PROVEN and known.is_proven(ANN)
+    ranks = list[int]()
+    for _ in range(2 * PROVEN):
+        known.withheld(ANN)
+        ranks.append(known.rank(ANN))
+    assert ranks[:7] == [PROVEN // 2, 4, 2, 1, 0, -1, -2] and ranks[-1] == -PROVEN
+    for _ in range(PROVEN):
+        assert not known.is_proven(ANN)
+        known.brought(ANN)
+    known.brought(ANN)
+    assert known.rank(ANN) == 1, "who was slow makes up for it"
+
+
+def test_a_member_is_relied_on_before_it_has_brought_anything_and_loses_that_too() -> None:
+    known = Reliability(lambda peer: peer == BOB)
+    assert known.in_order([ANN, BOB, CYN]) == [BOB, ANN, CYN]
+    known.withheld(BOB)
+    assert known.in_order([ANN, BOB, CYN])[0] == BOB, "it may have been slow once"
+    for _ in range(5):
+        known.withheld(BOB)
+    assert known.in_order([ANN, BOB, CYN]) == [ANN, CYN, BOB]
+
+
+def test_keys_without_merit_displace_no_peer_that_has_some_and_memory_is_bounded() -> None:
+    known = Reliability()
+    known.brought(ANN)
+    for number in range(2 * MAX_REMEMBERED):
+        known.withheld(PeerId(f"key {number}"))
+    assert len(known) == MAX_REMEMBERED and known.rank(ANN) == 1
+    for number in range(MAX_REMEMBERED):
+        known.brought(PeerId(f"other {number}"))
+        known.brought(ANN)
+    assert len(known) == MAX_REMEMBERED and known.rank(ANN) == PROVEN, "who brings something remains"
+    known.brought(BOB)
+    assert known.rank(BOB) == 1, "newcomers are remembered, though all places are taken by peers with merit"
+
+
+def test_withholders_of_one_download_are_asked_last_in_the_next_and_no_chunk_waits_for_them() -> None:
+    known = Reliability()
+
+    def begin(now: float) -> tuple[Download, dict[str, list[int]]]:
+        download, wants = Download(even(4, 1000), 0, b"seed", reliability=known), dict[str, list[int]]()
+        for peer in (BOB, CYN, ANN):
+            for asked, chunks in download.has(peer, download.blob.all, now).items():
+                wants[asked] = wants.get(asked, []) + chunks
+        return download, wants
+
+    first, wants = begin(0.0)
+    assert wants[BOB] and wants[CYN], "nobody is known"
+    first.tick(100.0)
+    for chunk in range(4):
+        first.has(ANN, first.blob.all, 100.0)
+        if ANN in first.asked_for(chunk):
+            first.came(ANN, chunk, 100.1)
+    assert known.rank(BOB) == known.rank(CYN) == -1 and known.rank(ANN) > 0
+    second, _ = begin(200.0)
+    for number in range(4):
+        owed = [chunk for chunk in range(4) if ANN in second.asked_for(chunk)]
+        assert owed, "Ann is never idle while a chunk is missing that only they owe"
+        second.came(ANN, owed[0], 200.1 + number)
+    assert not second.missing
+
+
+def test_a_chunk_that_comes_late_counts_as_brought_and_one_with_wrong_bytes_as_withheld() -> None:
+    known = Reliability()
+    download = Download(even(1, 1000), 0, b"seed", reliability=known)
+    download.has(ANN, 1, 0.0)
+    download.tick(100.0)
+    download.came(ANN, 0, 101.0)
+    assert known.rank(ANN) == 0
+    other = Download(even(1, 1000), 0, b"seed", reliability=known)
+    other.has(BOB, 1, 0.0)
+    other.wrong(BOB, 1.0)
+    assert known.rank(BOB) == -1
+
+
+def test_sources_without_merit_owe_half_together_whatever_their_number() -> None:
+    download = Download(even(200, MIB), 0, b"seed", reliability=Reliability(lambda peer: peer == ANN))
+    for number in range(MOST_SOURCES - 1):
+        download.has(PeerId(f"key {number}"), download.blob.all, 0.0)
+    assert download.owed_bytes == MOST_UNPROVEN_BYTES <= MOST_OWED_BYTES // 2
+    assert download.has(ANN, download.blob.all, 0.0)[ANN]
+    (paid, *_) = download.asked_for(next(chunk for chunk in range(200) if download.asked_for(chunk)))
+    assert download.turned_down(paid, [*download.sources[paid].debts], 0.0), "others may owe what it owes no longer"

@@ -87,63 +87,61 @@ def test_a_question_for_a_checkpoint_is_noted(replica: Replica) -> None:
     assert replica.store.checkpoints.was_read(mark, since=0) and not replica.store.checkpoints.was_read(mark, since=1)
 
 
-def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what_is_there(tmp_path: Path) -> None:
+@pytest.fixture
+def of_five(tmp_path: Path) -> Iterator[Replica]:
+    """One that five peers founded."""
+    replica = a_replica(a_run(*FIVE), tmp_path)
+    yield replica
+    replica.state.close()
+
+
+def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what_is_there(of_five: Replica) -> None:
     """Records leave the disk before the chain forgets them, in another thread than the one that answers."""
-    replica = a_replica(a_run(*FIVE), tmp_path)
-    try:
-        grow(replica, 4, FIVE)
-        roots = [Hash(replica.history.commit_at(round).record.result_root) for round in range(4)]
-        replica.store.records.truncate(2)
-        found = [ReplicaShelf(replica).find(root) for root in roots]
-        assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
+    grow(of_five, 4, FIVE)
+    roots = [Hash(of_five.history.commit_at(round).record.result_root) for round in range(4)]
+    of_five.store.records.truncate(2)
+    found = [ReplicaShelf(of_five).find(root) for root in roots]
+    assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
 
-        async def told(start: int) -> CommitsReply:
-            question = CommitsRequest(start=start, count=9).encode()
-            return decode_body(CommitsReply, await ask(Serving(replica, inline), ANN.peer_id, "commits", question))
+    async def told(start: int) -> CommitsReply:
+        question = CommitsRequest(start=start, count=9).encode()
+        return decode_body(CommitsReply, await ask(Serving(of_five, inline), ANN.peer_id, "commits", question))
 
-        assert len(trio.run(told, 1).commits) == 1 and not trio.run(told, 3).commits and not trio.run(told, 7).commits
-    finally:
-        replica.state.close()
+    assert len(trio.run(told, 1).commits) == 1 and not trio.run(told, 3).commits and not trio.run(told, 7).commits
 
 
-def test_records_are_sent_as_they_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_sent_as_they_are_on_disk(of_five: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding and encoding a record takes milliseconds, and a question asks for 64."""
-    replica = a_replica(a_run(*FIVE), tmp_path)
-    try:
-        grow(replica, 4, FIVE)
-        commits = [replica.history.commit_at(round) for round in range(4)]
-        for commit in commits:
-            assert encoded_record_hash(commit.encode()) == record_hash(commit.record)
-        assert encoded_record_hash(b"odd") is None and encoded_record_hash(commits[0].encode()[:-40]) is None
+    grow(of_five, 4, FIVE)
+    commits = [of_five.history.commit_at(round) for round in range(4)]
+    for commit in commits:
+        assert encoded_record_hash(commit.encode()) == record_hash(commit.record)
+    assert encoded_record_hash(b"odd") is None and encoded_record_hash(commits[0].encode()[:-40]) is None
 
-        def forbidden(*anything: object) -> object:
-            raise AssertionError("a record was decoded or encoded for an answer")
+    def forbidden(*anything: object) -> object:
+        raise AssertionError("a record was decoded or encoded for an answer")
 
-        question = CommitsRequest(start=0, count=64)
-        monkeypatch.setattr("protocol.chain.store.decode_body", forbidden)
-        expected = CommitsReply(commits=[commit.encode() for commit in commits]).encode()
-        monkeypatch.setattr(Commit, "encode", forbidden)
-        assert trio.run(Serving(replica, inline).answer_commits, ANN.peer_id, question) == expected
-    finally:
-        replica.state.close()
+    question = CommitsRequest(start=0, count=64)
+    monkeypatch.setattr("protocol.chain.store.decode_body", forbidden)
+    expected = CommitsReply(commits=[commit.encode() for commit in commits]).encode()
+    monkeypatch.setattr(Commit, "encode", forbidden)
+    assert trio.run(Serving(of_five, inline).answer_commits, ANN.peer_id, question) == expected
 
 
-def test_a_record_is_read_once_for_many_questions_about_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = a_replica(a_run(*FIVE), tmp_path)
-    try:
-        grow(replica, 1, FIVE)
-        shelf, root = ReplicaShelf(replica), Hash(replica.history.commit_at(0).record.result_root)
-        read, kept = list[int](), replica.history.kept
+def test_a_record_is_read_once_for_many_questions_about_its_result(
+    of_five: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(of_five, 1, FIVE)
+    shelf, root = ReplicaShelf(of_five), Hash(of_five.history.commit_at(0).record.result_root)
+    read, kept = list[int](), of_five.history.kept
 
-        def count(round: int) -> Commit | None:
-            read.append(round)
-            return kept(round)
+    def count(round: int) -> Commit | None:
+        read.append(round)
+        return kept(round)
 
-        monkeypatch.setattr(replica.history, "kept", count)
-        found = [shelf.find(root) for _ in range(5)]
-        assert read == [0] and all(held is not None and held.leaves() for held in found)
-    finally:
-        replica.state.close()
+    monkeypatch.setattr(of_five.history, "kept", count)
+    found = [shelf.find(root) for _ in range(5)]
+    assert read == [0] and all(held is not None and held.leaves() for held in found)
 
 
 def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:

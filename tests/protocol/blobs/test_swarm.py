@@ -1,7 +1,4 @@
-"""Swarms on equal lines: how fast a blob gets to all, what the origin sends, and what liars, crashes and floods cost.
-
-Times are virtual, and the same in every run.
-"""
+"""Swarms on equal lines: how fast a blob gets to all, what liars, crashes and floods cost, and samples of a rate."""
 
 from __future__ import annotations
 
@@ -14,27 +11,14 @@ from math import inf
 import pytest
 import trio
 
-from protocol.blobs.blob import ChunksReply, ChunksRequest
-from protocol.blobs.offers import MAX_GUESTS
-from protocol.blobs.swarm import MAX_ASKERS
-from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, Purpose
-from protocol.blobs.uploads import MOST_QUEUE
+from protocol.blobs.blob import MAX_WANTED, ChunksReply, ChunksRequest
+from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, SAMPLE_BYTES, SAMPLE_S, Purpose, _first_chunks
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
 from protocol.wire.identity import PeerId
-from tests.protocol.blobs.liars import (
-    AlwaysBusy,
-    Beginner,
-    Claimer,
-    Corrupter,
-    Flooder,
-    LastWithholder,
-    Repeater,
-    Staller,
-    Swallower,
-)
-from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table
+from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, LastWithholder, Repeater, Staller, Swallower
+from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table, set_up
 from tests.simulation.broadcast import measure
 from tests.tiers import first_fast
 
@@ -45,6 +29,15 @@ async def an_origin_and(table: SwarmTable, receivers: int) -> tuple[Peer, list[P
     others = table.add(count=receivers)
     await trio.sleep(0.1)
     return origin, others
+
+
+async def holders_and_a_joiner(table: SwarmTable, holders: int) -> tuple[list[Peer], Peer]:
+    """Peers that have the blob, and one that has nothing."""
+    sources, (joiner,) = table.add(count=holders), table.add()
+    await trio.sleep(0.1)
+    for source in sources:
+        source.hold()
+    return sources, joiner
 
 
 def begin(origin: Peer, receivers: list[Peer]) -> None:
@@ -68,100 +61,57 @@ def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: 
     assert row.twice < 0.02
 
 
-def test_a_single_receiver_gets_it_from_a_single_source() -> None:
-    async def check(table: SwarmTable) -> None:
-        origin, (receiver,) = await an_origin_and(table, 1)
-        origin.hold()
-        receiver.fetch([origin])
-        assert await table.until_all([receiver], 2 * table.least_s) < 1.1 * table.least_s
-        assert origin.swarm.up_bytes == len(table.data) and not table.twice([receiver])
-
-    on_swarm_table(check)
+async def test_a_joiner_fetches_from_all_that_have_it_and_none_sends_it_all(table: SwarmTable) -> None:
+    sources, joiner = await holders_and_a_joiner(table, 4)
+    joiner.fetch(sources)
+    assert await table.until_all([joiner], 2 * table.least_s) < 1.1 * table.least_s
+    assert all(source.swarm.up_bytes < 0.6 * len(table.data) for source in sources)
+    assert table.twice([joiner]) <= 2
 
 
-def test_a_joiner_fetches_from_all_that_have_it_and_none_sends_it_all() -> None:
-    async def check(table: SwarmTable) -> None:
-        sources = table.add(count=4)
-        (joiner,) = table.add()
-        await trio.sleep(0.1)
-        for source in sources:
-            source.hold()
-        joiner.fetch(sources)
-        assert await table.until_all([joiner], 2 * table.least_s) < 1.1 * table.least_s
-        assert all(source.swarm.up_bytes < 0.6 * len(table.data) for source in sources)
-        assert table.twice([joiner]) <= 2
-
-    on_swarm_table(check)
+async def test_peers_with_half_each_complete_each_other_without_an_origin(table: SwarmTable) -> None:
+    first, second = table.add(count=2)
+    await trio.sleep(0.1)
+    half = table.blob.all // 3
+    for peer, here in ((first, half), (second, table.blob.all & ~half)):
+        for chunk in range(len(table.blob)):
+            if here >> chunk & 1:
+                peer.into[table.blob.span(chunk)] = table.data[table.blob.span(chunk)]
+        peer.fetch([other for other in (first, second) if other is not peer], here)
+    assert await table.until_all([first, second], table.least_s) < 0.6 * table.least_s
+    assert not table.twice([first, second])
 
 
-def test_who_comes_late_is_served_by_those_that_have_it() -> None:
-    async def check(table: SwarmTable) -> None:
-        origin, others = await an_origin_and(table, 4)
-        begin(origin, others[:3])
-        await table.until_all(others[:3], 2 * table.least_s)
-        before = origin.swarm.up_bytes
-        others[3].fetch([origin, *others[:3]])
-        assert await table.until_all(others[3:], 2 * table.least_s) < 1.1 * table.least_s
-        assert origin.swarm.up_bytes - before < 0.6 * len(table.data)
-
-    on_swarm_table(check)
+async def test_what_nobody_has_is_given_up_soon(table: SwarmTable) -> None:
+    _, (first, second) = await an_origin_and(table, 2)
+    start = trio.current_time()
+    first.fetch([*table.peers])
+    await table.until(lambda: first.outcome is False, 2 * HOPE_S)
+    assert trio.current_time() - start < HOPE_S + 2
 
 
-def test_peers_with_half_each_complete_each_other_without_an_origin() -> None:
-    async def check(table: SwarmTable) -> None:
-        first, second = table.add(count=2)
-        await trio.sleep(0.1)
-        half = table.blob.all // 3
-        for peer, here in ((first, half), (second, table.blob.all & ~half)):
-            for chunk in range(len(table.blob)):
-                if here >> chunk & 1:
-                    peer.into[table.blob.span(chunk)] = table.data[table.blob.span(chunk)]
-            peer.fetch([other for other in (first, second) if other is not peer], here)
-        assert await table.until_all([first, second], table.least_s) < 0.6 * table.least_s
-        assert not table.twice([first, second])
-
-    on_swarm_table(check)
-
-
-def test_what_nobody_has_is_given_up_soon() -> None:
-    async def check(table: SwarmTable) -> None:
-        _, (first, second) = await an_origin_and(table, 2)
-        start = trio.current_time()
-        first.fetch([*table.peers])
-        await table.until(lambda: first.outcome is False, 2 * HOPE_S)
-        assert trio.current_time() - start < HOPE_S + 2
-
-    on_swarm_table(check)
-
-
-def test_two_that_wait_for_each_other_give_up_after_a_while() -> None:
-    async def check(table: SwarmTable) -> None:
-        _, (first, second) = await an_origin_and(table, 2)
-        start = trio.current_time()
-        first.fetch([second])
-        second.fetch([first])
-        await table.until(lambda: first.outcome is second.outcome is False, 2 * PATIENCE_S)
-        assert trio.current_time() - start < PROMISE_S + 2 * HOPE_S
-
-    on_swarm_table(check)
+async def test_two_that_wait_for_each_other_give_up_after_a_while(table: SwarmTable) -> None:
+    _, (first, second) = await an_origin_and(table, 2)
+    start = trio.current_time()
+    first.fetch([second])
+    second.fetch([first])
+    await table.until(lambda: first.outcome is second.outcome is False, 2 * PATIENCE_S)
+    assert trio.current_time() - start < PROMISE_S + 2 * HOPE_S
 
 
 # -- deaths -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_origin_may_die_when_one_copy_has_left_it() -> None:
-    async def check(table: SwarmTable) -> None:
-        origin, others = await an_origin_and(table, 8)
-        begin(origin, others)
-        every = table.blob.all
-        await table.until(lambda: _together(others) == every, 3 * table.least_s)
-        assert origin.swarm.up_bytes <= 1.05 * len(table.data)
-        assert not any(peer.done_at for peer in others)
-        origin.crash()
-        await table.until_all(others, table.least_s)
-
-    on_swarm_table(check)
+async def test_the_origin_may_die_when_one_copy_has_left_it(table: SwarmTable) -> None:
+    origin, others = await an_origin_and(table, 8)
+    begin(origin, others)
+    every = table.blob.all
+    await table.until(lambda: _together(others) == every, 3 * table.least_s)
+    assert origin.swarm.up_bytes <= 1.05 * len(table.data)
+    assert not any(peer.done_at for peer in others)
+    origin.crash()
+    await table.until_all(others, table.least_s)
 
 
 def _together(peers: list[Peer]) -> int:
@@ -171,239 +121,164 @@ def _together(peers: list[Peer]) -> int:
     return here
 
 
-def test_who_crashes_at_half_goes_on_from_what_it_has() -> None:
-    async def check(table: SwarmTable) -> None:
-        origin, others = await an_origin_and(table, 4)
-        begin(origin, others)
-        victim = others[0]
-        await table.until(lambda: victim.here().bit_count() >= 32, 2 * table.least_s)
-        victim.crash()
-        here = victim.here()
-        await trio.sleep(1.0)
-        victim.came.clear()
-        victim.start()
-        await trio.sleep(0.1)
-        victim.fetch([origin, *others[1:]], here)
-        await table.until_all(others, 2 * table.least_s)
-        assert here & sum(1 << chunk for chunk in victim.came) == 0, "nothing again that was there"
-        assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
-
-    on_swarm_table(check)
+async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -> None:
+    origin, others = await an_origin_and(table, 4)
+    begin(origin, others)
+    victim = others[0]
+    await table.until(lambda: victim.here().bit_count() >= 32, 2 * table.least_s)
+    victim.crash()
+    here = victim.here()
+    await trio.sleep(1.0)
+    victim.came.clear()
+    victim.start()
+    await trio.sleep(0.1)
+    victim.fetch([origin, *others[1:]], here)
+    await table.until_all(others, 2 * table.least_s)
+    assert here & sum(1 << chunk for chunk in victim.came) == 0, "nothing again that was there"
+    assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
 
 
-def test_a_source_that_dies_costs_what_was_under_way() -> None:
-    async def check(table: SwarmTable) -> None:
-        sources, (joiner,) = table.add(count=3), table.add()
-        await trio.sleep(0.1)
-        for source in sources:
-            source.hold()
-        joiner.fetch(sources)
-        await trio.sleep(table.least_s / 2)
-        sources[0].crash()
-        assert await table.until_all([joiner], table.least_s) < 0.7 * table.least_s
-
-    on_swarm_table(check)
-
-
-def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves() -> None:
-    async def check(table: SwarmTable) -> None:
-        sources, (joiner,) = table.add(count=2), table.add()
-        await trio.sleep(0.1)
-        for source in sources:
-            source.hold()
-        sources[0].swarm.serves = False
-        joiner.fetch(sources)
-        await trio.sleep(table.least_s / 4)
-        sources[1].swarm.serves = False
-        await trio.sleep(2.0)  # what was promised
-        here = joiner.here()
-        assert sources[0].swarm.up_bytes == 0 and 0 < here.bit_count() < 32
-        await table.until(lambda: joiner.outcome is False, 2 * PATIENCE_S)
-        assert joiner.here() == here
-        sources[0].swarm.serves = True
-        joiner.fetch(sources, here)
-        await table.until_all([joiner], 2 * table.least_s)
-        assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
-
-    on_swarm_table(check)
+async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves(table: SwarmTable) -> None:
+    sources, joiner = await holders_and_a_joiner(table, 2)
+    sources[0].swarm.serves = False
+    joiner.fetch(sources)
+    await trio.sleep(table.least_s / 4)
+    sources[1].swarm.serves = False
+    await trio.sleep(2.0)  # what was promised
+    here = joiner.here()
+    assert sources[0].swarm.up_bytes == 0 and 0 < here.bit_count() < 32
+    await table.until(lambda: joiner.outcome is False, 2 * PATIENCE_S)
+    assert joiner.here() == here
+    sources[0].swarm.serves = True
+    joiner.fetch(sources, here)
+    await table.until_all([joiner], 2 * table.least_s)
+    assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
 
 
-def test_a_source_that_removed_the_blob_is_not_waited_for() -> None:
-    async def check(table: SwarmTable) -> None:
-        (source,), (joiner,) = table.add(), table.add()
-        await trio.sleep(0.1)
-        source.hold()
-        joiner.fetch([source])
-        await trio.sleep(table.least_s / 4)
-        source.shelf.clear()
-        await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
-
-    on_swarm_table(check)
+async def test_a_source_that_removed_the_blob_is_not_waited_for(table: SwarmTable) -> None:
+    (source,), joiner = await holders_and_a_joiner(table, 1)
+    joiner.fetch([source])
+    await trio.sleep(table.least_s / 4)
+    source.shelf.clear()
+    await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
 
 
 # -- liars ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Corrupter])
-def test_two_liars_among_eight_sources_cost_seconds(kind: type[Claimer]) -> None:
-    async def check(table: SwarmTable) -> None:
-        honest, liars, (joiner,) = table.add(count=6), table.add(kind, 2), table.add()
-        await trio.sleep(0.1)
-        for source in honest:
-            source.hold()
-        joiner.fetch([*liars, *honest])
-        taken_s = await table.until_all([joiner], 2 * table.least_s)
-        print(kind.__name__, taken_s, table.least_s)
-        assert taken_s < table.least_s + 3.0
-        for liar in liars:
-            assert isinstance(liar, Claimer) and 0 < liar.asked <= 40
-        if kind is Corrupter:
-            dropped = [event.peer for event in joiner.events if isinstance(event, Dropped)]
-            assert set(dropped) <= {liar.id for liar in liars}
-
-    on_swarm_table(check)
+async def test_two_liars_among_eight_sources_cost_seconds(table: SwarmTable, kind: type[Claimer]) -> None:
+    honest, liars, (joiner,) = table.add(count=6), table.add(kind, 2), table.add()
+    await trio.sleep(0.1)
+    for source in honest:
+        source.hold()
+    joiner.fetch([*liars, *honest])
+    taken_s = await table.until_all([joiner], 2 * table.least_s)
+    print(kind.__name__, taken_s, table.least_s)
+    assert taken_s < table.least_s + 3.0
+    for liar in liars:
+        assert isinstance(liar, Claimer) and 0 < liar.asked <= 40
+    if kind is Corrupter:
+        dropped = [event.peer for event in joiner.events if isinstance(event, Dropped)]
+        assert set(dropped) <= {liar.id for liar in liars}
 
 
 @pytest.mark.parametrize("kind", first_fast([Claimer, Repeater, Staller, AlwaysBusy, Corrupter, Swallower]))
-def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(kind: type[Claimer]) -> None:
-    async def check(table: SwarmTable) -> None:
-        (origin,) = table.add()
-        liars, honest = table.add(kind, 2), table.add(count=6)
-        await trio.sleep(0.1)
-        begin(origin, honest)
-        for liar in liars:
-            if isinstance(liar, Swallower):
-                liar.nursery.start_soon(liar.beg, [origin, *honest])
-        taken_s = await table.until_all(honest, 4 * table.least_s)
-        print(kind.__name__, taken_s, table.least_s)
-        assert taken_s < 1.25 * table.least_s + 10.0
-
-    on_swarm_table(check)
+async def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(table: SwarmTable, kind: type[Claimer]) -> None:
+    (origin,) = table.add()
+    liars, honest = table.add(kind, 2), table.add(count=6)
+    await trio.sleep(0.1)
+    begin(origin, honest)
+    for liar in liars:
+        if isinstance(liar, Swallower):
+            liar.nursery.start_soon(liar.beg, [origin, *honest])
+    taken_s = await table.until_all(honest, 4 * table.least_s)
+    print(kind.__name__, taken_s, table.least_s)
+    assert taken_s < 1.25 * table.least_s + 10.0
 
 
 @pytest.mark.parametrize(("crowd", "most_s"), first_fast([(60, 16.0), (200, 16.0)]))
-def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(crowd: int, most_s: float) -> None:
-    async def check(table: SwarmTable) -> None:
-        withholders, (honest,), (joiner,) = table.add(LastWithholder, crowd), table.add(), table.add()
-        table.strangers.update(peer.id for peer in withholders)
-        await trio.sleep(0.1)
-        for peer in [*withholders, honest]:
-            peer.hold()
-        joiner.fetch([*withholders, honest])
-        taken_s = await table.until_all([joiner], 100)
-        print(f"{crowd} withholders: {taken_s:.1f} s instead of {table.least_s:.1f} s")
-        assert taken_s < table.least_s + most_s
-
-    on_swarm_table(check, chunks=32)
+@set_up(chunks=32)
+async def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(
+    table: SwarmTable, crowd: int, most_s: float
+) -> None:
+    withholders, (honest,), (joiner,) = table.add(LastWithholder, crowd), table.add(), table.add()
+    table.strangers.update(peer.id for peer in withholders)
+    await trio.sleep(0.1)
+    for peer in [*withholders, honest]:
+        peer.hold()
+    joiner.fetch([*withholders, honest])
+    taken_s = await table.until_all([joiner], 100)
+    print(f"{crowd} withholders: {taken_s:.1f} s instead of {table.least_s:.1f} s")
+    assert taken_s < table.least_s + most_s
 
 
 @pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
-def test_who_claims_what_nobody_has_keeps_no_download_for_ever(kind: type[Claimer]) -> None:
-    async def check(table: SwarmTable) -> None:
-        (liar,), (joiner,) = table.add(kind), table.add()
-        await trio.sleep(0.1)
-        joiner.fetch([liar])
-        await table.until(lambda: joiner.outcome is False, PATIENCE_S + 5)
-
-    on_swarm_table(check)
+async def test_who_claims_what_nobody_has_keeps_no_download_for_ever(table: SwarmTable, kind: type[Claimer]) -> None:
+    (liar,), (joiner,) = table.add(kind), table.add()
+    await trio.sleep(0.1)
+    joiner.fetch([liar])
+    await table.until(lambda: joiner.outcome is False, PATIENCE_S + 5)
 
 
-def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody() -> None:
+async def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody(table: SwarmTable) -> None:
     """As when a person ends the program while a blob is on its way, and what came last was not told yet."""
-
-    async def check(table: SwarmTable) -> None:
-        origin, (one, other) = await an_origin_and(table, 2)
-        begin(origin, [one, other])
-        await table.until(lambda: bool(one.here()) and bool(other.here()), table.least_s)
-        (fetch,) = one.swarm._fetches[table.blob.name]
-        one.crash()
-        await trio.sleep(1.0)
-        assert not one.swarm._tasks.is_open and one.outcome is None
-        fetch.offer.join(other.id, 0, trio.current_time())
-        fetch.offer.add(0)
-        one.swarm._spread(table.blob.name, fetch.offer, inf)
-        assert not one.swarm._untold
-
-    on_swarm_table(check)
+    origin, (one, other) = await an_origin_and(table, 2)
+    begin(origin, [one, other])
+    await table.until(lambda: bool(one.here()) and bool(other.here()), table.least_s)
+    (fetch,) = one.swarm._fetches[table.blob.name]
+    one.crash()
+    await trio.sleep(1.0)
+    assert not one.swarm._tasks.is_open and one.outcome is None
+    fetch.offer.join(other.id, 0, trio.current_time())
+    fetch.offer.add(0)
+    one.swarm._spread(table.blob.name, fetch.offer, inf)
+    assert not one.swarm._untold
 
 
 @pytest.mark.parametrize("within_s", [0.1, 60.0])
-def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(within_s: float) -> None:
+async def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(table: SwarmTable, within_s: float) -> None:
     """Or the file behind it would stay open, and on the disk after its removal, until the next garbage collection."""
-
-    async def check(table: SwarmTable) -> None:
-        origin, (one,) = await an_origin_and(table, 1)
-        origin.originate()
-        into = array("B", bytes(len(table.data)))
-        kept = weakref.ref(into)
-        gc.disable()
-        try:
-            with trio.move_on_after(within_s):
-                await one.swarm.fetch(table.blob, memoryview(into), [origin.id], Purpose("checkpoint", 1))
-            del into
-            await trio.sleep(1.0)
-            assert kept() is None
-        finally:
-            gc.enable()
-
-    on_swarm_table(check)
-
-
-@pytest.mark.slow
-def test_a_flood_of_statements_with_any_chunks_leaves_bounded_traces_and_a_whole_blob() -> None:
-    async def check(table: SwarmTable) -> None:
-        (origin,) = table.add()
-        honest, flooders = table.add(count=3), table.add(Flooder, 3)
-        table.strangers.update(flooder.id for flooder in flooders)
-        await trio.sleep(0.1)
-        begin(origin, honest)
-        for flooder in flooders:
-            assert isinstance(flooder, Flooder)
-            for _ in range(4):
-                flooder.nursery.start_soon(flooder.flood, [origin, *honest], 200)
-        taken_s = await table.until_all(honest, 4 * table.least_s)
-        print(taken_s, table.least_s)
-        for peer in [origin, *honest]:
-            swarm = peer.swarm
-            assert sum(map(len, swarm._uploads._queues.values())) <= 2 * MOST_QUEUE
-            assert len(swarm._askers) <= MAX_ASKERS and not swarm._fetches
-            assert all(len(offer.guests()) <= MAX_GUESTS for _, offer in swarm._offers())
-        assert all(isinstance(flooder, Flooder) and flooder.refused for flooder in flooders)
-
-    on_swarm_table(check)
-
-
-def test_who_asks_for_chunks_that_are_not_here_is_told_so_and_nothing_is_queued() -> None:
-    async def check(table: SwarmTable) -> None:
-        origin, (asker,) = await an_origin_and(table, 1)
-        origin.hold()
-        question = ChunksRequest(blob=table.blob.name, chunks=[0, 63, 64, 32000])
-        reply = decode_body(ChunksReply, await asker.network.request(origin.id, "want", question.encode(), timeout_s=5))
-        assert reply == ChunksReply(chunks=[64, 32000], busy=[])
-        unknown = ChunksRequest(blob=bytes(32), chunks=[0])
-        with pytest.raises(Refused):
-            await asker.network.request(origin.id, "want", unknown.encode(), timeout_s=5)
-        await trio.sleep(1)
-        assert not asker.came, "a push that was asked for behind the back of the swarm is refused before its bytes"
-
-    on_swarm_table(check)
-
-
-def test_of_a_chunk_only_one_push_at_a_time_gets_a_buffer() -> None:
-    async def check(table: SwarmTable) -> None:
-        (liar,), (joiner,) = table.add(Staller), table.add()
-        await trio.sleep(0.1)
-        joiner.fetch([liar])
+    origin, (one,) = await an_origin_and(table, 1)
+    origin.originate()
+    into = array("B", bytes(len(table.data)))
+    kept = weakref.ref(into)
+    gc.disable()
+    try:
+        with trio.move_on_after(within_s):
+            await one.swarm.fetch(table.blob, memoryview(into), [origin.id], Purpose("checkpoint", 1))
+        del into
         await trio.sleep(1.0)
-        (fetch,) = joiner.swarm._fetches[table.blob.name]
-        (chunk, *_) = [chunk for chunk in range(64) if fetch._download.expects(liar.id, chunk)]
-        first = fetch.landing(liar.id, chunk, CHUNK_BYTES)
-        assert first is not None and fetch.landing(liar.id, chunk, CHUNK_BYTES) is None
-        await fetch.landed(liar.id, chunk, None)
-        assert fetch.landing(liar.id, chunk, CHUNK_BYTES) is not None
-        assert fetch.landing(joiner.id, chunk, CHUNK_BYTES) is None, "nobody asked it"
+        assert kept() is None
+    finally:
+        gc.enable()
 
-    on_swarm_table(check)
+
+async def test_who_asks_for_chunks_that_are_not_here_is_told_so_and_nothing_is_queued(table: SwarmTable) -> None:
+    origin, (asker,) = await an_origin_and(table, 1)
+    origin.hold()
+    question = ChunksRequest(blob=table.blob.name, chunks=[0, 63, 64, 32000])
+    reply = decode_body(ChunksReply, await asker.network.request(origin.id, "want", question.encode(), timeout_s=5))
+    assert reply == ChunksReply(chunks=[64, 32000], busy=[])
+    unknown = ChunksRequest(blob=bytes(32), chunks=[0])
+    with pytest.raises(Refused):
+        await asker.network.request(origin.id, "want", unknown.encode(), timeout_s=5)
+    await trio.sleep(1)
+    assert not asker.came, "a push that was asked for behind the back of the swarm is refused before its bytes"
+
+
+async def test_of_a_chunk_only_one_push_at_a_time_gets_a_buffer(table: SwarmTable) -> None:
+    (liar,), (joiner,) = table.add(Staller), table.add()
+    await trio.sleep(0.1)
+    joiner.fetch([liar])
+    await trio.sleep(1.0)
+    (fetch,) = joiner.swarm._fetches[table.blob.name]
+    (chunk, *_) = [chunk for chunk in range(64) if fetch._download.expects(liar.id, chunk)]
+    first = fetch.landing(liar.id, chunk, CHUNK_BYTES)
+    assert first is not None and fetch.landing(liar.id, chunk, CHUNK_BYTES) is None
+    await fetch.landed(liar.id, chunk, None)
+    assert fetch.landing(liar.id, chunk, CHUNK_BYTES) is not None
+    assert fetch.landing(joiner.id, chunk, CHUNK_BYTES) is None, "nobody asked it"
 
 
 def test_word_of_a_source_at_any_step_after_a_fetch_has_all_chunks_raises_nothing() -> None:
@@ -437,3 +312,63 @@ def test_word_of_a_source_at_any_step_after_a_fetch_has_all_chunks_raises_nothin
 
     for step in range(12):
         on_swarm_table(partial(check, step=step), chunks=2)
+
+
+async def two(table: SwarmTable, kind: type[Peer] = Peer) -> tuple[Peer, Peer]:
+    """One that has the blob, and one that measures."""
+    (source,), (asker,) = table.add(kind), table.add()
+    await trio.sleep(0.1)
+    source.hold()
+    return source, asker
+
+
+@set_up(chunk_s=0.01, latency_s=0.001)
+async def test_a_sample_finds_the_rate_of_the_line_and_keeps_nothing(table: SwarmTable) -> None:
+    source, asker = await two(table)
+    sampled = await asker.swarm.sample(table.blob, source.id)
+    assert sampled.bytes_per_s == pytest.approx(table.rate, rel=0.2) and not sampled.problem
+    assert sampled.down_bytes == sum(table.blob.sizes[chunk] for chunk in _first_chunks(table.blob.sizes))
+    assert not asker.swarm._samples and not asker.shelf
+    assert not source.swarm._askers and not source.swarm._fetches, "nobody remembers who measured"
+
+
+async def test_a_sample_ends_in_time_on_a_slow_line(table: SwarmTable) -> None:
+    source, asker = await two(table)
+    begun = trio.current_time()
+    sampled = await asker.swarm.sample(table.blob, source.id)
+    assert trio.current_time() - begun <= SAMPLE_S
+    assert 0 < sampled.down_bytes <= SAMPLE_S * table.rate
+    assert sampled.bytes_per_s == pytest.approx(table.rate, rel=0.3)
+
+
+async def test_a_peer_without_the_blob_is_a_reason(table: SwarmTable) -> None:
+    source, asker = table.add(count=2)
+    await trio.sleep(0.1)
+    sampled = await asker.swarm.sample(table.blob, source.id)
+    assert sampled.problem == "that blob is not here" and sampled.bytes_per_s == 0
+
+
+@pytest.mark.parametrize("kind", [Corrupter, Swallower, AlwaysBusy])
+@set_up(chunk_s=0.01)
+async def test_what_a_liar_sends_is_no_rate(table: SwarmTable, kind: type[Peer]) -> None:
+    source, asker = await two(table, kind)
+    begun = trio.current_time()
+    sampled = await asker.swarm.sample(table.blob, source.id)
+    assert sampled.bytes_per_s == 0 and sampled.problem
+    assert trio.current_time() - begun <= SAMPLE_S
+
+
+@set_up(chunk_s=0.01)
+async def test_pushes_that_no_sample_asked_for_are_refused(table: SwarmTable) -> None:
+    source, asker = await two(table)
+    await asker.swarm.sample(table.blob, source.id)
+    source.swarm._uploads.want(asker.id, table.blob.name, 0)
+    came = asker.came[0]
+    await trio.sleep(5)
+    assert asker.came[0] == came
+
+
+def test_a_sample_has_a_few_megabytes_at_most() -> None:
+    assert _first_chunks([16 << 20] * 3) == [0]
+    assert sum([1 << 20] * len(_first_chunks([1 << 20] * 100))) == SAMPLE_BYTES
+    assert len(_first_chunks([CHUNK_BYTES] * 1000)) == MAX_WANTED

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from math import inf
 from typing import Any
 
+import pytest
 import trio
-import trio.testing
 
 from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
 from protocol.transport.interface import Unreachable
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import NAME, PEERS
+from tests.protocol.blobs.swarm_table import set_up
 from tests.simulation.determinism import deterministic_trio
 
 CROWD = [PeerId(f"stranger{number}") for number in range(400)]
@@ -25,6 +27,8 @@ class Line:
 
     line_s: for how long a push has the line for itself, in turn; the rest of `push_s` is the way.
     """
+
+    uploads: Uploads
 
     def __init__(self, push_s: float, line_s: float = 0.0) -> None:
         self.push_s, self.stuck, self.line_s = push_s, set[PeerId](), line_s
@@ -57,125 +61,101 @@ class Line:
             self.under_way[peer] -= 1
 
 
-def on_line(
-    check: Callable[[Line, Uploads], Awaitable[None]], push_s: float = 1.0, line_s: float = 0.0, size: int = 100
-) -> None:
-    async def _read(name: bytes, chunk: int) -> tuple[bytes, bool] | None:
+@asynccontextmanager
+async def a_line(push_s: float = 1.0, line_s: float = 0.0, size: int = 100) -> AsyncIterator[Line]:
+    async def read(name: bytes, chunk: int) -> tuple[bytes, bool] | None:
         await trio.lowlevel.checkpoint()
         return None if chunk == 99 else (bytes(size), False)
 
-    async def main() -> None:
-        line = Line(push_s, line_s)
-        network: Any = line
-        uploads = Uploads(network, line, _read, lambda peer, name, chunk: None)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(uploads.run)
-            await check(line, uploads)
-            nursery.cancel_scope.cancel()
+    line = Line(push_s, line_s)
+    network: Any = line
+    line.uploads = Uploads(network, line, read, lambda peer, name, chunk: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(line.uploads.run)
+        yield line
+        nursery.cancel_scope.cancel()
 
+
+@pytest.fixture
+def line(how: dict[str, Any], virtual_time: None) -> Iterator[AbstractAsyncContextManager[Line]]:
     with deterministic_trio(1):
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        yield a_line(**how)
 
 
-def test_peers_take_turns() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for peer in PEERS[:2]:
-            for chunk in range(2):
-                assert uploads.want(peer, NAME, chunk)
-        await trio.sleep(3)
-        assert sorted(line.pushed) == sorted((peer, chunk) for peer in PEERS[:2] for chunk in range(2))
-        assert uploads.up_bytes == 400
-
-    on_line(check)
+async def test_what_is_queued_or_under_way_is_not_queued_again(line: Line) -> None:
+    uploads = line.uploads
+    for _ in range(5):
+        assert uploads.want(PEERS[0], NAME, 1)
+        await trio.sleep(0.1)
+    await trio.sleep(3)
+    assert line.pushed == [(PEERS[0], 1)]
 
 
-def test_what_is_queued_or_under_way_is_not_queued_again() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for _ in range(5):
-            assert uploads.want(PEERS[0], NAME, 1)
-            await trio.sleep(0.1)
-        await trio.sleep(3)
-        assert line.pushed == [(PEERS[0], 1)]
-
-    on_line(check)
-
-
-def test_beyond_a_short_queue_it_is_busy_and_who_was_turned_away_comes_first() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        ann, bob, cyn = PEERS[:3]
-        taken = [uploads.want(ann, NAME, chunk) for chunk in range(10)]
-        assert taken == [True] * LEAST_QUEUE + [False] * (10 - LEAST_QUEUE)
-        assert not uploads.want(bob, NAME, 0)
-        await trio.sleep(0.1)  # two of Ann's are under way now, and Bob and Ann wait for the two free places
-        assert uploads.want(bob, NAME, 0) and uploads.want(ann, NAME, 4)
-        assert not uploads.want(cyn, NAME, 0)
-
-    on_line(check)
+async def test_beyond_a_short_queue_it_is_busy_and_who_was_turned_away_comes_first(line: Line) -> None:
+    uploads = line.uploads
+    ann, bob, cyn = PEERS[:3]
+    taken = [uploads.want(ann, NAME, chunk) for chunk in range(10)]
+    assert taken == [True] * LEAST_QUEUE + [False] * (10 - LEAST_QUEUE)
+    assert not uploads.want(bob, NAME, 0)
+    await trio.sleep(0.1)  # two of Ann's are under way now, and Bob and Ann wait for the two free places
+    assert uploads.want(bob, NAME, 0) and uploads.want(ann, NAME, 4)
+    assert not uploads.want(cyn, NAME, 0)
 
 
-def test_a_quick_line_has_a_longer_queue() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for chunk in range(LEAST_QUEUE):
-            uploads.want(PEERS[0], NAME, chunk)
-        await trio.sleep(1)
-        assert sum(uploads.want(PEERS[0], NAME, chunk) for chunk in range(200)) == MOST_QUEUE
-
-    on_line(check, push_s=0.01)
-
-
-def test_members_go_before_strangers_and_a_crowd_takes_no_place_of_theirs() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for _ in range(3):
-            for stranger in CROWD:
-                uploads.want(stranger, NAME, 0)
-        assert uploads.want(PEERS[0], NAME, 7)
-        await trio.sleep(2.5)
-        assert (PEERS[0], 7) in line.pushed[: MOST + 1]
-        assert len(uploads._turned_away) <= MAX_REMEMBERED
-        assert sum(map(len, uploads._queues.values())) <= MOST_QUEUE + 1
-
-    on_line(check)
+@set_up(push_s=0.01)
+async def test_a_quick_line_has_a_longer_queue(line: Line) -> None:
+    uploads = line.uploads
+    for chunk in range(LEAST_QUEUE):
+        uploads.want(PEERS[0], NAME, chunk)
+    await trio.sleep(1)
+    assert sum(uploads.want(PEERS[0], NAME, chunk) for chunk in range(200)) == MOST_QUEUE
 
 
-def test_who_takes_nothing_holds_up_only_its_own() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        line.stuck = set(PEERS[:8])
-        for peer in PEERS[:8]:
-            uploads.want(peer, NAME, 0)
-        for _ in range(20):
-            uploads.want(PEERS[9], NAME, len(line.pushed))
-            await trio.sleep(2)
-        assert len(line.pushed) >= 15, "they cost some seconds"
-        for again in range(20):
-            for peer in PEERS[:8]:
-                uploads.want(peer, NAME, 1)
-            uploads.want(PEERS[9], NAME, 50 + again)
-            await trio.sleep(2)
-        assert sum(chunk >= 50 for _, chunk in line.pushed) >= 18, "and when they come again, nothing"
-        assert line.most <= MOST_WITH_STALLED
-
-    on_line(check)
+async def test_members_go_before_strangers_and_a_crowd_takes_no_place_of_theirs(line: Line) -> None:
+    uploads = line.uploads
+    for _ in range(3):
+        for stranger in CROWD:
+            uploads.want(stranger, NAME, 0)
+    assert uploads.want(PEERS[0], NAME, 7)
+    await trio.sleep(2.5)
+    assert (PEERS[0], 7) in line.pushed[: MOST + 1]
+    assert len(uploads._turned_away) <= MAX_REMEMBERED
+    assert sum(map(len, uploads._queues.values())) <= MOST_QUEUE + 1
 
 
-def test_a_chunk_that_is_gone_meanwhile_costs_nothing() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        uploads.want(PEERS[0], NAME, 99)
-        uploads.want(PEERS[0], NAME, 1)
+async def test_who_takes_nothing_holds_up_only_its_own(line: Line) -> None:
+    uploads = line.uploads
+    line.stuck = set(PEERS[:8])
+    for peer in PEERS[:8]:
+        uploads.want(peer, NAME, 0)
+    for _ in range(20):
+        uploads.want(PEERS[9], NAME, len(line.pushed))
         await trio.sleep(2)
-        assert line.pushed == [(PEERS[0], 1)]
+    assert len(line.pushed) >= 15, "they cost some seconds"
+    for again in range(20):
+        for peer in PEERS[:8]:
+            uploads.want(peer, NAME, 1)
+        uploads.want(PEERS[9], NAME, 50 + again)
+        await trio.sleep(2)
+    assert sum(chunk >= 50 for _, chunk in line.pushed) >= 18, "and when they come again, nothing"
+    assert line.most <= MOST_WITH_STALLED
 
-    on_line(check)
+
+async def test_a_chunk_that_is_gone_meanwhile_costs_nothing(line: Line) -> None:
+    uploads = line.uploads
+    uploads.want(PEERS[0], NAME, 99)
+    uploads.want(PEERS[0], NAME, 1)
+    await trio.sleep(2)
+    assert line.pushed == [(PEERS[0], 1)]
 
 
-def test_nothing_more_goes_to_one_that_is_gone() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for chunk in range(4):
-            uploads.want(PEERS[0], NAME, chunk)
-        uploads.forget(PEERS[0])
-        await trio.sleep(5)
-        assert not line.pushed and not uploads._queues and not uploads._under_way
-
-    on_line(check)
+async def test_nothing_more_goes_to_one_that_is_gone(line: Line) -> None:
+    uploads = line.uploads
+    for chunk in range(4):
+        uploads.want(PEERS[0], NAME, chunk)
+    uploads.forget(PEERS[0])
+    await trio.sleep(5)
+    assert not line.pushed and not uploads._queues and not uploads._under_way
 
 
 async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: float) -> float:
@@ -189,75 +169,65 @@ async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: flo
     return len(line.pushed) / seconds
 
 
-def test_a_long_way_to_one_peer_is_filled() -> None:
+@set_up(push_s=0.2, line_s=0.02)
+async def test_a_long_way_to_one_peer_is_filled(line: Line) -> None:
     """A line that carries 50 chunks a second, and 0.2 s until one is acknowledged."""
-
-    async def check(line: Line, uploads: Uploads) -> None:
-        assert await _serve(uploads, line, PEERS[:1], 20) > 40, "with two at a time it would be 10"
-
-    on_line(check, push_s=0.2, line_s=0.02)
+    uploads = line.uploads
+    assert await _serve(uploads, line, PEERS[:1], 20) > 40, "with two at a time it would be 10"
 
 
-def test_on_a_short_way_a_push_waits_for_few_others() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        assert await _serve(uploads, line, PEERS[:8], 20) > 49
-        assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
+@set_up(push_s=0.02, line_s=0.02)
+async def test_on_a_short_way_a_push_waits_for_few_others(line: Line) -> None:
+    uploads = line.uploads
+    assert await _serve(uploads, line, PEERS[:8], 20) > 49
+    assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
 
-    on_line(check, push_s=0.02, line_s=0.02)
 
-
-def test_members_far_away_that_withhold_their_answers_take_few_places() -> None:
+@set_up(push_s=0.02, line_s=0.02)
+async def test_members_far_away_that_withhold_their_answers_take_few_places(line: Line) -> None:
     """Twelve take what they get and never say so: two peers near by are served all the same."""
-
-    async def check(line: Line, uploads: Uploads) -> None:
-        far, near = [PeerId(f"far{number}") for number in range(12)], PEERS[:2]
-        line.stuck, line.members = {*far}, {*far}
-        for peer in far:
-            for chunk in range(8):
-                uploads.want(peer, NAME, chunk)
-            await trio.sleep(0.1)
-        before = len(line.pushed)
-        assert await _serve(uploads, line, near, 20) - before / 20 > 40
-
-    on_line(check, push_s=0.02, line_s=0.02)
+    uploads = line.uploads
+    far, near = [PeerId(f"far{number}") for number in range(12)], PEERS[:2]
+    line.stuck, line.members = {*far}, {*far}
+    for peer in far:
+        for chunk in range(8):
+            uploads.want(peer, NAME, chunk)
+        await trio.sleep(0.1)
+    before = len(line.pushed)
+    assert await _serve(uploads, line, near, 20) - before / 20 > 40
 
 
-def test_who_answers_late_fills_nobody_elses_queue() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        late, near = PeerId("late"), PEERS[:2]
-        line.stuck, line.members, line.stuck_s = {late}, {late}, 4.9
-        for chunk in range(64):
-            uploads.want(late, NAME, chunk)
-        await trio.sleep(2)
-        before = len(line.pushed)
-        await _serve(uploads, line, [late, *near], 20)
-        assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
-
-    on_line(check, push_s=0.02, line_s=0.02, size=1 << 20)
-
-
-def test_chunks_that_somebody_waits_for_go_before_spare_ones_of_all_peers() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        for chunk in range(2):
-            assert uploads.want(PEERS[0], NAME, chunk, spare=True) and uploads.want(PEERS[1], NAME, chunk, spare=True)
-        assert uploads.want(PEERS[2], NAME, 50) and uploads.want(PEERS[2], NAME, 51)
-        assert uploads.want(PEERS[3], NAME, 60)
-        assert uploads.want(PEERS[0], NAME, 1), "it was queued as spare"
-        await trio.sleep(30)
-        awaited = {(PEERS[2], 50), (PEERS[2], 51), (PEERS[3], 60), (PEERS[0], 1)}
-        assert {*line.pushed[:4]} == awaited and len(line.pushed) == 7
-
-    on_line(check)
+@set_up(push_s=0.02, line_s=0.02, size=1 << 20)
+async def test_who_answers_late_fills_nobody_elses_queue(line: Line) -> None:
+    uploads = line.uploads
+    late, near = PeerId("late"), PEERS[:2]
+    line.stuck, line.members, line.stuck_s = {late}, {late}, 4.9
+    for chunk in range(64):
+        uploads.want(late, NAME, chunk)
+    await trio.sleep(2)
+    before = len(line.pushed)
+    await _serve(uploads, line, [late, *near], 20)
+    assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
 
 
-def test_copies_for_members_and_chunks_for_strangers_take_turns() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        stranger, taken = CROWD[0], Counter[PeerId]()
-        for _ in range(40):
-            for peer in (PEERS[0], stranger):
-                taken[peer] += uploads.want(peer, NAME, taken[peer], spare=peer == PEERS[0])
-            await trio.sleep(0.5)
-        got = Counter(peer for peer, _ in line.pushed)
-        assert 0.5 < got[PEERS[0]] / got[stranger] < 2.0
+async def test_chunks_that_somebody_waits_for_go_before_spare_ones_of_all_peers(line: Line) -> None:
+    uploads = line.uploads
+    for chunk in range(2):
+        assert uploads.want(PEERS[0], NAME, chunk, spare=True) and uploads.want(PEERS[1], NAME, chunk, spare=True)
+    assert uploads.want(PEERS[2], NAME, 50) and uploads.want(PEERS[2], NAME, 51)
+    assert uploads.want(PEERS[3], NAME, 60)
+    assert uploads.want(PEERS[0], NAME, 1), "it was queued as spare"
+    await trio.sleep(30)
+    awaited = {(PEERS[2], 50), (PEERS[2], 51), (PEERS[3], 60), (PEERS[0], 1)}
+    assert {*line.pushed[:4]} == awaited and len(line.pushed) == 7
 
-    on_line(check)
+
+async def test_copies_for_members_and_chunks_for_strangers_take_turns(line: Line) -> None:
+    uploads = line.uploads
+    stranger, taken = CROWD[0], Counter[PeerId]()
+    for _ in range(40):
+        for peer in (PEERS[0], stranger):
+            taken[peer] += uploads.want(peer, NAME, taken[peer], spare=peer == PEERS[0])
+        await trio.sleep(0.5)
+    got = Counter(peer for peer, _ in line.pushed)
+    assert 0.5 < got[PEERS[0]] / got[stranger] < 2.0

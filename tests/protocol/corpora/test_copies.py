@@ -24,6 +24,8 @@ from protocol.wire.identity import PeerId
 from tests.protocol.corpora.block_table import BlockTable, Reader, block_table
 from tests.protocol.corpora.corpora import a_corpus
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 CORPUS = a_corpus((80_000, 40_000), block_tokens=4096, shard_blocks=8, held_out=5_000)
 WHOLE = CORPUS.all_blocks()
 SPACE = sum(map(space_of, WHOLE))

@@ -23,6 +23,8 @@ from tests.protocol.corpora.corpora import a_corpus
 from tests.protocol.corpora.web import Manner, Site, files_of
 from tests.tiers import first_fast
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 CORPUS = a_corpus((80_000, 40_000), block_tokens=4096, shard_blocks=8, held_out=5_000)
 SIZE = 8192
 

@@ -42,6 +42,8 @@ from tests.protocol.corpora import web
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 from tests.protocol.corpora.web import OTHER_PUBLIC, PRIVATE, PUBLIC, Manner, Site, Web, files_of, on_the_web
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 # -- ranges ---------------------------------------------------------------------------------------------------------------
 
 CONTENT = bytes(range(256)) * 256

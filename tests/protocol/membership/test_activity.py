@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
@@ -57,7 +58,8 @@ def test_only_changes_are_emitted() -> None:
     assert events == [PhaseChanged("ready", "waiting for members", text) for text in ("waiting for 2", "waiting for 1")]
 
 
-def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
+@pytest.mark.usefixtures("virtual_time")
+async def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
     async def waited_s(phase: Phase) -> float:
         activity = Activity(lambda event: None)
         show(activity, phase)
@@ -65,11 +67,8 @@ def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
         await activity.until_urgent(2.0)
         return trio.current_time() - begun
 
-    async def main() -> None:
-        phases = Phase.READY, Phase.VOTING, Phase.COMPUTING, Phase.PAUSED
-        assert [await waited_s(phase) for phase in phases] == [2, 2, 0, 0]
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    phases = Phase.READY, Phase.VOTING, Phase.COMPUTING, Phase.PAUSED
+    assert [await waited_s(phase) for phase in phases] == [2, 2, 0, 0]
 
 
 def test_a_stage_of_a_round_is_no_reason_to_be_idle_while_it_trains_ahead() -> None:

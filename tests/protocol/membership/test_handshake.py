@@ -1,4 +1,4 @@
-"""The handshake of a run by token, hour by hour."""
+"""The handshake of a run by token, hour by hour, and the bounded places of its guests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from protocol.chain.history import History
 from protocol.chain.records import genesis_tip
 from protocol.chain.store import Store
 from protocol.membership.activity import Activity
-from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
-from protocol.run.admission import bearer_token, bound_token, make_hello, make_proof
+from protocol.membership.handshake import COMING_IN_S, MAX_GUESTS, NO_RECORDS, Guests, Handshake
+from protocol.run.admission import AdmittedBy, bearer_token, bound_token, make_hello, make_proof
 from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
-from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
@@ -88,12 +88,6 @@ def test_an_accepted_admission_brings_an_allowance_of_its_own_and_a_refused_one_
     assert anyones.may_speak(GUEST) and not anyones.has_allowance(GUEST)
 
 
-def test_a_seed_is_heard_and_in_no_record(tmp_path: Path) -> None:
-    handshake = opened(tmp_path, Clock())
-    knock(handshake, GUEST, proof(role=Role.SEED), Role.SEED)
-    assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
-
-
 @pytest.mark.parametrize("shown", [proof(), bearer(GUEST)], ids=["bound", "bearer"])
 def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock())
@@ -102,16 +96,6 @@ def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path:
         knock(handshake, OTHER, shown)
     handshake.meet(OTHER, ready(shown))
     assert not handshake.may_speak(OTHER) and not handshake.may_be_named(OTHER, ready(shown))
-
-
-def test_a_bearer_token_has_room_for_its_uses_and_pushes_out_no_other_guest(tmp_path: Path) -> None:
-    handshake = opened(tmp_path, Clock())
-    knock(handshake, GUEST, proof())
-    crowd = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(100, 110)]
-    for peer in crowd:
-        knock(handshake, peer, bearer(peer))
-    assert [peer for peer in crowd if handshake.may_speak(peer)] == crowd[-2:]
-    assert handshake.may_speak(GUEST)
 
 
 def test_a_ready_for_our_tip_brings_the_proof_of_a_peer_that_we_have_not_met(tmp_path: Path) -> None:
@@ -194,3 +178,44 @@ def test_who_has_no_record_hears_those_whom_its_invitation_names_and_tells_other
     with pytest.raises(Refused) as refusal:
         knock(handshake, OTHER, proof(OTHER, expires=1))
     assert str(refusal.value).endswith(NO_RECORDS) and len(str(refusal.value)) <= 300
+
+
+def by(token: int, uses: int = 1) -> AdmittedBy:
+    return AdmittedBy(hash_bytes("token", bytes([token])), uses=uses)
+
+
+def named(*numbers: int) -> list[PeerId]:
+    return [PeerId(f"peer {number}") for number in numbers]
+
+
+def test_a_bearer_token_has_as_many_places_as_uses_and_the_longest_known_makes_room() -> None:
+    guests = Guests(lambda peer: False)
+    one, two, three, four = named(1, 2, 3, 4)
+    for peer in (one, two, three):
+        assert guests.add(peer, b"", by(1, uses=3))
+    assert guests.add(one, b"", by(1, uses=3)) and guests.add(four, b"", by(1, uses=3))
+    assert [guests.get(peer) is not None for peer in (one, two, three, four)] == [True, False, True, True]
+
+
+def test_members_keep_their_places_and_so_a_tokens_uses_end() -> None:
+    one, two, three = named(1, 2, 3)
+    members = {one}
+    guests = Guests(members.__contains__)
+    for peer in (one, two, three):
+        assert guests.add(peer, b"", by(1, uses=2))
+    assert guests.get(one) is not None and guests.get(two) is None
+    members.add(three)
+    assert not guests.add(two, b"", by(1, uses=2)), "two members came with it"
+    assert guests.get(two) is None and guests.add(two, b"", by(2))
+    members.add(two)
+    assert guests.add(two, b"", by(1, uses=2)), "a member comes in whatever it shows"
+
+
+def test_a_crowd_with_one_token_pushes_out_nobody_else() -> None:
+    guests = Guests(lambda peer: False)
+    honest = named(*range(50))
+    for number, peer in enumerate(honest):
+        assert guests.add(peer, b"", by(number))
+    for peer in named(*range(1000, 1000 + 2 * MAX_GUESTS)):
+        assert guests.add(peer, b"", by(100, uses=4096))
+    assert len(guests) == MAX_GUESTS and all(guests.get(peer) is not None for peer in honest)

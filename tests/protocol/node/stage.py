@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import trio
-import trio.testing
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
@@ -30,8 +28,8 @@ from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, pack
 from protocol.wire.presence import Role
-from tests.protocol.chains import a_replica, a_run
-from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
+from tests.protocol.chains import a_replica
+from tests.protocol.peers import ME, TableNetwork, a_first_ready, a_session, at_once
 
 
 class StageNetwork(TableNetwork):
@@ -51,8 +49,7 @@ class StageNetwork(TableNetwork):
 class Stage:
     """A peer that has just begun: no round runs."""
 
-    def __init__(self, folder: Path, signed: SignedManifest | None = None) -> None:
-        signed = signed or a_run(ANN)
+    def __init__(self, folder: Path, signed: SignedManifest) -> None:
         self.run, self.events, self.network = signed.run, list[Event](), StageNetwork()
         self.replica = replica = a_replica(signed, folder)
         session, history = a_session(self.run, self.network, self.events), replica.history
@@ -93,16 +90,13 @@ class Stage:
         return TwoStatements(first=self.said(liar, self.ready()), second=self.said(liar, self.ready(tokens=16)))
 
 
-def on_stage(folder: Path, check: Callable[[Stage], Awaitable[None]], signed: SignedManifest | None = None) -> None:
-    """Run `check` in virtual time, while the stage is open."""
-
-    async def main() -> None:
-        stage = Stage(folder, signed)
-        try:
-            async with stage.router.open() as nursery:
-                await check(stage)
-                nursery.cancel_scope.cancel()
-        finally:
-            stage.replica.state.close()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@asynccontextmanager
+async def a_stage(folder: Path, signed: SignedManifest) -> AsyncIterator[Stage]:
+    """A stage that is open, in virtual time."""
+    stage = Stage(folder, signed)
+    try:
+        async with stage.router.open() as nursery:
+            yield stage
+            nursery.cancel_scope.cancel()
+    finally:
+        stage.replica.state.close()

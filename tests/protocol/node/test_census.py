@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
-import trio.testing
 
 from protocol.corpora.copies import COPIES
 from protocol.corpora.store import BlockCache, BlockStore
@@ -73,82 +74,71 @@ class Room:
         self.network.answers[peer] = answer
 
 
-def in_room(folder: Path, check: Callable[[Room], Awaitable[None]], admission: Admission = Admission.OPEN) -> None:
-    async def main() -> None:
-        room = Room(folder, admission)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(room.census.run)
-            await check(room)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@asynccontextmanager
+async def a_room(folder: Path, admission: Admission) -> AsyncIterator[Room]:
+    room = Room(folder, admission)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(room.census.run)
+        yield room
+        nursery.cancel_scope.cancel()
 
 
-def test_copies_are_counted_by_bytes_and_the_dead_no_longer_count(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        for block in CORPUS.all_blocks()[:2]:
-            room.cache.put(block, CORPUS.bytes_of(block))
-        room.answers(ANN.peer_id, ALL)
-        room.answers(BOB.peer_id, 1, files=False)
-        await trio.sleep(40)
-        told, mean = room.census.status(), sum(block.size for block in CORPUS.all_blocks()) / COUNT
-        assert told is not None and (told.peers, told.answered, told.wanted) == (3, 3, COPIES)
-        assert told.total_bytes == FILES + round(COUNT * mean) and told.missing_bytes == 0
-        assert told.lone_bytes == round((COUNT - 2) * mean) and told.here_only_bytes == 0
-        assert told.short_bytes == FILES + round((COUNT - 1) * mean)
-        room.gone.add(ANN.peer_id)
-        told = room.census.status()
-        assert told is not None and told.missing_bytes == round((COUNT - 2) * mean) and told.wanted == 2
-        assert told.here_only_bytes == FILES + round(mean), "the files and a block"
-        lost = CORPUS.all_blocks()[5]
-        assert room.census.shown().lacks(lost) and room.census.last_holders(lost) == [ANN.peer_id]
-
-    in_room(tmp_path, check)
+@pytest.fixture
+def room(tmp_path: Path, virtual_time: None) -> AbstractAsyncContextManager[Room]:
+    return a_room(tmp_path, Admission.OPEN)
 
 
-def test_strangers_of_an_open_run_do_not_count_but_keep_a_block_from_being_lost(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        room.answers(CID.peer_id, ALL)
-        await trio.sleep(40)
-        told, others = room.census.status(), room.census.others()
-        assert told is not None and told.peers == 1 and told.missing_bytes > 0
-        assert not others.peers and not others.counts.at_least[0] and others.shown == ALL
-        assert not any(map(room.census.shown().lacks, CORPUS.all_blocks()))
-
-    async def check_admitted(room: Room) -> None:
-        room.answers(CID.peer_id, ALL)
-        await trio.sleep(40)
-        assert room.census.others().counts.at_least == (ALL, 0, 0)
-
-    in_room(tmp_path / "open", check)
-    in_room(tmp_path / "invite", check_admitted, Admission.INVITE)
-
-
-def test_damaged_answers_are_dropped_and_silent_peers_delay_nobody(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        room.answers(ANN.peer_id, bytes(MAX_HOLDINGS_BYTES))
-        room.answers(BOB.peer_id, ALL)
-
-        async def silent(kind: str, data: bytes) -> bytes:
-            await trio.sleep_forever()
-            return b""
-
-        room.network.answers[CID.peer_id] = silent
-        with trio.move_on_after(5):
-            await room.census.counted.wait()
-        (dropped,) = {event.peer for event in room.events if isinstance(event, Dropped)}
-        assert dropped == ANN.peer_id
-
-    in_room(tmp_path, check)
-
-
-def test_a_peer_answers_with_what_it_has(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        block = CORPUS.all_blocks()[3]
+async def test_copies_are_counted_by_bytes_and_the_dead_no_longer_count(room: Room) -> None:
+    for block in CORPUS.all_blocks()[:2]:
         room.cache.put(block, CORPUS.bytes_of(block))
-        await trio.sleep(1)
-        raw = await room.census.answer_holdings(ANN.peer_id, HoldingsRequest())
-        reply = HoldingsReply.model_validate(HoldingsReply(files=True, start=True, blocks=(8).to_bytes(3, "little")))
-        assert raw == reply.encode()
+    room.answers(ANN.peer_id, ALL)
+    room.answers(BOB.peer_id, 1, files=False)
+    await trio.sleep(40)
+    told, mean = room.census.status(), sum(block.size for block in CORPUS.all_blocks()) / COUNT
+    assert told is not None and (told.peers, told.answered, told.wanted) == (3, 3, COPIES)
+    assert told.total_bytes == FILES + round(COUNT * mean) and told.missing_bytes == 0
+    assert told.lone_bytes == round((COUNT - 2) * mean) and told.here_only_bytes == 0
+    assert told.short_bytes == FILES + round((COUNT - 1) * mean)
+    room.gone.add(ANN.peer_id)
+    told = room.census.status()
+    assert told is not None and told.missing_bytes == round((COUNT - 2) * mean) and told.wanted == 2
+    assert told.here_only_bytes == FILES + round(mean), "the files and a block"
+    lost = CORPUS.all_blocks()[5]
+    assert room.census.shown().lacks(lost) and room.census.last_holders(lost) == [ANN.peer_id]
 
-    in_room(tmp_path, check)
+
+async def test_strangers_of_an_open_run_do_not_count_but_keep_a_block_from_being_lost(room: Room, tmp_path: Path) -> None:
+    room.answers(CID.peer_id, ALL)
+    await trio.sleep(40)
+    told, others = room.census.status(), room.census.others()
+    assert told is not None and told.peers == 1 and told.missing_bytes > 0
+    assert not others.peers and not others.counts.at_least[0] and others.shown == ALL
+    assert not any(map(room.census.shown().lacks, CORPUS.all_blocks()))
+    async with a_room(tmp_path / "invite", Admission.INVITE) as admitted:
+        admitted.answers(CID.peer_id, ALL)
+        await trio.sleep(40)
+        assert admitted.census.others().counts.at_least == (ALL, 0, 0)
+
+
+async def test_damaged_answers_are_dropped_and_silent_peers_delay_nobody(room: Room) -> None:
+    room.answers(ANN.peer_id, bytes(MAX_HOLDINGS_BYTES))
+    room.answers(BOB.peer_id, ALL)
+
+    async def silent(kind: str, data: bytes) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    room.network.answers[CID.peer_id] = silent
+    with trio.move_on_after(5):
+        await room.census.counted.wait()
+    (dropped,) = {event.peer for event in room.events if isinstance(event, Dropped)}
+    assert dropped == ANN.peer_id
+
+
+async def test_a_peer_answers_with_what_it_has(room: Room) -> None:
+    block = CORPUS.all_blocks()[3]
+    room.cache.put(block, CORPUS.bytes_of(block))
+    await trio.sleep(1)
+    raw = await room.census.answer_holdings(ANN.peer_id, HoldingsRequest())
+    reply = HoldingsReply.model_validate(HoldingsReply(files=True, start=True, blocks=(8).to_bytes(3, "little")))
+    assert raw == reply.encode()

@@ -23,7 +23,8 @@ from tests.attacks.questions import large_motion
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 108)]
 RUN = a_run(ANN, BOB)
 """Founded by Ann and Bob, so strangers are all others."""
@@ -94,29 +95,26 @@ def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path:
 
 
 @pytest.mark.parametrize("admission", Admission)
-def test_members_that_are_no_longer_active_have_an_allowance_where_keys_cost_an_admission(
+async def test_members_that_are_no_longer_active_have_an_allowance_where_keys_cost_an_admission(
     tmp_path: Path, admission: Admission
 ) -> None:
-    async def main() -> None:
-        replica = a_replica(a_run(ANN, BOB, admission=admission, allowlist=LISTED[admission]), tmp_path)
-        session = a_session(replica.signed.run, TableNetwork(), list[Event]())
-        node = Node(session, replica, None, NodeSettings("me", Role.TRAINER, "0", 1), at_once)
-        newcomer, passer = (each.peer_id for each in STRANGERS[:2])
-        founders = [ANN.peer_id, BOB.peer_id]
+    replica = a_replica(a_run(ANN, BOB, admission=admission, allowlist=LISTED[admission]), tmp_path)
+    session = a_session(replica.signed.run, TableNetwork(), list[Event]())
+    node = Node(session, replica, None, NodeSettings("me", Role.TRAINER, "0", 1), at_once)
+    newcomer, passer = (each.peer_id for each in STRANGERS[:2])
+    founders = [ANN.peer_id, BOB.peer_id]
 
-        def have() -> list[PeerId]:
-            return [peer for peer in (*founders, newcomer, passer) if node.router.has_allowance(peer)]
+    def have() -> list[PeerId]:
+        return [peer for peer in (*founders, newcomer, passer) if node.router.has_allowance(peer)]
 
-        assert have() == (founders if admission is not Admission.ALLOWLIST else [*founders, newcomer])
-        grow(replica, 1, [ANN, STRANGERS[0]], voters=[ANN, BOB])
-        assert have() == [*founders, newcomer]
-        grow(replica, 1, [ANN, BOB], voters=[ANN, BOB])
-        assert have() == (founders if admission is Admission.OPEN else [*founders, newcomer])
-        assert node.router.has_member(newcomer) and not node.router.has_member(passer)
-        assert node._swarm.reliability.is_proven(newcomer) is (admission is not Admission.OPEN)
-        replica.state.close()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert have() == (founders if admission is not Admission.ALLOWLIST else [*founders, newcomer])
+    grow(replica, 1, [ANN, STRANGERS[0]], voters=[ANN, BOB])
+    assert have() == [*founders, newcomer]
+    grow(replica, 1, [ANN, BOB], voters=[ANN, BOB])
+    assert have() == (founders if admission is Admission.OPEN else [*founders, newcomer])
+    assert node.router.has_member(newcomer) and not node.router.has_member(passer)
+    assert node._swarm.reliability.is_proven(newcomer) is (admission is not Admission.OPEN)
+    replica.state.close()
 
 
 async def in_a_group(work: Callable[[], Awaitable[None]], group: TaskGroup, nursery: trio.Nursery) -> None:
@@ -137,27 +135,23 @@ async def while_the_answer_goes_on(work: Callable[[], Awaitable[None]], group: T
 
 
 @pytest.mark.parametrize("begin", [in_a_group, in_a_nursery, two_tasks_deep, while_the_answer_goes_on])
-def test_work_that_an_answer_begins_and_does_not_await_is_ours(begin: Callable[..., Awaitable[None]]) -> None:
+async def test_work_that_an_answer_begins_and_does_not_await_is_ours(begin: Callable[..., Awaitable[None]]) -> None:
     """Averages that a goodbye completes, for example, and the conviction of a liar."""
+    ledger, offload, done, group = Ledger(), charged(at_once), list[str](), TaskGroup()
 
-    async def main() -> None:
-        ledger, offload, done, group = Ledger(), charged(at_once), list[str](), TaskGroup()
+    def awaited() -> None:
+        done.append("awaited")
 
-        def awaited() -> None:
-            done.append("awaited")
+    def begun() -> None:
+        done.append("begun")
 
-        def begun() -> None:
-            done.append("begun")
+    async def work() -> None:
+        await offload(begun)
 
-        async def work() -> None:
-            await offload(begun)
-
-        async with group.open() as nursery:
-            with charging(ledger):
-                await begin(work, group, nursery)
-                await offload(awaited)
+    async with group.open() as nursery:
+        with charging(ledger):
+            await begin(work, group, nursery)
             await offload(awaited)
-        assert sorted(done) == ["awaited", "awaited", "begun"]
-        assert ledger.paid == ["awaited"]
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        await offload(awaited)
+    assert sorted(done) == ["awaited", "awaited", "begun"]
+    assert ledger.paid == ["awaited"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from math import inf, log, nan
 from pathlib import Path
@@ -19,7 +19,7 @@ from protocol.allreduce.assignment import is_committed
 from protocol.chain.base import Base
 from protocol.chain.leases import LeasePool, Leases, count_rows, stretches_in
 from protocol.chain.records import check_claims
-from protocol.events.events import ComputeProgress, Event, Notice, PhaseChanged
+from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.events.status import WhyIdle
 from protocol.formats.results import SourceLoss
 from protocol.membership.activity import Activity
@@ -36,10 +36,11 @@ from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, SourceMean, UsedBatch, learned_from, losses_in, member_of
 from protocol.wire.presence import Phase, Role
-from tests.protocol.chains import a_replica, a_run, next_commit
+from tests.protocol.chains import a_replica, a_run, in_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 from tests.simulation.world import simulated_run
 
+STREAMED, WAITING = simulated_run(fragments=2, delay=5), simulated_run(fragments=2, delay=0)
 STATE = Hash(b"\x03" * 32)
 MEMBERS = tuple(sorted(each.peer_id for each in (ANN, BOB, ME)))
 FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
@@ -82,7 +83,7 @@ class Trainer:
 
 
 class Table:
-    def __init__(self, folder: Path, with_trainer: bool, signed: SignedManifest) -> None:
+    def __init__(self, folder: Path, signed: SignedManifest, with_trainer: bool) -> None:
         self.replica, self.events = a_replica(signed, folder), list[Event]()
         self.manifest, self.work = self.replica.manifest, Work(self.replica.layouts.contribution)
         self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
@@ -94,85 +95,42 @@ class Table:
         self.contributor = Contributor(session, self.replica, settings, at_once, self.own, amendments)
 
 
-def on_table(
-    folder: Path,
-    check: Callable[[Table], Awaitable[None]],
-    *,
-    with_trainer: bool = True,
-    signed: SignedManifest | None = None,
+@asynccontextmanager
+async def a_table(folder: Path, signed: SignedManifest, *, with_trainer: bool = True) -> AsyncIterator[Table]:
+    table = Table(folder, signed, with_trainer)
+    yield table
+    table.replica.state.close()
+
+
+@pytest.fixture
+def table(tmp_path: Path, signed: SignedManifest, virtual_time: None) -> AbstractAsyncContextManager[Table]:
+    return a_table(tmp_path, signed)
+
+
+async def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_others_on_rows_behind_those(
+    table: Table,
 ) -> None:
-    async def main() -> None:
-        table = Table(folder, with_trainer, signed or a_run(ANN))
-        await check(table)
-        table.replica.state.close()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_others_on_rows_behind_those(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        steps, spares = table.manifest.rounds.inner_steps, table.manifest.rounds.max_members
-        rows = steps * table.manifest.data.sequences_per_step
-        others = tuple(peer for peer in MEMBERS if peer != ME.peer_id)
-        pool = LeasePool(90 * rows, ((0, rows // 2), (rows, 9 * rows)))
-        member = replace(FAR, leases=Leases(pool, Hash(b"\x05" * 32)))
-        for base in (member, *(Base(7, 0, Hash(bytes([draw]) * 32), others) for draw in range(20))):
-            assert await table.contributor.compute(base, table.work) is not None
-        first, *strangers = table.trainer.tasks
-        assert first.rows == pool.lease(member.slot(table.manifest, ME.peer_id), rows)
-        assert member.slot(table.manifest, ME.peer_id) < 3 and (first.steps, first.first_step) == (steps, 7 * steps)
-        starts = [start for task in strangers for start, _ in task.rows]
-        assert all(start % (3 * rows) == 2 * rows and start < 3 * spares * rows for start in starts)
-        assert len(set(starts)) > 10, "each tip draws another one"
-
-    on_table(tmp_path, check)
+    steps, spares = table.manifest.rounds.inner_steps, table.manifest.rounds.max_members
+    rows = steps * table.manifest.data.sequences_per_step
+    others = tuple(peer for peer in MEMBERS if peer != ME.peer_id)
+    pool = LeasePool(90 * rows, ((0, rows // 2), (rows, 9 * rows)))
+    member = replace(FAR, leases=Leases(pool, Hash(b"\x05" * 32)))
+    for base in (member, *(Base(7, 0, Hash(bytes([draw]) * 32), others) for draw in range(20))):
+        assert await table.contributor.compute(base, table.work) is not None
+    first, *strangers = table.trainer.tasks
+    assert first.rows == pool.lease(member.slot(table.manifest, ME.peer_id), rows)
+    assert member.slot(table.manifest, ME.peer_id) < 3 and (first.steps, first.first_step) == (steps, 7 * steps)
+    starts = [start for task in strangers for start, _ in task.rows]
+    assert all(start % (3 * rows) == 2 * rows and start < 3 * spares * rows for start in starts)
+    assert len(set(starts)) > 10, "each tip draws another one"
 
 
-def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path, signed: SignedManifest) -> None:
+    async with a_table(tmp_path, signed, with_trainer=False) as table:
         assert not table.contributor.computes
         assert await table.contributor.compute(FAR, table.work) is None
         assert table.activity.phase is Phase.SEEDING and table.trainer.tasks == []
-
-    on_table(tmp_path, check, with_trainer=False)
-
-
-def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.trainer.deaths.append(TrainerDied("killed"))
-        assert await table.contributor.compute(FAR, table.work) is not None
-        first, second = table.trainer.tasks
-        assert first == second, "without a record of ours there are no limits"
-        assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
-
-    on_table(tmp_path, check)
-
-
-def test_a_round_says_that_the_trainer_starts_before_it_says_that_it_trains(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        trainer, train = table.trainer, table.trainer.compute
-        trainer.pid, trainer.ended, trainer.lasts_s = None, "", 5.0
-
-        async def started() -> None:
-            await trio.sleep(20)
-            trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
-            await trio.sleep(20)
-            trainer.pid = 1
-
-        async def compute(*args: Any) -> Contribution:
-            await started()
-            return await train(*args)
-
-        with patch.object(trainer, "compute", compute):
-            assert await table.contributor.compute(FAR, table.work) is not None
-        told = [(event.phase, event.why_idle, event.detail) for event in table.events if isinstance(event, PhaseChanged)]
-        assert told == [
-            ("computing", "starting", "the trainer starts and reads the model"),
-            ("computing", "trainer restarting", trainer.ended),
-            ("computing", "", ""),
-        ]
-
-    on_table(tmp_path, check)
 
 
 def limits_told(table: Table) -> list[tuple[int, float, float]]:
@@ -190,56 +148,46 @@ def after_our_record(table: Table, loss: float, norm: float) -> Base:
 
 
 @pytest.mark.parametrize("ends", [["killed by signal 9"], ["killed by signal 9", "out of memory", "loss is nan at step 3"]])
-def test_a_trainer_that_dies_of_something_else_does_its_round_again_within_the_same_limits(
-    tmp_path: Path, ends: list[str]
+async def test_a_trainer_that_dies_of_something_else_does_its_round_again_within_the_same_limits(
+    table: Table, ends: list[str]
 ) -> None:
-    async def check(table: Table) -> None:
-        with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-            table.trainer.deaths += map(TrainerDied, ends)
-            assert await table.contributor.compute(FAR, table.work) is not None
-        assert limits_told(table) == [(7, 3.0, 4.0)] * (len(ends) + 1)
-
-    on_table(tmp_path, check)
+    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
+        table.trainer.deaths += map(TrainerDied, ends)
+        assert await table.contributor.compute(FAR, table.work) is not None
+    assert limits_told(table) == [(7, 3.0, 4.0)] * (len(ends) + 1)
 
 
-def test_a_round_that_exceeds_the_limits_once_is_contributed_if_its_second_try_keeps_to_them(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-            table.trainer.deaths += [LimitsExceeded("its norm is 9"), TrainerDied("killed")]
-            assert await table.contributor.compute(FAR, table.work) is not None
-            assert await table.contributor.compute(replace(FAR, round=8), table.work) is not None
-        assert limits_told(table) == [(7, 3.0, 4.0)] * 3 + [(8, 3.0, 4.0)]
-        assert not [event for event in table.events if isinstance(event, Notice)]
-
-    on_table(tmp_path, check)
+async def test_a_round_that_exceeds_the_limits_once_is_contributed_if_its_second_try_keeps_to_them(table: Table) -> None:
+    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
+        table.trainer.deaths += [LimitsExceeded("its norm is 9"), TrainerDied("killed")]
+        assert await table.contributor.compute(FAR, table.work) is not None
+        assert await table.contributor.compute(replace(FAR, round=8), table.work) is not None
+    assert limits_told(table) == [(7, 3.0, 4.0)] * 3 + [(8, 3.0, 4.0)]
+    assert not [event for event in table.events if isinstance(event, Notice)]
 
 
-def test_a_round_of_which_two_tries_exceed_the_limits_is_not_contributed_and_the_next_one_has_none(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        base = after_our_record(table, 9.0, 1e6)
-        table.trainer.deaths += [LimitsExceeded("its norm is 9"), LimitsExceeded("its norm is 8")]
-        assert await table.contributor.compute(base, table.work) is None
-        assert await table.contributor.compute(base, table.work) is None, "nor is it tried again"
-        assert limits_told(table) == [(1, 18.0, 32e6)] * 2
-        [told] = [event for event in table.events if isinstance(event, Notice)]
-        assert told.level == "warning" and told.text.startswith("round 1: two tries exceeded the limits")
-        assert await table.contributor.compute(replace(base, round=2), table.work) is not None
-        assert limits_told(table)[2:] == [(2, inf, inf)]
+async def test_a_round_of_which_two_tries_exceed_the_limits_is_not_contributed_and_the_next_one_has_none(
+    table: Table,
+) -> None:
+    base = after_our_record(table, 9.0, 1e6)
+    table.trainer.deaths += [LimitsExceeded("its norm is 9"), LimitsExceeded("its norm is 8")]
+    assert await table.contributor.compute(base, table.work) is None
+    assert await table.contributor.compute(base, table.work) is None, "nor is it tried again"
+    assert limits_told(table) == [(1, 18.0, 32e6)] * 2
+    [told] = [event for event in table.events if isinstance(event, Notice)]
+    assert told.level == "warning" and told.text.startswith("round 1: two tries exceeded the limits")
+    assert await table.contributor.compute(replace(base, round=2), table.work) is not None
+    assert limits_told(table)[2:] == [(2, inf, inf)]
 
-    on_table(tmp_path, check)
 
-
-def test_after_a_round_that_was_given_up_only_the_records_since_then_set_limits(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        base = after_our_record(table, 9.0, 1e6)
-        table.trainer.deaths += [LimitsExceeded("its loss is 99"), LimitsExceeded("its loss is 99")]
-        assert await table.contributor.compute(base, table.work) is None
-        for loss in (99.0, 98.0):
-            base = after_our_record(table, loss, 1.0)
-        assert await table.contributor.compute(base, table.work) is not None
-        assert limits_told(table)[2][1] == 198.0
-
-    on_table(tmp_path, check)
+async def test_after_a_round_that_was_given_up_only_the_records_since_then_set_limits(table: Table) -> None:
+    base = after_our_record(table, 9.0, 1e6)
+    table.trainer.deaths += [LimitsExceeded("its loss is 99"), LimitsExceeded("its loss is 99")]
+    assert await table.contributor.compute(base, table.work) is None
+    for loss in (99.0, 98.0):
+        base = after_our_record(table, loss, 1.0)
+    assert await table.contributor.compute(base, table.work) is not None
+    assert limits_told(table)[2][1] == 198.0
 
 
 def test_only_our_own_entries_limit_a_round(tmp_path: Path) -> None:
@@ -259,103 +207,82 @@ def test_only_our_own_entries_limit_a_round(tmp_path: Path) -> None:
     assert calm.norm == pytest.approx(explained), "a return to the peak rate is no damage"
 
 
-def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        made = Contribution(7, 80, 10, 2.0, 1.0, memoryview(table.trainer.data))
-        read = [SourceLoss("web", 60, 2.5), SourceLoss("code", 20, 1.0), SourceLoss("else", 9, 1.0)]
-        stated = replace(made, losses=(*read, SourceLoss("books", 5, nan)))
-        for names, losses in ((["code", "web", "books"], [SourceMean(0, 20, 1.0), SourceMean(1, 60, 2.5)]), (["web"], [])):
-            sources = [SourceSection(name=name, rows=9) for name in names]
-            data = table.manifest.data.model_copy(update={"sources": sources})
-            manifest = table.manifest.model_copy(update={"data": data})
-            mixing = replace(table.replica, signed=replace(table.replica.signed, manifest=manifest))
-            with patch.object(table.contributor, "_replica", mixing):
-                ready, _ = await table.contributor.commit(FAR, Work(table.replica.layouts.contribution), stated, STATE)
-            assert losses_in(ready.losses) == losses
-
-    on_table(tmp_path, check)
+async def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(table: Table) -> None:
+    made = Contribution(7, 80, 10, 2.0, 1.0, memoryview(table.trainer.data))
+    read = [SourceLoss("web", 60, 2.5), SourceLoss("code", 20, 1.0), SourceLoss("else", 9, 1.0)]
+    stated = replace(made, losses=(*read, SourceLoss("books", 5, nan)))
+    for names, losses in ((["code", "web", "books"], [SourceMean(0, 20, 1.0), SourceMean(1, 60, 2.5)]), (["web"], [])):
+        sources = [SourceSection(name=name, rows=9) for name in names]
+        data = table.manifest.data.model_copy(update={"sources": sources})
+        manifest = table.manifest.model_copy(update={"data": data})
+        mixing = replace(table.replica, signed=replace(table.replica.signed, manifest=manifest))
+        with patch.object(table.contributor, "_replica", mixing):
+            ready, _ = await table.contributor.commit(FAR, Work(table.replica.layouts.contribution), stated, STATE)
+        assert losses_in(ready.losses) == losses
 
 
 @pytest.mark.parametrize(("ahead", "left"), [(0, 10), (1, 8), (5, 4), (9, 1), (10, 1), (999, 1)])
-def test_who_begins_late_does_fewer_steps(tmp_path: Path, ahead: int, left: int) -> None:
-    async def check(table: Table) -> None:
-        assert table.manifest.rounds.inner_steps == 10
-        assert await table.contributor.compute(FAR, table.work, lambda: ahead) is not None
-        [task] = table.trainer.tasks
-        assert (task.steps, task.first_step, table.work.wanted) == (left, 7 * 10, left)
-        assert count_rows(task.rows) == left * table.manifest.data.sequences_per_step
-        assert [event.total_steps for event in table.events if isinstance(event, ComputeProgress)] == [left]
-
-    on_table(tmp_path, check)
+async def test_who_begins_late_does_fewer_steps(table: Table, ahead: int, left: int) -> None:
+    assert table.manifest.rounds.inner_steps == 10
+    assert await table.contributor.compute(FAR, table.work, lambda: ahead) is not None
+    [task] = table.trainer.tasks
+    assert (task.steps, task.first_step, table.work.wanted) == (left, 7 * 10, left)
+    assert count_rows(task.rows) == left * table.manifest.data.sequences_per_step
+    assert [event.total_steps for event in table.events if isinstance(event, ComputeProgress)] == [left]
 
 
-def test_a_trainer_that_gave_up_contributes_nothing(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.trainer.deaths.append(TrainerGaveUp("out of memory"))
-        assert await table.contributor.compute(FAR, table.work) is None
-        assert table.activity.detail == "no trainer any more: out of memory"
-
-    on_table(tmp_path, check)
+async def test_a_trainer_that_gave_up_contributes_nothing(table: Table) -> None:
+    table.trainer.deaths.append(TrainerGaveUp("out of memory"))
+    assert await table.contributor.compute(FAR, table.work) is None
+    assert table.activity.detail == "no trainer any more: out of memory"
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(nan, 1.0), (inf, 1.0), (1e30, 1.0), (2.0, nan), (2.0, inf)])
-def test_numbers_of_failed_training_are_not_contributed(tmp_path: Path, loss: float, norm: float) -> None:
-    async def check(table: Table) -> None:
-        table.trainer.loss, table.trainer.norm = loss, norm
-        assert await table.contributor.compute(FAR, table.work) is None
-        [notice] = [event.text for event in table.events if isinstance(event, Notice)]
-        assert notice.startswith("round 7: training failed")
-
-    on_table(tmp_path, check)
+async def test_numbers_of_failed_training_are_not_contributed(table: Table, loss: float, norm: float) -> None:
+    table.trainer.loss, table.trainer.norm = loss, norm
+    assert await table.contributor.compute(FAR, table.work) is None
+    [notice] = [event.text for event in table.events if isinstance(event, Notice)]
+    assert notice.startswith("round 7: training failed")
 
 
-def test_nothing_is_computed_while_paused(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.own.rest(WhyIdle.PAUSED, "paused")
-        assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.contributor.compute, FAR, table.work)
-            await trio.sleep(1000)
-            assert table.trainer.tasks == []
-            table.own.go_on(WhyIdle.PAUSED)
-        assert len(table.trainer.tasks) == 1 and table.contributor.computes
-        assert table.trainer.told == ["pause", "resume"]
-
-    on_table(tmp_path, check)
-
-
-def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.own.rest(WhyIdle.PAUSED, "paused")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.contributor.compute, FAR, table.work)
-            await trio.sleep(1)
-            table.own.go_on(WhyIdle.PAUSED)
-            table.own.rest(WhyIdle.TOO_HOT, "hot")
-            await trio.sleep(1000)
-            assert table.trainer.tasks == []
-            table.own.go_on(WhyIdle.TOO_HOT)
-        assert len(table.trainer.tasks) == 1
-
-    on_table(tmp_path, check)
-
-
-def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        contributor, activity = table.contributor, table.activity
-        activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-        table.own.rest(WhyIdle.TOO_HOT, "90 degrees")
-        table.own.rest(WhyIdle.PAUSED, "paused by you")
-        table.own.rest(WhyIdle.TOO_HOT, "91 degrees")
-        assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
-        table.own.go_on(WhyIdle.ON_BATTERY)
+async def test_nothing_is_computed_while_paused(table: Table) -> None:
+    table.own.rest(WhyIdle.PAUSED, "paused")
+    assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.contributor.compute, FAR, table.work)
+        await trio.sleep(1000)
+        assert table.trainer.tasks == []
         table.own.go_on(WhyIdle.PAUSED)
-        assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
-        table.own.go_on(WhyIdle.TOO_HOT)
-        assert contributor.computes and activity.phase is Phase.COMPUTING
-        assert table.trainer.told == ["pause", "resume"]
+    assert len(table.trainer.tasks) == 1 and table.contributor.computes
+    assert table.trainer.told == ["pause", "resume"]
 
-    on_table(tmp_path, check)
+
+async def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(table: Table) -> None:
+    table.own.rest(WhyIdle.PAUSED, "paused")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.contributor.compute, FAR, table.work)
+        await trio.sleep(1)
+        table.own.go_on(WhyIdle.PAUSED)
+        table.own.rest(WhyIdle.TOO_HOT, "hot")
+        await trio.sleep(1000)
+        assert table.trainer.tasks == []
+        table.own.go_on(WhyIdle.TOO_HOT)
+    assert len(table.trainer.tasks) == 1
+
+
+async def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(table: Table) -> None:
+    contributor, activity = table.contributor, table.activity
+    activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+    table.own.rest(WhyIdle.TOO_HOT, "90 degrees")
+    table.own.rest(WhyIdle.PAUSED, "paused by you")
+    table.own.rest(WhyIdle.TOO_HOT, "91 degrees")
+    assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
+    table.own.go_on(WhyIdle.ON_BATTERY)
+    table.own.go_on(WhyIdle.PAUSED)
+    assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
+    table.own.go_on(WhyIdle.TOO_HOT)
+    assert contributor.computes and activity.phase is Phase.COMPUTING
+    assert table.trainer.told == ["pause", "resume"]
 
 
 # -- training ahead ------------------------------------------------------------------------------------------------------
@@ -368,163 +295,142 @@ def streamed(table: Table) -> tuple[Base, Base]:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_training_ahead_is_begun_anew_if_the_state_that_it_has_taken_over_was_replaced(
-    tmp_path: Path, replaced: bool
+@in_run(STREAMED)
+async def test_training_ahead_is_begun_anew_if_the_state_that_it_has_taken_over_was_replaced(
+    table: Table, replaced: bool
 ) -> None:
-    async def check(table: Table) -> None:
-        (first, second), contributor, state = streamed(table), table.contributor, table.replica.state
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(first, table.work) is not None
-            table.trainer.lasts_s = 10
-            contributor.train_ahead(first, table.work, nursery)
-            with trio.move_on_after(1) as interrupted:
-                await contributor.compute(second, contributor.work_on(second))
-            assert interrupted.cancelled_caught
-            if replaced:
-                state.load(memoryview(bytes(state.size_bytes)), 0)
-            assert await contributor.compute(second, contributor.work_on(second)) is not None
-        asked = [(task.round, task.continues) for task in table.trainer.tasks]
-        assert asked == [(0, False), (1, True)] + [(1, False)] * replaced
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+    (first, second), contributor, state = streamed(table), table.contributor, table.replica.state
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(first, table.work) is not None
+        table.trainer.lasts_s = 10
+        contributor.train_ahead(first, table.work, nursery)
+        with trio.move_on_after(1) as interrupted:
+            await contributor.compute(second, contributor.work_on(second))
+        assert interrupted.cancelled_caught
+        if replaced:
+            state.load(memoryview(bytes(state.size_bytes)), 0)
+        assert await contributor.compute(second, contributor.work_on(second)) is not None
+    asked = [(task.round, task.continues) for task in table.trainer.tasks]
+    assert asked == [(0, False), (1, True)] + [(1, False)] * replaced
 
 
-def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        (first, second), contributor = streamed(table), table.contributor
-        idle = replace(first, leases=Leases(early=((ME.peer_id, ()),)))
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(idle, table.work) is not None
-            assert idle.next_lease(table.manifest, ME.peer_id)
-            contributor.train_ahead(idle, table.work, nursery)
-            assert await contributor.compute(second, contributor.work_on(second)) is not None
-        assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+@in_run(STREAMED)
+async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(table: Table) -> None:
+    (first, second), contributor = streamed(table), table.contributor
+    idle = replace(first, leases=Leases(early=((ME.peer_id, ()),)))
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(idle, table.work) is not None
+        assert idle.next_lease(table.manifest, ME.peer_id)
+        contributor.train_ahead(idle, table.work, nursery)
+        assert await contributor.compute(second, contributor.work_on(second)) is not None
+    assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
 
 
-def test_nothing_is_trained_ahead_while_paused(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        (first, second), contributor = streamed(table), table.contributor
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(first, table.work) is not None
-            table.own.rest(WhyIdle.PAUSED, "paused")
-            contributor.train_ahead(first, table.work, nursery)
-            nursery.start_soon(contributor.compute, second, contributor.work_on(second))
-            await trio.sleep(1000)
-            assert [task.round for task in table.trainer.tasks] == [0]
-            table.own.go_on(WhyIdle.PAUSED)
-        assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+@in_run(STREAMED)
+async def test_nothing_is_trained_ahead_while_paused(table: Table) -> None:
+    (first, second), contributor = streamed(table), table.contributor
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(first, table.work) is not None
+        table.own.rest(WhyIdle.PAUSED, "paused")
+        contributor.train_ahead(first, table.work, nursery)
+        nursery.start_soon(contributor.compute, second, contributor.work_on(second))
+        await trio.sleep(1000)
+        assert [task.round for task in table.trainer.tasks] == [0]
+        table.own.go_on(WhyIdle.PAUSED)
+    assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
 
 
-def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_here(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        (first, second), contributor = streamed(table), table.contributor
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(first, table.work) is not None
-            table.trainer.early_steps = 2
-            contributor.train_ahead(first, table.work, nursery)
-            await trio.testing.wait_all_tasks_blocked()
-            ahead = contributor.ahead_in(1)
-            assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
-            assert await contributor.compute(second, contributor.work_on(second)) is not None
-        told = [(event.round, event.steps, event.ahead) for event in table.events if isinstance(event, ComputeProgress)]
-        assert told == [(0, 10, False), (1, 2, True), (1, 10, False)] and contributor.ahead_in(1) is None
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+@in_run(STREAMED)
+async def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_here(table: Table) -> None:
+    (first, second), contributor = streamed(table), table.contributor
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(first, table.work) is not None
+        table.trainer.early_steps = 2
+        contributor.train_ahead(first, table.work, nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        ahead = contributor.ahead_in(1)
+        assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
+        assert await contributor.compute(second, contributor.work_on(second)) is not None
+    told = [(event.round, event.steps, event.ahead) for event in table.events if isinstance(event, ComputeProgress)]
+    assert told == [(0, 10, False), (1, 2, True), (1, 10, False)] and contributor.ahead_in(1) is None
 
 
-def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        (first, second), contributor = streamed(table), table.contributor
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(first, table.work) is not None
-            contributor.train_ahead(first, table.work, nursery)
-            contributor.finish(first)
-            assert table.trainer.told == []
-            contributor.finish(second)
-            assert table.trainer.told == ["finish"]
-            await contributor.drop_ahead()
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=5))
+@in_run(STREAMED)
+async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(table: Table) -> None:
+    (first, second), contributor = streamed(table), table.contributor
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(first, table.work) is not None
+        contributor.train_ahead(first, table.work, nursery)
+        contributor.finish(first)
+        assert table.trainer.told == []
+        contributor.finish(second)
+        assert table.trainer.told == ["finish"]
+        await contributor.drop_ahead()
 
 
 @pytest.mark.parametrize(
-    ("delay", "wanted", "steps", "why"),
+    ("signed", "wanted", "steps", "why"),
     [
-        (5, 10, 0, WhyIdle.BUSY),
-        (5, 10, 4, WhyIdle.BUSY),
-        (5, 10, 5, WhyIdle.COMMITTING),
-        (5, 3, 3, WhyIdle.COMMITTING),
-        (0, 10, 0, WhyIdle.COMMITTING),
+        (STREAMED, 10, 0, WhyIdle.BUSY),
+        (STREAMED, 10, 4, WhyIdle.BUSY),
+        (STREAMED, 10, 5, WhyIdle.COMMITTING),
+        (STREAMED, 3, 3, WhyIdle.COMMITTING),
+        (WAITING, 10, 0, WhyIdle.COMMITTING),
     ],
 )
-def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
-    tmp_path: Path, delay: int, wanted: int, steps: int, why: WhyIdle
+async def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
+    table: Table, wanted: int, steps: int, why: WhyIdle
 ) -> None:
     """With the last rows of a run it may want fewer steps than the delay allows."""
-
-    async def check(table: Table) -> None:
-        first, _ = streamed(table)
-        async with trio.open_nursery() as nursery:
-            assert await table.contributor.compute(first, table.work) is not None
-            table.trainer.early_steps = steps
-            table.contributor.train_ahead(first, table.work, nursery)
-            ahead = table.contributor.ahead_in(1)
-            assert ahead is not None
-            ahead.begin(wanted)
-            table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
-            await trio.testing.wait_all_tasks_blocked()
-            assert table.activity.why is why
-            await table.contributor.drop_ahead()
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=delay))
+    first, _ = streamed(table)
+    async with trio.open_nursery() as nursery:
+        assert await table.contributor.compute(first, table.work) is not None
+        table.trainer.early_steps = steps
+        table.contributor.train_ahead(first, table.work, nursery)
+        ahead = table.contributor.ahead_in(1)
+        assert ahead is not None
+        ahead.begin(wanted)
+        table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
+        await trio.testing.wait_all_tasks_blocked()
+        assert table.activity.why is why
+        await table.contributor.drop_ahead()
 
 
-@pytest.mark.parametrize(("delay", "steps", "ahead_s"), [(5, 4, 7.0), (5, 5, 0.0), (0, 0, 0.0)])
-def test_waits_for_a_result_are_no_time_of_training_ahead(tmp_path: Path, delay: int, steps: int, ahead_s: float) -> None:
+@pytest.mark.parametrize(("signed", "steps", "ahead_s"), [(STREAMED, 4, 7.0), (STREAMED, 5, 0.0), (WAITING, 0, 0.0)])
+async def test_waits_for_a_result_are_no_time_of_training_ahead(table: Table, steps: int, ahead_s: float) -> None:
     """The trainer tells of its first steps at once."""
-
-    async def check(table: Table) -> None:
-        (first, second), contributor = streamed(table), table.contributor
-        async with trio.open_nursery() as nursery:
-            assert await contributor.compute(first, table.work) is not None
-            table.trainer.early_steps = steps
-            contributor.train_ahead(first, table.work, nursery)
-            await trio.sleep(7.0)
-            work = contributor.work_on(second)
-            assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0
-            table.trainer.lasts_s = 10.0
-            with trio.move_on_after(1.0):
-                await contributor.compute(second, work)
-            assert contributor.ahead_s(work) == pytest.approx(ahead_s), "the round has begun"
-            await contributor.drop_ahead()
-
-    on_table(tmp_path, check, signed=simulated_run(fragments=2, delay=delay))
+    (first, second), contributor = streamed(table), table.contributor
+    async with trio.open_nursery() as nursery:
+        assert await contributor.compute(first, table.work) is not None
+        table.trainer.early_steps = steps
+        contributor.train_ahead(first, table.work, nursery)
+        await trio.sleep(7.0)
+        work = contributor.work_on(second)
+        assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0
+        table.trainer.lasts_s = 10.0
+        with trio.move_on_after(1.0):
+            await contributor.compute(second, work)
+        assert contributor.ahead_s(work) == pytest.approx(ahead_s), "the round has begun"
+        await contributor.drop_ahead()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        contribution = await table.contributor.compute(FAR, table.work)
-        assert contribution is not None
-        steps = table.manifest.rounds.inner_steps
-        assert [event.steps for event in table.events if isinstance(event, ComputeProgress)] == [steps] == [table.work.steps]
-        readys = [(await table.contributor.commit(FAR, table.work, contribution, STATE))[0] for _ in range(2)]
-        assert [(ready.incarnation, ready.serial) for ready in readys] == [(4, 0), (4, 1)]
-        ready = readys[-1]
-        assert (ready.round, ready.base, ready.tokens, ready.state_digest) == (7, FAR.tip, 80, STATE)
-        for number, span in enumerate(table.replica.layouts.contribution):
-            part = table.work.part(Hash(ready.root), number)
-            assert part is not None and part[1] == table.trainer.data[span.encoded]
-            chunks = len(table.replica.layouts.contribution)
-            assert is_committed(member_of(ME.peer_id, ready, bytes(64)), chunks, number, chunk_hash(part[1]), part[0])
-
-    on_table(tmp_path, check)
+async def test_a_ready_commits_to_every_chunk_of_the_contribution(table: Table) -> None:
+    contribution = await table.contributor.compute(FAR, table.work)
+    assert contribution is not None
+    steps = table.manifest.rounds.inner_steps
+    assert [event.steps for event in table.events if isinstance(event, ComputeProgress)] == [steps] == [table.work.steps]
+    readys = [(await table.contributor.commit(FAR, table.work, contribution, STATE))[0] for _ in range(2)]
+    assert [(ready.incarnation, ready.serial) for ready in readys] == [(4, 0), (4, 1)]
+    ready = readys[-1]
+    assert (ready.round, ready.base, ready.tokens, ready.state_digest) == (7, FAR.tip, 80, STATE)
+    for number, span in enumerate(table.replica.layouts.contribution):
+        part = table.work.part(Hash(ready.root), number)
+        assert part is not None and part[1] == table.trainer.data[span.encoded]
+        chunks = len(table.replica.layouts.contribution)
+        assert is_committed(member_of(ME.peer_id, ready, bytes(64)), chunks, number, chunk_hash(part[1]), part[0])
 
 
 class Chosen:
@@ -552,62 +458,50 @@ class Chosen:
         return self.says
 
 
-def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_said(tmp_path: Path) -> None:
+async def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_said(table: Table) -> None:
     """The maker of a batch may have said fewer than it holds, and a READY that claims more is refused by everybody."""
-
-    async def check(table: Table) -> None:
-        signed = table.replica.signed
-        manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x")})
-        table.contributor._replica = replace(table.replica, signed=replace(signed, manifest=manifest))
-        selection, task = Chosen(), ComputeTask(7, (), 1, 0)
-        others: Any = selection
-        link: Any = table.trainer
-        for said, claimed in ((0, 1), (1, 1), (7, 7), (79, 79), (80, 80), (2**30, 80)):
-            selection.says = learned_from([UsedBatch(BOB.peer_id, Hash(b"b" * 32), said)], None)
-            contribution = await table.contributor._learn(link, task, table.work, others)
-            assert contribution.tokens == claimed
-
-    on_table(tmp_path, check)
+    signed = table.replica.signed
+    manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x")})
+    table.contributor._replica = replace(table.replica, signed=replace(signed, manifest=manifest))
+    selection, task = Chosen(), ComputeTask(7, (), 1, 0)
+    others: Any = selection
+    link: Any = table.trainer
+    for said, claimed in ((0, 1), (1, 1), (7, 7), (79, 79), (80, 80), (2**30, 80)):
+        selection.says = learned_from([UsedBatch(BOB.peer_id, Hash(b"b" * 32), said)], None)
+        contribution = await table.contributor._learn(link, task, table.work, others)
+        assert contribution.tokens == claimed
 
 
-def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None:
+async def test_the_batches_over_which_a_trainer_ends_are_noted(table: Table) -> None:
     """Else a batch that is made for it ended the process without end."""
-
-    async def check(table: Table) -> None:
-        table.trainer.deaths = [TrainerDied("killed by signal 9")]
-        selection, task = Chosen(), ComputeTask(7, (), 1, 0)
-        others: Any = selection
-        link: Any = table.trainer
-        with pytest.raises(TrainerDied):
-            await table.contributor._learn(link, task, table.work, others)
-        assert selection.ended == ["batch"] and not selection.used
-        table.trainer.deaths = [TrainerGaveUp("it cannot be started")]
-        with pytest.raises(TrainerGaveUp):
-            await table.contributor._learn(link, task, table.work, others)
-        assert selection.ended == ["batch"], "they never came to it"
+    table.trainer.deaths = [TrainerDied("killed by signal 9")]
+    selection, task = Chosen(), ComputeTask(7, (), 1, 0)
+    others: Any = selection
+    link: Any = table.trainer
+    with pytest.raises(TrainerDied):
         await table.contributor._learn(link, task, table.work, others)
-        assert selection.ended == selection.used == ["batch"]
+    assert selection.ended == ["batch"] and not selection.used
+    table.trainer.deaths = [TrainerGaveUp("it cannot be started")]
+    with pytest.raises(TrainerGaveUp):
+        await table.contributor._learn(link, task, table.work, others)
+    assert selection.ended == ["batch"], "they never came to it"
+    await table.contributor._learn(link, task, table.work, others)
+    assert selection.ended == selection.used == ["batch"]
 
-    on_table(tmp_path, check)
 
-
-def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(tmp_path: Path) -> None:
+async def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(table: Table) -> None:
     """It may have died before it had the record, and so is it known to have learned only after it has caught up."""
-
-    async def check(table: Table) -> None:
-        selection, task, used = Chosen(), ComputeTask(1, (), 1, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
-        others: Any = selection
-        link: Any = table.trainer
-        await table.contributor._learn(link, task, table.work, others)
-        assert selection.before == frozenset()
-        commit, _ = next_commit(table.replica, [ME], voters=[ANN])
-        mine = commit.record.members[0].model_copy(update={"rollouts": learned_from([used], None)})
-        record = commit.record.model_copy(update={"members": [mine]})
-        table.replica.history.append(commit.model_copy(update={"record": record}))
-        await table.contributor._learn(link, task, table.work, others)
-        assert selection.before == {(used.author, used.root)}
-
-    on_table(tmp_path, check)
+    selection, task, used = Chosen(), ComputeTask(1, (), 1, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
+    others: Any = selection
+    link: Any = table.trainer
+    await table.contributor._learn(link, task, table.work, others)
+    assert selection.before == frozenset()
+    commit, _ = next_commit(table.replica, [ME], voters=[ANN])
+    mine = commit.record.members[0].model_copy(update={"rollouts": learned_from([used], None)})
+    record = commit.record.model_copy(update={"members": [mine]})
+    table.replica.history.append(commit.model_copy(update={"record": record}))
+    await table.contributor._learn(link, task, table.work, others)
+    assert selection.before == {(used.author, used.root)}
 
 
 # -- lost blocks ----------------------------------------------------------------------------------------------------------
@@ -644,76 +538,64 @@ def with_blocks(table: Table, lost: int) -> Blocks:
     return blocks
 
 
-def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says_so(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        with_blocks(table, 1)
-        table.trainer.lasts_s = 1.0
-        contribution = await table.contributor.compute(FAR, table.work)
-        assert contribution is not None
-        ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
-        steps = table.manifest.round_steps
-        assert stretches_in(ready.stretches) == ((21, 21 + steps // 2),) and ready.steps == steps // 2
-        (task,) = table.trainer.tasks
-        assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
-        check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
-
-    on_table(tmp_path, check)
+async def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says_so(table: Table) -> None:
+    with_blocks(table, 1)
+    table.trainer.lasts_s = 1.0
+    contribution = await table.contributor.compute(FAR, table.work)
+    assert contribution is not None
+    ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
+    steps = table.manifest.round_steps
+    assert stretches_in(ready.stretches) == ((21, 21 + steps // 2),) and ready.steps == steps // 2
+    (task,) = table.trainer.tasks
+    assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
+    check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
 
 
-def test_a_block_lost_before_the_first_step_has_the_peer_begin_with_other_rows(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        blocks, table.trainer.lasts_s = with_blocks(table, 0), 30.0
+async def test_a_block_lost_before_the_first_step_has_the_peer_begin_with_other_rows(table: Table) -> None:
+    blocks, table.trainer.lasts_s = with_blocks(table, 0), 30.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.contributor.compute, FAR, table.work)
+        await trio.testing.wait_all_tasks_blocked()
+        blocks.gives_up.set()
+    first, second = table.trainer.tasks
+    assert first.rows == FAR.lease(table.manifest, ME.peer_id) and not {*first.rows} & {*second.rows}
+    assert table.work.stretches[0][0] == 21
+
+
+async def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(table: Table) -> None:
+    blocks = with_blocks(table, 0)
+    done: list[Contribution | None] = []
+
+    async def compute(
+        task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None], applied: trio.Event | None = None
+    ) -> Contribution:
+        on_progress(Progress(task.round, 3, 2.0, 80, 20.0))
+        while "finish" not in table.trainer.told:
+            await trio.sleep(1)
+        return Contribution(task.round, 80, 3, 2.0, 1.0, memoryview(table.trainer.data))
+
+    async def contribute() -> None:
+        done.append(await table.contributor.compute(FAR, table.work))
+
+    with patch.object(table.trainer, "compute", compute):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.contributor.compute, FAR, table.work)
+            nursery.start_soon(contribute)
             await trio.testing.wait_all_tasks_blocked()
             blocks.gives_up.set()
-        first, second = table.trainer.tasks
-        assert first.rows == FAR.lease(table.manifest, ME.peer_id) and not {*first.rows} & {*second.rows}
-        assert table.work.stretches[0][0] == 21
-
-    on_table(tmp_path, check)
-
-
-def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        blocks = with_blocks(table, 0)
-        done: list[Contribution | None] = []
-
-        async def compute(
-            task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None], applied: trio.Event | None = None
-        ) -> Contribution:
-            on_progress(Progress(task.round, 3, 2.0, 80, 20.0))
-            while "finish" not in table.trainer.told:
-                await trio.sleep(1)
-            return Contribution(task.round, 80, 3, 2.0, 1.0, memoryview(table.trainer.data))
-
-        async def contribute() -> None:
-            done.append(await table.contributor.compute(FAR, table.work))
-
-        with patch.object(table.trainer, "compute", compute):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(contribute)
-                await trio.testing.wait_all_tasks_blocked()
-                blocks.gives_up.set()
-        (contribution,) = done
-        assert contribution is not None and contribution.steps == 3
-        ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
-        assert (ready.steps, ready.stretches) == (3, b"")
-
-    on_table(tmp_path, check)
+    (contribution,) = done
+    assert contribution is not None and contribution.steps == 3
+    ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
+    assert (ready.steps, ready.stretches) == (3, b"")
 
 
-def test_a_peer_waits_only_if_no_row_can_be_read_and_says_who_had_the_block(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        blocks = with_blocks(table, 3)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.contributor.compute, FAR, table.work)
-            await trio.testing.wait_all_tasks_blocked()
-            assert table.activity.why is WhyIdle.FETCHING_DATA and "ann had it last" in table.activity.detail
-            assert not table.trainer.tasks
-            blocks.lost, before = 0, blocks.counted
-            blocks.counted = trio.Event()
-            before.set()
-        assert len(table.trainer.tasks) == 1
-
-    on_table(tmp_path, check)
+async def test_a_peer_waits_only_if_no_row_can_be_read_and_says_who_had_the_block(table: Table) -> None:
+    blocks = with_blocks(table, 3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.contributor.compute, FAR, table.work)
+        await trio.testing.wait_all_tasks_blocked()
+        assert table.activity.why is WhyIdle.FETCHING_DATA and "ann had it last" in table.activity.detail
+        assert not table.trainer.tasks
+        blocks.lost, before = 0, blocks.counted
+        blocks.counted = trio.Event()
+        before.set()
+    assert len(table.trainer.tasks) == 1

@@ -45,22 +45,6 @@ def test_who_can_end_a_wait(role: Role, why: WhyIdle, roles: set[Role] | None) -
     assert helpers(role, why) == roles
 
 
-@pytest.mark.parametrize("why", WhyIdle)
-@pytest.mark.parametrize("role", Role)
-def test_without_others_only_a_trainer_waits_and_only_for_its_own_work(role: Role, why: WhyIdle) -> None:
-    assert (helpers(role, why) is None) == (
-        role is T
-        and why
-        in {
-            WhyIdle.BUSY,
-            WhyIdle.STARTING,
-            WhyIdle.TRAINER_RESTARTING,
-            WhyIdle.COMPUTER_BUSY,
-            WhyIdle.PREPARING_DATA,
-        }
-    )
-
-
 class Stage:
     """A departing peer, and others by role, some of them gone.  `seconds` and `reason` say how it ended."""
 
@@ -134,18 +118,15 @@ def test_its_own_work_is_not_cut_short_and_an_impossible_estimate_ends_all_the_s
     assert 7200 <= stage.seconds < 7200 + PATIENCE_S + 2 * LOOK_S
 
 
-def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() -> None:
+@pytest.mark.usefixtures("virtual_time")
+async def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() -> None:
     stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, {"ann": T})
     assert (stage.departure.left_s, stage.departure.waits_for) == (None, "")
-
-    async def main() -> None:
-        stage.departure.begin(0.0)
-        await trio.sleep(60)
-        stage.departure.begin(5000.0)
-        assert stage.departure.left_s == PATIENCE_S - 60
-        assert stage.departure.waits_for == "what it waits for"
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    stage.departure.begin(0.0)
+    await trio.sleep(60)
+    stage.departure.begin(5000.0)
+    assert stage.departure.left_s == PATIENCE_S - 60
+    assert stage.departure.waits_for == "what it waits for"
 
 
 # -- handing over ---------------------------------------------------------------------------------------------------------

@@ -38,11 +38,6 @@ def test_the_order_is_a_function_of_the_tip_and_the_members(seed: bytes, peers: 
     assert without_the_first == order[1:], "who falls out changes nothing for the others"
 
 
-def test_everybody_is_drawn_now_and_then() -> None:
-    drawn = {drawn_order(hash_bytes("record", bytes([number])), PEERS)[0] for number in range(100)}
-    assert drawn == set(PEERS)
-
-
 def test_the_first_that_is_able_measures_and_nobody_when_none_is() -> None:
     assert whose_turn(ORDER, all_able) == ORDER[0]
     assert whose_turn(ORDER, lambda peer: peer not in ORDER[:2]) == ORDER[2]

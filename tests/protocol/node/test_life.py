@@ -6,23 +6,28 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import trio
 import trio.testing
 
+from protocol.chain.electorate import Roster
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.lifecycle import HAND_OVER_S, Departure, Life, StartupBarrier
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
+from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role
-from tests.protocol.council import INDEX, PEERS, RECORD, votes_for
+from tests.protocol.council import INDEX, PEERS, RECORD, SETTINGS, votes_for
 from tests.protocol.peers import ANN
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
 WRONG = StateDisagreement(Hash(b"\x04" * 32))
@@ -233,3 +238,37 @@ def test_a_leaver_waits_for_what_it_hands_over_but_not_for_long() -> None:
         stage.departure.leave()
 
     assert stage.run(leave, after_s=5) - began[0] == HAND_OVER_S
+
+
+@pytest.mark.parametrize(
+    ("length", "tip", "begins"), [(0, 0, False), (6, 0, False), (7, 0, True), (9, 0, True), (7, 1, False)]
+)
+async def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, tip: int, begins: bool) -> None:
+    settings = NodeSettings("me", Role.TRAINER, "0", 1, anchor=Anchor(rounds=7, tip=bytes(32)))
+    replica: Any = SimpleNamespace(
+        rounds=SimpleNamespace(min_members=1),
+        history=SimpleNamespace(length=length, tip_at=lambda rounds: bytes([tip]) * 32, roster=Roster.start(SETTINGS)),
+    )
+    membership: Any = SimpleNamespace(live_peers=list, started=0.0)
+    session: Any = SimpleNamespace(me="me", network=SimpleNamespace(connected=list))
+    claims: Any = None
+    files: Any = None
+    activity = Activity(lambda event: None)
+    gathering = StartupBarrier(session, replica, settings, membership, claims, activity, files)
+    assert await gathering.may_begin() is begins
+    assert begins or (activity.why is WhyIdle.CONNECTING and "ask for a new invitation" in activity.detail)
+
+
+@pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
+async def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
+    async def deliver(deliveries: PendingDeliveries, seconds: float) -> None:
+        with deliveries.delivery():
+            await trio.sleep(seconds)
+
+    async with trio.open_nursery() as nursery:
+        deliveries, began = PendingDeliveries(nursery), trio.current_time()
+        for seconds in durations:
+            nursery.start_soon(deliver, deliveries, seconds)
+        await trio.testing.wait_all_tasks_blocked()
+        await deliveries.delivered()
+        assert trio.current_time() - began == max(durations, default=0.0)

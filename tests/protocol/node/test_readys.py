@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from protocol.audit.evidence import TwoStatements
 from protocol.node.rounds import STRANGERS_PER_MEMBER, EarlyReadyBuffer
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
@@ -57,24 +56,11 @@ def test_only_later_ones_are_news(changes: dict[str, Any], news: bool) -> None:
     assert readys.begin(0, TIP) == [(ANN.peer_id, *newest)]
 
 
-def test_two_for_one_slot_are_proof() -> None:
-    readys = a_table()
-    first, second = sealed(), sealed(tokens=99)
-    readys.add(ANN.peer_id, *first, is_live=True)
-    assert readys.add(ANN.peer_id, *second, is_live=True) == TwoStatements(first=first[1].raw, second=second[1].raw)
-
-
 def test_the_same_said_in_other_bytes_is_neither_news_nor_proof() -> None:
     readys, plus, minus = a_table(), sealed(loss=0.0), sealed(loss=-0.0)
     assert plus[0] == minus[0] and plus[1].raw != minus[1].raw
     readys.add(ANN.peer_id, *plus, is_live=True)
     assert readys.add(ANN.peer_id, *minus, is_live=True) is False
-
-
-def test_those_for_another_tip_are_not_given() -> None:
-    readys = a_table()
-    readys.add(ANN.peer_id, *sealed(), is_live=True)
-    assert readys.begin(0, Hash(b"\x01" * 32)) == []
 
 
 def test_free_keys_share_a_small_room_and_take_none_from_members() -> None:

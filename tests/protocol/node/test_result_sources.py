@@ -18,6 +18,8 @@ from protocol.wire.identity import Identity, PeerId
 from tests.protocol.council import INDEX, RECORD
 from tests.protocol.peers import ANN, BOB, ME, TheseMembers, a_heartbeat
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 OTHERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(40, 60)]
 
 
@@ -35,24 +37,20 @@ class Asked:
         return self._helper in sources and len(self.sources) > FAILURES + 1
 
 
-def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_binds_it() -> None:
+async def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_binds_it() -> None:
     asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)
     supplies: Any = asked
     effect = ObtainResult(RECORD, tuple(INDEX), (), ME.peer_id, None)
-
-    async def main() -> None:
-        with trio.move_on_after(60):
-            await ResultSources(supplies, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
-                effect, [0], memoryview(b"")
-            )
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    with trio.move_on_after(60):
+        await ResultSources(supplies, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
+            effect, [0], memoryview(b"")
+        )
     said = f"our own vote binds us to the record of round {RECORD.round}; nobody gave us 1 part of the result of round"
     assert activity.detail.startswith(said) and activity.detail.endswith("tries; asking everybody who is here")
 
 
 @pytest.mark.parametrize("certified", [True, False])
-def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certified: bool) -> None:
+async def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certified: bool) -> None:
     asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)
     supplies: Any = asked
     membership = Membership(ME.peer_id, 0.0, TheseMembers(OTHERS[0]))
@@ -60,21 +58,18 @@ def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certified: 
     effect = ObtainResult(RECORD, tuple(INDEX), (ANN.peer_id, BOB.peer_id), ANN.peer_id, provenance)
     details: list[str] = []
 
-    async def main() -> None:
-        for peer in (ANN.peer_id, *OTHERS):
-            membership.on_connected(peer, 0.0)
-            membership.on_heartbeat(peer, a_heartbeat(name="ann" if peer == ANN.peer_id else "x"), 0.0, peer)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            await ResultSources(supplies, membership, activity).fetch(effect, [0, 2], memoryview(b""))
-            nursery.cancel_scope.cancel()
-
     async def watch() -> None:
         while True:
             details.append(activity.detail)
             await trio.sleep(1)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    for peer in (ANN.peer_id, *OTHERS):
+        membership.on_connected(peer, 0.0)
+        membership.on_heartbeat(peer, a_heartbeat(name="ann" if peer == ANN.peer_id else "x"), 0.0, peer)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await ResultSources(supplies, membership, activity).fetch(effect, [0, 2], memoryview(b""))
+        nursery.cancel_scope.cancel()
     assert asked.sources[:FAILURES] == [effect.sources] * FAILURES
     later = asked.sources[FAILURES]
     assert later[:2] == effect.sources and later[2] == OTHERS[0] and len(set(later)) == len(later) <= 2 + MAX_OTHERS

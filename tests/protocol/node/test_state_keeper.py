@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,29 +20,30 @@ from protocol.disk import StateLost
 from protocol.events.events import CheckpointWritten, Desynced, Event, PhaseChanged, RolledBack, RoundCommitted
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.state import LONE_S, StateKeeper, shown_while_it_starts
+from protocol.node.state import FIRST_DISTANCE, LONE_S, MAX_DISTANCE, StateKeeper, StateRecheckBackoff, shown_while_it_starts
 from protocol.run.manifest import SignedManifest
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase
-from tests.protocol.chains import a_run, grow, initialise, next_commit, store_result
+from tests.protocol.chains import a_run, grow, in_run, initialise, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME, at_once
-from tests.protocol.sync.table import Table, on_table
+from tests.protocol.sync.table import Table, a_table
 
 OTHER_STATE = Hash(b"\x07" * 32)
 FOUR = (ANN, BOB, *(Identity.from_seed(bytes([number]) * 32) for number in (4, 5)))
 
 
-def on_keeper(
-    folder: Path, check: Callable[[StateKeeper, Table], Awaitable[None]], signed: SignedManifest | None = None
-) -> None:
-    async def main(table: Table) -> None:
-        parts = (table.activity, table.catch_up, table.following, table.claims)
-        await check(StateKeeper(table.session, table.ours, at_once, *parts), table)
+def kept(table: Table) -> StateKeeper:
+    """The keeper of our replica."""
+    parts = (table.activity, table.catch_up, table.following, table.claims)
+    return StateKeeper(table.session, table.ours, at_once, *parts)
 
-    on_table(folder, main, signed)
+
+@pytest.fixture
+def table(tmp_path: Path, signed: SignedManifest, virtual_time: None) -> AbstractAsyncContextManager[Table]:
+    return a_table(tmp_path, signed)
 
 
 async def advance(keeper: StateKeeper, replica: Replica, *, stored: bool = True, digest: Hash | None = None) -> bool:
@@ -54,33 +54,30 @@ async def advance(keeper: StateKeeper, replica: Replica, *, stored: bool = True,
     return await keeper.advance(commit)
 
 
-def test_each_record_is_appended_and_applied_and_some_are_followed_by_a_checkpoint(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        interval = table.ours.manifest.checkpoint_interval
-        due = [await advance(keeper, table.ours) for _ in range(2 * interval)]
-        assert due == [*[False] * (interval - 1), True] * 2
-        assert keeper.mark == StateMark(2 * interval, table.ours.state.digest())
-        assert [(event.round, event.members) for event in table.of(RoundCommitted)] == [
-            (round, [ANN.peer_id]) for round in range(2 * interval)
-        ]
-        await keeper.checkpoint()
-        assert table.of(CheckpointWritten) == [CheckpointWritten(2 * interval, table.ours.state.size_bytes)]
-        assert table.ours.store.checkpoints.of(table.ours.history) == [2 * interval]
-
-    on_keeper(tmp_path, check)
+async def test_each_record_is_appended_and_applied_and_some_are_followed_by_a_checkpoint(table: Table) -> None:
+    keeper = kept(table)
+    interval = table.ours.manifest.checkpoint_interval
+    due = [await advance(keeper, table.ours) for _ in range(2 * interval)]
+    assert due == [*[False] * (interval - 1), True] * 2
+    assert keeper.mark == StateMark(2 * interval, table.ours.state.digest())
+    assert [(event.round, event.members) for event in table.of(RoundCommitted)] == [
+        (round, [ANN.peer_id]) for round in range(2 * interval)
+    ]
+    await keeper.checkpoint()
+    assert table.of(CheckpointWritten) == [CheckpointWritten(2 * interval, table.ours.state.size_bytes)]
+    assert table.ours.store.checkpoints.of(table.ours.history) == [2 * interval]
 
 
 @pytest.mark.parametrize(("stored", "digest"), [(False, None), (True, OTHER_STATE)], ids=["no result", "another state"])
-def test_a_record_that_cannot_be_applied_is_ours_all_the_same(tmp_path: Path, stored: bool, digest: Hash | None) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        await advance(keeper, table.ours)
-        assert await advance(keeper, table.ours, stored=stored, digest=digest) is False
-        assert (table.ours.history.length, keeper.mark.rounds) == (2, 1)
-
-    on_keeper(tmp_path, check)
+async def test_a_record_that_cannot_be_applied_is_ours_all_the_same(table: Table, stored: bool, digest: Hash | None) -> None:
+    keeper = kept(table)
+    await advance(keeper, table.ours)
+    assert await advance(keeper, table.ours, stored=stored, digest=digest) is False
+    assert (table.ours.history.length, keeper.mark.rounds) == (2, 1)
 
 
-def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     events: list[Event] = []
     activity = Activity(events.append)
     trainer: Any = SimpleNamespace(pid=None, ended="")
@@ -93,18 +90,15 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
         await trio.sleep(5)
         raise TrainerDied("it ended again")
 
-    async def main() -> None:
-        activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
-        with pytest.raises(TrainerDied):
-            await shown_while_it_starts(trainer, activity, initialise)
-        assert await shown_while_it_starts(trainer, activity, learn, Phase.COMPUTING, (WhyIdle.BUSY, "")) == 7
-        assert (activity.phase, activity.detail) == (Phase.COMPUTING, "")
-
     async def learn() -> int:
         await trio.sleep(5)
         return 7
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
+    with pytest.raises(TrainerDied):
+        await shown_while_it_starts(trainer, activity, initialise)
+    assert await shown_while_it_starts(trainer, activity, learn, Phase.COMPUTING, (WhyIdle.BUSY, "")) == 7
+    assert (activity.phase, activity.detail) == (Phase.COMPUTING, "")
     told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
     assert told == [
         ("starting", "reading the state from disk"),
@@ -115,157 +109,143 @@ def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     ]
 
 
-def test_the_state_that_the_disk_gives_is_restored(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        grow(table.ours, 3, [ANN], voters=FOUR)
-        right = table.ours.state.digest()
-        table.ours.state.reset()
+async def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restoring(table: Table) -> None:
+    keeper = kept(table)
+    deaths: list[TrainerDied] = [TrainerDied("killed"), TrainerDied("killed again")]
+
+    async def start(theta: memoryview) -> None:
+        if deaths:
+            raise deaths.pop()
+        await initialise(theta)
+
+    table.catch_up.initialise = start
+    await keeper.restore()
+    assert deaths == [] and keeper.mark.digest == table.ours.state.digest()
+    deaths.append(TrainerGaveUp("out of memory"))
+    with trio.move_on_after(1000) as scope:
         await keeper.restore()
-        assert keeper.mark == StateMark(3, right)
-
-    on_keeper(tmp_path, check)
+    assert scope.cancelled_caught and table.activity.detail == "no trainer any more: out of memory"
 
 
-def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restoring(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        deaths: list[TrainerDied] = [TrainerDied("killed"), TrainerDied("killed again")]
+async def test_a_move_that_was_judged_again_is_made_though_it_is_another_object(table: Table) -> None:
+    keeper = kept(table)
+    grow(table.theirs, 3, [ANN], voters=FOUR)
+    move = await table.found()
+    assert move is not None
+    reads = iter(range(100))
 
-        async def start(theta: memoryview) -> None:
-            if deaths:
-                raise deaths.pop()
-            await initialise(theta)
+    def judged_again(following: Following) -> Move | None:
+        assert next(reads, None) is not None, "never made"
+        return following._move and replace(following._move)
 
-        table.catch_up.initialise = start
-        await keeper.restore()
-        assert deaths == [] and keeper.mark.digest == table.ours.state.digest()
-        deaths.append(TrainerGaveUp("out of memory"))
-        with trio.move_on_after(1000) as scope:
-            await keeper.restore()
-        assert scope.cancelled_caught and table.activity.detail == "no trainer any more: out of memory"
-
-    on_keeper(tmp_path, check)
-
-
-def test_a_move_that_was_judged_again_is_made_though_it_is_another_object(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        grow(table.theirs, 3, [ANN], voters=FOUR)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        move = table.following.move
-        assert move is not None
-        reads = iter(range(100))
-
-        def judged_again(following: Following) -> Move | None:
-            assert next(reads, None) is not None, "never made"
-            return following._move and replace(following._move)
-
-        with patch.object(Following, "move", property(judged_again)):
-            await keeper.reach_tip()
-        assert table.ours.history.tip == table.theirs.history.tip
-
-    on_keeper(tmp_path, check)
-
-
-def test_the_tip_of_a_chain_that_is_further_is_reached(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        grow(table.theirs, 3, [ANN], voters=FOUR)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
+    with patch.object(Following, "move", property(judged_again)):
         await keeper.reach_tip()
-        assert table.ours.history.tip == table.theirs.history.tip
-        assert keeper.mark == StateMark(3, table.theirs.state.digest())
-
-    on_keeper(tmp_path, check)
+    assert table.ours.history.tip == table.theirs.history.tip
 
 
 @pytest.mark.parametrize("have_it", [True, False], ids=["others have it", "nobody has it"])
-def test_a_lost_result_comes_from_others_or_its_record_is_given_up(tmp_path: Path, have_it: bool) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        await advance(keeper, table.ours)
+async def test_a_lost_result_comes_from_others_or_its_record_is_given_up(table: Table, have_it: bool) -> None:
+    keeper = kept(table)
+    await advance(keeper, table.ours)
+    await advance(keeper, table.ours, stored=False)
+    if have_it:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+    began = trio.current_time()
+    await keeper.reach_tip()
+    rounds = 2 if have_it else 1
+    assert table.ours.history.length == rounds and keeper.mark == StateMark(rounds, table.ours.state.digest())
+    assert (trio.current_time() - began > table.ours.rounds.eviction_s) is not have_it
+    assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
+
+
+async def test_the_wait_for_lost_results_names_those_who_may_have_them(table: Table) -> None:
+    keeper = kept(table)
+    for _ in range(3):
         await advance(keeper, table.ours, stored=False)
-        if have_it:
-            grow(table.theirs, 2, [ANN], voters=FOUR)
-            table.hear(ANN.peer_id, table.theirs)
-        began = trio.current_time()
+    with trio.move_on_after(1):
         await keeper.reach_tip()
-        rounds = 2 if have_it else 1
-        assert table.ours.history.length == rounds and keeper.mark == StateMark(rounds, table.ours.state.digest())
-        assert (trio.current_time() - began > table.ours.rounds.eviction_s) is not have_it
-        assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
-
-    on_keeper(tmp_path, check)
-
-
-def test_the_wait_for_lost_results_names_those_who_may_have_them(tmp_path: Path) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        for _ in range(3):
-            await advance(keeper, table.ours, stored=False)
-        with trio.move_on_after(1):
-            await keeper.reach_tip()
-        lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
-        name = table.membership.name(ANN.peer_id)
-        assert table.activity.detail == f"{lost}; waiting for {name}, who may have what is missing; given up after 20 s"
-        table.hear(ANN.peer_id, table.theirs, name="attic")
-        with trio.move_on_after(1):
-            await keeper.reach_tip()
-        assert table.activity.detail == f"{lost}; asking attic; given up after 20 s"
-
-    on_keeper(tmp_path, check)
+    lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
+    name = table.membership.name(ANN.peer_id)
+    assert table.activity.detail == f"{lost}; waiting for {name}, who may have what is missing; given up after 20 s"
+    table.hear(ANN.peer_id, table.theirs, name="attic")
+    with trio.move_on_after(1):
+        await keeper.reach_tip()
+    assert table.activity.detail == f"{lost}; asking attic; given up after 20 s"
 
 
 @pytest.mark.parametrize("is_bound", [True, False], ids=["voted", "did not vote"])
 @pytest.mark.parametrize("addresses", [[], ["/ip4/192.0.2.1/tcp/4001"]], ids=["nobody known", "an address known"])
-def test_a_peer_that_knows_no_other_gives_its_lost_results_up_soon_or_says_what_binds_it(
-    tmp_path: Path, is_bound: bool, addresses: list[str]
+@in_run(a_run(ME))
+async def test_a_peer_that_knows_no_other_gives_its_lost_results_up_soon_or_says_what_binds_it(
+    table: Table, is_bound: bool, addresses: list[str]
 ) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        history, votes, began = table.ours.history, table.ours.store.votes, trio.current_time()
-        for stored in (True, False, False):
-            commit, result = next_commit(table.ours, [ME], voters=[ME])
-            if stored:
-                store_result(table.ours, commit, result)
-            await keeper.advance(commit)
-        if is_bound:
-            votes.confirm([(1, history.tip_at(1), history.tip_at(2))])
-        table.network.known_addresses = lambda: addresses  # type: ignore[method-assign]
-        with pytest.raises(StateLost) if is_bound else nullcontext() as lost:
-            await keeper.reach_tip()
-        assert (trio.current_time() - began > LONE_S + 2) is bool(addresses)
-        whom = (
-            "looking for peers of the run at the addresses kept from before"
-            if addresses
-            else "no other peer of the run is known"
-        )
-        assert table.activity.detail == (
-            "the results of rounds 1 to 2 are damaged or missing on this disk; "
-            f"{whom}; given up after {20 if addresses else LONE_S:.0f} s"
-        )
-        if lost is None:
-            assert (history.length, table.of(RolledBack)) == (1, [RolledBack(1, 2, "")])
-        else:
-            said = f"the results of rounds 1 to 2 are damaged or missing in {table.ours.store.root}, nobody else took part"
-            assert str(lost.value).startswith(said) and history.length == 3 and known_problem(lost.value) is not None
-
-    on_keeper(tmp_path, check, a_run(ME))
+    keeper = kept(table)
+    history, votes, began = table.ours.history, table.ours.store.votes, trio.current_time()
+    for stored in (True, False, False):
+        commit, result = next_commit(table.ours, [ME], voters=[ME])
+        if stored:
+            store_result(table.ours, commit, result)
+        await keeper.advance(commit)
+    if is_bound:
+        votes.confirm([(1, history.tip_at(1), history.tip_at(2))])
+    table.network.known_addresses = lambda: addresses  # type: ignore[method-assign]
+    with pytest.raises(StateLost) if is_bound else nullcontext() as lost:
+        await keeper.reach_tip()
+    assert (trio.current_time() - began > LONE_S + 2) is bool(addresses)
+    whom = (
+        "looking for peers of the run at the addresses kept from before"
+        if addresses
+        else "no other peer of the run is known"
+    )
+    assert table.activity.detail == (
+        "the results of rounds 1 to 2 are damaged or missing on this disk; "
+        f"{whom}; given up after {20 if addresses else LONE_S:.0f} s"
+    )
+    if lost is None:
+        assert (history.length, table.of(RolledBack)) == (1, [RolledBack(1, 2, "")])
+    else:
+        said = f"the results of rounds 1 to 2 are damaged or missing in {table.ours.store.root}, nobody else took part"
+        assert str(lost.value).startswith(said) and history.length == 3 and known_problem(lost.value) is not None
 
 
-@pytest.mark.parametrize(("founders", "fetched"), [([ANN], []), (FOUR, [2])], ids=["one elector", "four electors"])
-def test_our_own_disk_is_asked_first_and_others_when_a_quorum_of_four_is_against_us(
-    tmp_path: Path, founders: list[Identity], fetched: list[int]
+@pytest.mark.parametrize(
+    ("signed", "fetched"), [(a_run(ANN), []), (a_run(*FOUR), [2])], ids=["one elector", "four electors"]
+)
+async def test_our_own_disk_is_asked_first_and_others_when_a_quorum_of_four_is_against_us(
+    table: Table, fetched: list[int]
 ) -> None:
-    async def check(keeper: StateKeeper, table: Table) -> None:
-        grow(table.theirs, 2, [ANN], voters=FOUR)
-        history, state = table.theirs.history, table.theirs.state
-        table.theirs.store.checkpoints.write(CheckpointName(2, history.tip), state.leaves(), state.view)
-        grow(table.theirs, 1, [ANN], voters=FOUR)
-        table.hear(ANN.peer_id, table.theirs)
-        for _ in range(3):
-            await advance(keeper, table.ours)
-        mark = keeper.mark
-        assert not keeper.is_verified
-        await keeper.repair(OTHER_STATE)
-        assert keeper.mark == mark and keeper.is_verified
-        assert table.of(Desynced) == [Desynced(3, mark.digest.hex(), OTHER_STATE.hex())]
-        assert table.ours.store.checkpoints.of(table.ours.history) == fetched
+    keeper = kept(table)
+    grow(table.theirs, 2, [ANN], voters=FOUR)
+    history, state = table.theirs.history, table.theirs.state
+    table.theirs.store.checkpoints.write(CheckpointName(2, history.tip), state.leaves(), state.view)
+    grow(table.theirs, 1, [ANN], voters=FOUR)
+    table.hear(ANN.peer_id, table.theirs)
+    for _ in range(3):
+        await advance(keeper, table.ours)
+    mark = keeper.mark
+    assert not keeper.is_verified
+    await keeper.repair(OTHER_STATE)
+    assert keeper.mark == mark and keeper.is_verified
+    assert table.of(Desynced) == [Desynced(3, mark.digest.hex(), OTHER_STATE.hex())]
+    assert table.ours.store.checkpoints.of(table.ours.history) == fetched
 
-    on_keeper(tmp_path, check, a_run(*founders))
+
+def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:
+    thoughts, looks, rounds = StateRecheckBackoff(), list[int](), 0
+    while rounds < 16 * FIRST_DISTANCE:
+        if thoughts.are_due(rounds):
+            looks.append(rounds)
+            thoughts.had(rounds, ours_was_right=True)
+        rounds += 1
+    assert looks == [0, FIRST_DISTANCE, 3 * FIRST_DISTANCE, 7 * FIRST_DISTANCE, 15 * FIRST_DISTANCE]
+    for _ in range(20):
+        thoughts.had(rounds, ours_was_right=True)
+    assert not thoughts.are_due(rounds + MAX_DISTANCE - 1) and thoughts.are_due(rounds + MAX_DISTANCE)
+
+
+def test_a_state_that_was_wrong_is_looked_at_again_on_the_next_tip() -> None:
+    thoughts = StateRecheckBackoff()
+    thoughts.had(5, ours_was_right=True)
+    thoughts.had(6, ours_was_right=False)
+    assert not thoughts.are_due(6) and thoughts.are_due(7)

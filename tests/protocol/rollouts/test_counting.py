@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
@@ -16,6 +17,8 @@ from protocol.events.events import (
 from protocol.events.status import RolloutStatus
 from protocol.rollouts.rollouts import RATE_S, RolloutCounter
 from protocol.wire.identity import PeerId
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 ME, ANN = PeerId("me"), PeerId("ann")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from protocol.blobs.store import BlobStore, leaves_of
@@ -18,6 +19,8 @@ from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from tests.protocol.peers import ANN
 from tests.simulation.determinism import inline
 from tests.simulation.rollouts import rl_run
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 WARM = 2
 MANIFEST = rl_run(kl_weight=0.1, warm_rounds=WARM).manifest

@@ -27,6 +27,8 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.rollouts import AdmittedSet, RolloutBatch
 from tests.protocol.peers import ANN, BOB
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     """Sets that are lost for Ann, on a tip with these voters."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import trio
 import trio.testing
 
@@ -22,6 +23,8 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.presence import Phase, Role
 from protocol.wire.rollouts import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 # -- whose turn it is -----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, AdmittedSet, Reason, Rol
 from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, WORKER, Table
 from tests.simulation.determinism import inline
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 # -- making ---------------------------------------------------------------------------------------------------------------
 
 T: Hash = Hash(b"t" * 32)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import trio
-import trio.testing
 
 from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.swarm import Swarm
@@ -21,14 +20,14 @@ from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.following import Following
+from protocol.sync.following import Following, Move
 from protocol.sync.fork_choice import ForkChoice, PeerTips
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ABOUT_BLOBS, ask
-from tests.protocol.chains import a_replica, a_run, grow, initialise
+from tests.protocol.chains import a_replica, grow, initialise
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 
 CYN, DAN, EVE = (Identity.from_seed(bytes([number]) * 32) for number in (4, 5, 6))
@@ -80,8 +79,8 @@ class Unguarded:
 class Table:
     """ours: our replica.  theirs: the one that Ann serves.  network: where others may be put."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, signed: SignedManifest | None = None) -> None:
-        self.signed, self._nursery = signed or a_run(ANN), nursery
+    def __init__(self, folder: Path, nursery: trio.Nursery, signed: SignedManifest) -> None:
+        self.signed, self._nursery = signed, nursery
         self.folder, self.events = folder, list[Event]()
         ours, self.theirs = a_replica(self.signed, folder / "ours"), a_replica(self.signed, folder / "theirs")
         self.ours = replace(ours, rounds=replace(ours.rounds, listen_s=0.0))
@@ -152,10 +151,21 @@ class Table:
         self.network.answers[peer] = count
         return asked
 
-    async def look(self) -> None:
-        """At everybody's claims."""
+    async def look(self) -> Move | None:
+        """At everybody's claims; the move that is there then."""
         for known in (True, False):
             await self.following.look(known=known)
+        return self.following.move
+
+    async def found(self) -> Move | None:
+        """The move that is there after Ann has told of her tip."""
+        self.hear(ANN.peer_id, self.theirs)
+        return await self.look()
+
+    def share(self, rounds: int, members: Sequence[Identity], **how: Any) -> None:
+        """Both replicas hold these rounds."""
+        for replica in (self.ours, self.theirs):
+            grow(replica, rounds, members, **how)
 
     def of(self, kind: type[Event]) -> list[Any]:
         """Events of a kind."""
@@ -164,24 +174,20 @@ class Table:
 
 def fork(table: Table, shared: int, ours: dict[str, Any], theirs: dict[str, Any], rounds: int = 2) -> None:
     """Both hold `shared` rounds, then `rounds` each of their own."""
-    for replica in (table.ours, table.theirs):
-        grow(replica, shared, [ANN], voters=FOUR)
+    table.share(shared, [ANN], voters=FOUR)
     grow(table.ours, rounds, [ANN], **{"voters": FOUR, **ours})
     grow(table.theirs, rounds, [ANN], **{"voters": FOUR, "salt": 1, **theirs})
     table.hear(ANN.peer_id, table.theirs)
 
 
-def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], signed: SignedManifest | None = None) -> None:
-    """Run `check` in virtual time."""
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            table = Table(folder, nursery, signed)
-            try:
-                await check(table)
-            finally:
-                for replica in (table.ours, table.theirs, *table.others):
-                    replica.state.close()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@asynccontextmanager
+async def a_table(folder: Path, signed: SignedManifest) -> AsyncIterator[Table]:
+    """An open table, in virtual time."""
+    async with trio.open_nursery() as nursery:
+        table = Table(folder, nursery, signed)
+        try:
+            yield table
+        finally:
+            for replica in (table.ours, table.theirs, *table.others):
+                replica.state.close()
+        nursery.cancel_scope.cancel()

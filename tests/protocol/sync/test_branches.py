@@ -1,14 +1,19 @@
-"""Whom to follow: who counts as on a branch, and what follows from the numbers."""
+"""Whom to follow: who counts as on a branch, what follows from the numbers, and who tells of it."""
 
 from __future__ import annotations
 
 import pytest
 
 from protocol.chain.finality import RecentWork
+from protocol.chain.history import Branch
 from protocol.chain.records import Rank
+from protocol.events.events import SecondHistory
 from protocol.sync.fork_choice import Candidate, Constituency, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.chains import a_run, grow, in_run
+from tests.protocol.peers import ANN
+from tests.protocol.sync.table import FOUR, Table, fork
 
 ELECTORS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 10))
 FORK, ABOVE, ELSEWHERE, UNKNOWN = (Hash(bytes([number]) * 32) for number in range(4))
@@ -120,3 +125,23 @@ def test_no_number_of_free_keys_moves_an_elector_to_a_record_without_electors() 
         weights = who.weights(electors)
         follows_them = follows(count(weights, heard, BRANCH), who.least(weights, electors[0]))
         assert follows_them is not is_open, "an admitted member's work counts in full"
+
+
+@in_run(a_run(*FOUR))
+async def test_a_record_that_we_made_meanwhile_is_no_second_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch is judged in a thread: when that has seen how much is common, our round may end with the branch's record."""
+    grow(table.theirs, 1, [ANN], voters=FOUR)
+    branch = table.branch(0, table.theirs)
+    grow(table.ours, 1, [ANN], voters=FOUR)
+    assert table.ours.history.tip == table.theirs.history.tip
+    monkeypatch.setattr(Branch, "common", 0)
+    choice = table.choice.judge(branch, ANN.peer_id)
+    assert (choice.rounds, choice.lost, choice.news) == (0, False, ())
+
+
+@in_run(a_run(*FOUR))
+async def test_what_a_judgement_finds_is_told_by_whoever_asked_for_it(table: Table) -> None:
+    """It is made in a thread, from which no listener may be woken."""
+    fork(table, 1, {}, {})
+    choice = table.choice.judge(table.branch(1, table.theirs), ANN.peer_id)
+    assert [type(event) for event in choice.news] == [SecondHistory] and not table.of(SecondHistory)

@@ -1,4 +1,4 @@
-"""Two parts of a run went on without each other, or one slept: whose rounds stay."""
+"""Parts of a run went on without each other, or one slept: whose rounds stay, and when provisional ones are given up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from protocol.agreement.ballot import blank
 from protocol.chain.store import Store
@@ -13,9 +14,9 @@ from protocol.run.manifest import Admission, SignedManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Certificate, Lock, Provenance, Signature
-from tests.protocol.chains import a_run, grow, next_commit
+from tests.protocol.chains import a_run, grow, in_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME
-from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, on_table
+from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, fork
 
 FIVE = (*FOUR, EVE)
 
@@ -27,8 +28,7 @@ def invited(*founders: Identity) -> SignedManifest:
 
 def part(table: Table, ours: Sequence[Identity], theirs: Sequence[Identity], everybody: Sequence[Identity]) -> None:
     """Everybody makes three rounds together, then each part two of its own without the other."""
-    for replica in (table.ours, table.theirs):
-        grow(replica, 3, everybody, voters=everybody)
+    table.share(3, everybody, voters=everybody)
     for replica, part, others in ((table.ours, ours, theirs), (table.theirs, theirs, ours)):
         electors = replica.base.electors
         absent = [each for each in others if each.peer_id in electors]
@@ -40,127 +40,101 @@ def part(table: Table, ours: Sequence[Identity], theirs: Sequence[Identity], eve
     ("ours", "theirs", "wins"),
     [((BOB, CYN), (ANN, DAN, EVE), True), ((BOB, CYN, DAN), (ANN, EVE), False), ((BOB,), (ANN, CYN, DAN, EVE), True)],
 )
-def test_the_part_with_most_of_the_recent_work_wins(
-    tmp_path: Path, ours: Sequence[Identity], theirs: Sequence[Identity], wins: bool
+@in_run(invited(BOB))
+async def test_the_part_with_most_of_the_recent_work_wins(
+    table: Table, ours: Sequence[Identity], theirs: Sequence[Identity], wins: bool
 ) -> None:
     """The founder, Bob, is in our part each time."""
-
-    async def check(table: Table) -> None:
-        part(table, ours, theirs, FIVE)
-        await table.look()
-        assert (table.following.move is not None) is wins
-        assert wins or table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
-
-    on_table(tmp_path, check, invited(BOB))
+    part(table, ours, theirs, FIVE)
+    await table.look()
+    assert (table.following.move is not None) is wins
+    assert wins or table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
 
 
-def test_members_that_join_a_part_later_count_for_it(tmp_path: Path) -> None:
+@in_run(invited(BOB))
+async def test_members_that_join_a_part_later_count_for_it(table: Table) -> None:
     """Their part began with Ann alone; Dan and Eve followed it, and made records on it.  Two peers began ours."""
-
-    async def check(table: Table) -> None:
-        for replica in (table.ours, table.theirs):
-            grow(replica, 3, FIVE, voters=FIVE)
-        grow(table.ours, 2, [BOB, CYN], voters=[BOB, CYN], absent=[ANN, DAN, EVE])
-        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[BOB, CYN, DAN, EVE], salt=1)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        assert table.following.move is None, "one against two"
-        grow(table.theirs, 1, [ANN, DAN, EVE], voters=[ANN, DAN, EVE], absent=[BOB, CYN], salt=1)
-        table.hear(DAN.peer_id, table.theirs)
-        table.serve(DAN.peer_id, table.theirs)
-        await table.look()
-        move = table.following.move
-        assert move is not None and (move.rounds, move.leader) == (5, DAN.peer_id)
-
-    on_table(tmp_path, check, invited(BOB))
+    table.share(3, FIVE, voters=FIVE)
+    grow(table.ours, 2, [BOB, CYN], voters=[BOB, CYN], absent=[ANN, DAN, EVE])
+    grow(table.theirs, 1, [ANN], voters=[ANN], absent=[BOB, CYN, DAN, EVE], salt=1)
+    await table.found()
+    assert table.following.move is None, "one against two"
+    grow(table.theirs, 1, [ANN, DAN, EVE], voters=[ANN, DAN, EVE], absent=[BOB, CYN], salt=1)
+    table.hear(DAN.peer_id, table.theirs)
+    table.serve(DAN.peer_id, table.theirs)
+    move = await table.look()
+    assert move is not None and (move.rounds, move.leader) == (5, DAN.peer_id)
 
 
-def test_an_open_runs_founder_that_slept_follows_most_of_the_others_work_and_nothing_less(tmp_path: Path) -> None:
+@in_run(a_run(ME, admission=Admission.OPEN))
+async def test_an_open_runs_founder_that_slept_follows_most_of_the_others_work_and_nothing_less(table: Table) -> None:
     """We founded the run; Ann, Bob and Cyn have worked with us.  Two strangers come first, then one of these, then two."""
-
-    async def check(table: Table) -> None:
-        for replica in (table.ours, table.theirs, table.another("strangers"), table.another("one")):
-            grow(replica, 3, [ME, ANN, BOB, CYN], voters=[ME])
-        strangers, one = table.others
-        for replica, members in ((strangers, [DAN, EVE]), (one, [ANN]), (table.theirs, [BOB, CYN])):
-            grow(replica, 4, members, voters=members, absent=[ME], salt=len(members))
-        assert table.activity.was_away
-        for peer, replica in ((DAN, strangers), (ANN, one)):
-            table.serve(peer.peer_id, replica)
-            table.hear(peer.peer_id, replica)
-            await table.look()
-            assert table.following.move is None
-        table.serve(BOB.peer_id, table.theirs)
-        table.hear(BOB.peer_id, table.theirs)
+    for replica in (table.ours, table.theirs, table.another("strangers"), table.another("one")):
+        grow(replica, 3, [ME, ANN, BOB, CYN], voters=[ME])
+    strangers, one = table.others
+    for replica, members in ((strangers, [DAN, EVE]), (one, [ANN]), (table.theirs, [BOB, CYN])):
+        grow(replica, 4, members, voters=members, absent=[ME], salt=len(members))
+    assert table.activity.was_away
+    for peer, replica in ((DAN, strangers), (ANN, one)):
+        table.serve(peer.peer_id, replica)
+        table.hear(peer.peer_id, replica)
         await table.look()
-        move = table.following.move
-        assert move is not None and (move.rounds, move.leader) == (7, BOB.peer_id)
-
-    on_table(tmp_path, check, a_run(ME, admission=Admission.OPEN))
+        assert table.following.move is None
+    table.serve(BOB.peer_id, table.theirs)
+    table.hear(BOB.peer_id, table.theirs)
+    move = await table.look()
+    assert move is not None and (move.rounds, move.leader) == (7, BOB.peer_id)
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-def test_a_lock_on_another_record_keeps_an_elector_until_the_branch_is_final(tmp_path: Path, is_final: bool) -> None:
-    async def check(table: Table) -> None:
-        three = (ME, ANN, BOB)
-        for replica in (table.ours, table.theirs):
-            grow(replica, 3, three, voters=three)
-        locked, _ = next_commit(table.ours, three, voters=three, salt=7)
-        base, votes = table.ours.base, table.ours.store.votes
-        proof = Certificate(attempt=0, absent=[], votes=[Signature(peer=ME.peer_id, signature=bytes(64))])
-        chunks = len(locked.index)
-        provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
-        lock = Lock(record=locked.record, index=locked.index, provenance=provenance, proof=proof)
-        votes.save(base.round, base.tip, blank(base).model_copy(update={"lock": lock}).encode())
-        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=1)
-        if is_final:
-            grow(table.theirs, 1, [ANN, BOB], voters=[ANN, BOB], salt=1)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        assert (table.following.move is not None) is is_final
-
-    on_table(tmp_path, check, invited(ME))
+@in_run(invited(ME))
+async def test_a_lock_on_another_record_keeps_an_elector_until_the_branch_is_final(table: Table, is_final: bool) -> None:
+    three = (ME, ANN, BOB)
+    table.share(3, three, voters=three)
+    locked, _ = next_commit(table.ours, three, voters=three, salt=7)
+    base, votes = table.ours.base, table.ours.store.votes
+    proof = Certificate(attempt=0, absent=[], votes=[Signature(peer=ME.peer_id, signature=bytes(64))])
+    chunks = len(locked.index)
+    provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
+    lock = Lock(record=locked.record, index=locked.index, provenance=provenance, proof=proof)
+    votes.save(base.round, base.tip, blank(base).model_copy(update={"lock": lock}).encode())
+    grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=1)
+    if is_final:
+        grow(table.theirs, 1, [ANN, BOB], voters=[ANN, BOB], salt=1)
+    await table.found()
+    assert (table.following.move is not None) is is_final
 
 
 @pytest.mark.parametrize("salt", range(1, 5))
-def test_a_final_branch_wins_over_a_provisional_one_whatever_their_ranks(tmp_path: Path, salt: int) -> None:
+@in_run(invited(ME))
+async def test_a_final_branch_wins_over_a_provisional_one_whatever_their_ranks(table: Table, salt: int) -> None:
     """Two of three took part in both branches, so the hashes decide between their first records."""
-
-    async def check(table: Table) -> None:
-        three = (ME, ANN, BOB)
-        for replica in (table.ours, table.theirs):
-            grow(replica, 3, three, voters=three)
-        grow(table.ours, 1, [ME], voters=[ME], absent=[ANN, BOB])
-        grow(table.ours, 1, [ME, BOB], voters=[ME], absent=[ANN, BOB])
-        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=salt)
-        grow(table.theirs, 1, [ANN, BOB], voters=[ANN, BOB], salt=salt)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        move = table.following.move
-        assert move is not None and move.rounds == 5
-
-    on_table(tmp_path, check, invited(ME))
+    three = (ME, ANN, BOB)
+    table.share(3, three, voters=three)
+    grow(table.ours, 1, [ME], voters=[ME], absent=[ANN, BOB])
+    grow(table.ours, 1, [ME, BOB], voters=[ME], absent=[ANN, BOB])
+    grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=salt)
+    grow(table.theirs, 1, [ANN, BOB], voters=[ANN, BOB], salt=salt)
+    move = await table.found()
+    assert move is not None and move.rounds == 5
 
 
 @pytest.mark.parametrize("is_confirmed", [False, True])
-def test_an_elector_that_confirmed_a_record_moves_to_no_better_provisional_one(tmp_path: Path, is_confirmed: bool) -> None:
+@in_run(invited(ME))
+async def test_an_elector_that_confirmed_a_record_moves_to_no_better_provisional_one(
+    table: Table, is_confirmed: bool
+) -> None:
     """Two of three took part in their branch, and one in ours."""
-
-    async def check(table: Table) -> None:
-        three = (ME, ANN, BOB)
-        for replica in (table.ours, table.theirs):
-            grow(replica, 3, three, voters=three)
-        grow(table.ours, 1, [ME], voters=[ME], absent=[ANN, BOB])
-        grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=1)
-        grow(table.theirs, 1, [ANN, BOB], voters=[ANN], absent=[ME, BOB], salt=1)
-        history, votes = table.ours.history, table.ours.store.votes
-        if is_confirmed:
-            votes.confirm([(3, history.tip_at(3), history.tip_at(4))])
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        assert (table.following.move is None) is is_confirmed
-
-    on_table(tmp_path, check, invited(ME))
+    three = (ME, ANN, BOB)
+    table.share(3, three, voters=three)
+    grow(table.ours, 1, [ME], voters=[ME], absent=[ANN, BOB])
+    grow(table.theirs, 1, [ANN], voters=[ANN], absent=[ME, BOB], salt=1)
+    grow(table.theirs, 1, [ANN, BOB], voters=[ANN], absent=[ME, BOB], salt=1)
+    history, votes = table.ours.history, table.ours.store.votes
+    if is_confirmed:
+        votes.confirm([(3, history.tip_at(3), history.tip_at(4))])
+    await table.found()
+    assert (table.following.move is None) is is_confirmed
 
 
 def test_confirmed_records_are_there_after_a_restart_and_hold_their_record(tmp_path: Path) -> None:
@@ -175,3 +149,74 @@ def test_confirmed_records_are_there_after_a_restart_and_hold_their_record(tmp_p
     path = tmp_path / "votes" / "confirmed"
     path.write_bytes(path.read_bytes()[:-1])
     assert Store(tmp_path).votes.has_lost_confirmed
+
+
+@in_run(a_run(*FOUR))
+async def test_coming_back_to_a_branch_that_was_given_up_needs_no_records_again(table: Table) -> None:
+    for replica in (table.ours, table.theirs):
+        grow(replica, 1, [ANN], voters=FOUR)
+        grow(replica, 2, [ANN], voters=FOUR, absent=[BOB])
+    ours, tip = table.ours.history, table.ours.history.tip
+    for peer in (BOB, CYN, DAN):
+        table.hear(peer.peer_id, round=1, tip=ours.tip_at(1))
+    assert table.following.wants_back()
+    move = await table.look()
+    assert move is not None and move.rounds == 1
+    assert await table.following.take(move)
+    assert (ours.length, table.ours.state.rounds) == (1, 1)
+    asked = table.count_questions(ANN.peer_id)
+    for peer in (ANN, CYN, DAN):
+        table.hear(peer.peer_id, table.theirs)
+    move = await table.look()
+    assert move is not None and await table.following.take(move)
+    assert ours.tip == tip and table.ours.state.digest() == table.theirs.state.digest()
+    assert set(asked) == {"tips"}
+
+
+@in_run(a_run(*FOUR))
+async def test_a_provisional_record_that_its_electors_do_not_stand_on_is_looked_at_again_soon(table: Table) -> None:
+    table.share(1, [ANN], voters=FOUR)
+    grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB])
+    for peer in (BOB, CYN, DAN):
+        table.hear(peer.peer_id, table.ours)
+    await table.found()
+    assert table.following.move is None and table.ours.history.length == 1
+    await trio.sleep(3)
+    for peer in (BOB, CYN, DAN):
+        table.hear(peer.peer_id, table.theirs)
+    await table.look()
+    assert table.following.move is not None
+
+
+@in_run(a_run(*FOUR))
+async def test_nobody_goes_back_from_a_branch_that_others_are_coming_over_to(table: Table) -> None:
+    fork(table, 1, {"absent": [BOB]}, {"absent": [BOB, CYN]}, rounds=2)
+    await table.look()
+    for peer in (BOB, CYN):
+        table.hear(peer.peer_id, round=1, tip=table.ours.history.tip_at(1))
+    table.hear(DAN.peer_id, table.ours)
+    assert table.following.move is None and not table.following.wants_back(), "Ann will come over to Dan"
+    table.hear(ANN.peer_id, round=1, tip=table.ours.history.tip_at(1))
+    assert table.following.wants_back(), "Ann went back"
+
+
+@in_run(a_run(*FOUR))
+async def test_a_branch_is_followed_with_those_who_are_coming_over_to_it(table: Table) -> None:
+    better = table.another("better")
+    for replica in (table.ours, table.theirs, better):
+        grow(replica, 1, [ANN], voters=FOUR)
+    grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB, CYN])
+    grow(better, 1, [ANN], voters=FOUR, absent=[BOB], salt=1)
+    table.serve(DAN.peer_id, better)
+    for peer in (BOB, CYN):
+        table.hear(peer.peer_id, table.ours)
+    table.hear(DAN.peer_id, better)
+    table.hear(ANN.peer_id, round=1, tip=bytes(32))
+    await table.look()
+    assert table.following.move is None, "one is on it, and two are before it"
+    await table.found()
+    await trio.sleep(3)
+    for peer, replica in ((ANN, table.theirs), (BOB, table.ours), (CYN, table.ours), (DAN, better)):
+        table.hear(peer.peer_id, replica)
+    move = await table.look()
+    assert move is not None and move.leader == DAN.peer_id

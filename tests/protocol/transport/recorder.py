@@ -99,6 +99,13 @@ class Recorder:
         self.changed()
 
 
+async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+    """Wait until this holds, of which no recorder is told."""
+    with trio.fail_after(within_s):
+        while not condition():
+            await trio.sleep(0.01)
+
+
 async def _echo(kind: str, data: bytes) -> bytes:
     if kind == "no":
         raise Refused("not today")

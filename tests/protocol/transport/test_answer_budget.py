@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from protocol.offload import charged, charging
 from protocol.transport.answer_budget import ALL_STRANGERS, MAX_TABS, ONE_MEMBER, QUESTION_S, AnswerBudget
@@ -69,173 +69,145 @@ class Flood:
             nursery.cancel_scope.cancel()
 
 
-def virtually(main: Callable[[AnswerBudget, trio.Nursery], Awaitable[None]]) -> None:
-    """Run `main` in virtual time beside a budget that knows one member."""
+@asynccontextmanager
+async def a_budget() -> AsyncIterator[AnswerBudget]:
+    """One that knows one member."""
+    async with trio.open_nursery() as nursery:
+        budget = AnswerBudget(TheseMembers(MEMBER, *FORMER), {MEMBER}.__contains__)
+        nursery.start_soon(budget.run)
+        yield budget
+        assert not budget._strangers.waiting and not budget._others.waiting
+        nursery.cancel_scope.cancel()
 
-    async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            budget = AnswerBudget(TheseMembers(MEMBER, *FORMER), {MEMBER}.__contains__)
-            nursery.start_soon(budget.run)
-            await main(budget, nursery)
-            assert not budget._strangers.waiting and not budget._others.waiting
-            nursery.cancel_scope.cancel()
 
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+def budget(virtual_time: None) -> AbstractAsyncContextManager[AnswerBudget]:
+    return a_budget()
 
 
 @pytest.mark.parametrize("strangers", [1, 32])
-def test_any_number_of_strangers_take_one_allowance_and_one_place(strangers: int) -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood = Flood(budget)
-        await flood.by(strangers)
-        allowed = ALL_STRANGERS.per_s * (SECONDS + ALL_STRANGERS.burst_s)
-        assert 0.9 * allowed < sum(flood.took_s.values()) <= allowed + ANSWER_S
-        assert flood.most == 1 and len(flood.answers) == strangers
-        assert max(flood.answers.values()) - min(flood.answers.values()) <= 1
-
-    virtually(main)
+async def test_any_number_of_strangers_take_one_allowance_and_one_place(budget: AnswerBudget, strangers: int) -> None:
+    flood = Flood(budget)
+    await flood.by(strangers)
+    allowed = ALL_STRANGERS.per_s * (SECONDS + ALL_STRANGERS.burst_s)
+    assert 0.9 * allowed < sum(flood.took_s.values()) <= allowed + ANSWER_S
+    assert flood.most == 1 and len(flood.answers) == strangers
+    assert max(flood.answers.values()) - min(flood.answers.values()) <= 1
 
 
-def test_the_bytes_of_answers_to_strangers_have_one_allowance() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood = Flood(budget, size=1 << 20)
-        await flood.by(8)
-        allowed = ALL_STRANGERS.bytes_per_s * (SECONDS + ALL_STRANGERS.burst_s)
-        assert 0.9 * allowed < flood.answers.total() << 20 <= allowed + (1 << 20)
-
-    virtually(main)
+async def test_the_bytes_of_answers_to_strangers_have_one_allowance(budget: AnswerBudget) -> None:
+    flood = Flood(budget, size=1 << 20)
+    await flood.by(8)
+    allowed = ALL_STRANGERS.bytes_per_s * (SECONDS + ALL_STRANGERS.burst_s)
+    assert 0.9 * allowed < flood.answers.total() << 20 <= allowed + (1 << 20)
 
 
-def test_members_never_wait_for_strangers_and_newcomers_are_answered_next() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood, waited = Flood(budget), dict[PeerId, float]()
+async def test_members_never_wait_for_strangers_and_newcomers_are_answered_next(budget: AnswerBudget) -> None:
+    flood, waited = Flood(budget), dict[PeerId, float]()
 
-        async def others() -> None:
-            for peer in (MEMBER, NEWCOMER):
-                began = trio.current_time()
-                await flood.ask(peer)
-                waited[peer] = trio.current_time() - began - ANSWER_S
+    async def others() -> None:
+        for peer in (MEMBER, NEWCOMER):
+            began = trio.current_time()
+            await flood.ask(peer)
+            waited[peer] = trio.current_time() - began - ANSWER_S
 
-        await flood.by(32, others)
-        assert waited[MEMBER] == pytest.approx(0.0, abs=1e-9)
-        assert waited[NEWCOMER] <= 2 * ANSWER_S / ALL_STRANGERS.per_s, "the answer before it is paid for, and no more"
-
-    virtually(main)
+    await flood.by(32, others)
+    assert waited[MEMBER] == pytest.approx(0.0, abs=1e-9)
+    assert waited[NEWCOMER] <= 2 * ANSWER_S / ALL_STRANGERS.per_s, "the answer before it is paid for, and no more"
 
 
-def test_members_that_are_not_active_share_one_allowance_and_keep_neither_members_nor_strangers_waiting() -> None:
+async def test_members_that_are_not_active_share_one_allowance_and_keep_neither_members_nor_strangers_waiting(
+    budget: AnswerBudget,
+) -> None:
     """In an open run, each of them is a key that contributed once."""
+    flood, waited = Flood(budget), dict[PeerId, float]()
 
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood, waited = Flood(budget), dict[PeerId, float]()
+    async def others() -> None:
+        for peer in (MEMBER, STRANGER):
+            began = trio.current_time()
+            async with budget.turn(peer):
+                waited[peer] = trio.current_time() - began
 
-        async def others() -> None:
-            for peer in (MEMBER, STRANGER):
-                began = trio.current_time()
-                async with budget.turn(peer):
-                    waited[peer] = trio.current_time() - began
-
-        await flood.by_these(FORMER, others)
-        allowed = ALL_STRANGERS.per_s * (SECONDS + ALL_STRANGERS.burst_s)
-        assert 0.9 * allowed < sum(flood.took_s.values()) <= allowed + ANSWER_S
-        assert flood.most == 1 and waited == {MEMBER: 0.0, STRANGER: 0.0}
-
-    virtually(main)
+    await flood.by_these(FORMER, others)
+    allowed = ALL_STRANGERS.per_s * (SECONDS + ALL_STRANGERS.burst_s)
+    assert 0.9 * allowed < sum(flood.took_s.values()) <= allowed + ANSWER_S
+    assert flood.most == 1 and waited == {MEMBER: 0.0, STRANGER: 0.0}
 
 
-def test_a_fresh_key_that_is_active_has_saved_up_nothing() -> None:
+async def test_a_fresh_key_that_is_active_has_saved_up_nothing(budget: AnswerBudget) -> None:
     """Tokens admit many keys, one after the other."""
-
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood = Flood(budget)
-        for _ in range(2):
-            await flood.ask(MEMBER)
-        assert trio.current_time() == pytest.approx(ANSWER_S / ONE_MEMBER.per_s + ANSWER_S)
-
-    virtually(main)
+    flood = Flood(budget)
+    for _ in range(2):
+        await flood.ask(MEMBER)
+    assert trio.current_time() == pytest.approx(ANSWER_S / ONE_MEMBER.per_s + ANSWER_S)
 
 
-def test_a_member_that_asks_all_the_time_takes_its_own_allowance() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood = Flood(budget)
-        with trio.move_on_after(SECONDS):
-            await flood.go_on(MEMBER)
-        allowed = ONE_MEMBER.per_s * (SECONDS + ONE_MEMBER.burst_s)
-        assert 0.9 * allowed < flood.took_s[MEMBER] <= allowed + ANSWER_S
-
-    virtually(main)
+async def test_a_member_that_asks_all_the_time_takes_its_own_allowance(budget: AnswerBudget) -> None:
+    flood = Flood(budget)
+    with trio.move_on_after(SECONDS):
+        await flood.go_on(MEMBER)
+    allowed = ONE_MEMBER.per_s * (SECONDS + ONE_MEMBER.burst_s)
+    assert 0.9 * allowed < flood.took_s[MEMBER] <= allowed + ANSWER_S
 
 
-def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        flood = Flood(budget)
-        budget.charge(STRANGER, 100.0)
-        for _ in range(5):
-            with trio.move_on_after(1.0):
-                await flood.ask(NEWCOMER)
-        assert not flood.answers and not budget._strangers.waiting
-        await flood.ask(NEWCOMER)
-        assert trio.current_time() == pytest.approx(100.0 / ALL_STRANGERS.per_s - ALL_STRANGERS.burst_s + ANSWER_S)
-
-    virtually(main)
+async def test_who_gives_up_waiting_leaves_nothing_behind(budget: AnswerBudget) -> None:
+    flood = Flood(budget)
+    budget.charge(STRANGER, 100.0)
+    for _ in range(5):
+        with trio.move_on_after(1.0):
+            await flood.ask(NEWCOMER)
+    assert not flood.answers and not budget._strangers.waiting
+    await flood.ask(NEWCOMER)
+    assert trio.current_time() == pytest.approx(100.0 / ALL_STRANGERS.per_s - ALL_STRANGERS.burst_s + ANSWER_S)
 
 
-def test_keys_that_nobody_heard_before_take_bounded_memory() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        for number in range(MAX_TABS + 10):
-            budget.charge(PeerId(f"key {number}"), 0.0)
-        assert len(budget._strangers.tags) == MAX_TABS
-
-    virtually(main)
+async def test_keys_that_nobody_heard_before_take_bounded_memory(budget: AnswerBudget) -> None:
+    for number in range(MAX_TABS + 10):
+        budget.charge(PeerId(f"key {number}"), 0.0)
+    assert len(budget._strangers.tags) == MAX_TABS
 
 
-def test_work_in_threads_is_charged_even_if_it_fails_and_our_own_is_not() -> None:
-    async def main(budget: AnswerBudget, nursery: trio.Nursery) -> None:
-        charges: list[tuple[PeerId, float]] = []
-        keep: Any = lambda peer, seconds, size=0: charges.append((peer, seconds))  # noqa: E731
-        budget.charge = keep  # type: ignore[method-assign]
+async def test_work_in_threads_is_charged_even_if_it_fails_and_our_own_is_not(budget: AnswerBudget) -> None:
+    charges: list[tuple[PeerId, float]] = []
+    keep: Any = lambda peer, seconds, size=0: charges.append((peer, seconds))  # noqa: E731
+    budget.charge = keep  # type: ignore[method-assign]
 
-        async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
-            await trio.lowlevel.checkpoint()
-            return function(*arguments)
+    async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
 
-        def work(fails: bool) -> int:
-            total = sum(range(200_000))
-            if fails:
-                raise ValueError("as it may happen")
-            return total
+    def work(fails: bool) -> int:
+        total = sum(range(200_000))
+        if fails:
+            raise ValueError("as it may happen")
+        return total
 
-        offload = charged(inline)
-        assert await offload(work, False) and not charges
-        with charging(budget.payer(STRANGER)):
-            assert await offload(work, False)
-            with pytest.raises(ValueError, match="as it may"):
-                await offload(work, True)
-        assert [peer for peer, _ in charges] == [STRANGER, STRANGER] and all(seconds > 0 for _, seconds in charges)
-
-    virtually(main)
+    offload = charged(inline)
+    assert await offload(work, False) and not charges
+    with charging(budget.payer(STRANGER)):
+        assert await offload(work, False)
+        with pytest.raises(ValueError, match="as it may"):
+            await offload(work, True)
+    assert [peer for peer, _ in charges] == [STRANGER, STRANGER] and all(seconds > 0 for _, seconds in charges)
 
 
-def test_questions_are_charged_and_whoever_does_not_wait_for_answers_is_penalised() -> None:
-    async def main() -> None:
-        b = Recorder()
-        async with pair(Recorder(), b) as (one, two):
-            budget, penalties = stack(two).requests._budget, list[tuple[PeerId, float]]()
+async def test_questions_are_charged_and_whoever_does_not_wait_for_answers_is_penalised() -> None:
+    b = Recorder()
+    async with pair(Recorder(), b) as (one, two):
+        budget, penalties = stack(two).requests._budget, list[tuple[PeerId, float]]()
 
-            def penalise(peer: PeerId, penalty: float, why: str) -> None:
-                penalties.append((peer, penalty))
-                b.changed()
+        def penalise(peer: PeerId, penalty: float, why: str) -> None:
+            penalties.append((peer, penalty))
+            b.changed()
 
-            stack(two).reputation.penalise = penalise  # type: ignore[method-assign]
-            await one.request(two.peer_id, "echo", bytes(100_000), timeout_s=60)
-            assert budget._strangers.tags[one.peer_id] >= 100_000 / ALL_STRANGERS.bytes_per_s
-            budget.charge(one.peer_id, 1e6 * QUESTION_S)
-            with pytest.raises(Unreachable):
-                await one.request(two.peer_id, "echo", b"", timeout_s=0.3)
-            await b.until(lambda: penalties)
-            assert penalties == [(one.peer_id, ABANDONED)]
-
-    trio.run(main)
+        stack(two).reputation.penalise = penalise  # type: ignore[method-assign]
+        await one.request(two.peer_id, "echo", bytes(100_000), timeout_s=60)
+        assert budget._strangers.tags[one.peer_id] >= 100_000 / ALL_STRANGERS.bytes_per_s
+        budget.charge(one.peer_id, 1e6 * QUESTION_S)
+        with pytest.raises(Unreachable):
+            await one.request(two.peer_id, "echo", b"", timeout_s=0.3)
+        await b.until(lambda: penalties)
+        assert penalties == [(one.peer_id, ABANDONED)]
 
 
 @pytest.mark.parametrize("decode", [decode_question, decode_answer])

@@ -7,7 +7,6 @@ import os
 import pytest
 import trio
 
-from benchmarks.caps import fullest_window
 from protocol.transport.interface import MAX_REQUEST_BYTES
 from protocol.transport.rate_limit import BURST_S
 from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, pair, stack
@@ -19,79 +18,60 @@ SHORTEST_S = len(DATA) / CAP - 2 * BURST_S
 
 
 @pytest.mark.parametrize("caps_up", first_fast([True, False]))
-def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps_up: bool) -> None:
-    async def main() -> None:
-        a, b = Recorder(), Recorder()
-        up, down = (CAP, None) if caps_up else (None, CAP)
-        async with network(a, up_limit=up, down_limit=down) as capped, network(b) as free:
-            capped.remember(free.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
-            begun, data = trio.current_time(), memoryview(DATA)
-            async with trio.open_nursery() as nursery:
-                for spare in (False, True):
-                    header, piece = b"spare" if spare else b"urgent", data[spare::2]
-                    sender, taker = (capped, free) if caps_up else (free, capped)
-                    nursery.start_soon(
-                        lambda to=taker.peer_id, h=header, p=bytes(piece), s=sender, spare=spare: s.push(
-                            to, h, memoryview(p), timeout_s=PATIENCE_S, spare=spare
-                        )
+async def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps_up: bool) -> None:
+    a, b = Recorder(), Recorder()
+    up, down = (CAP, None) if caps_up else (None, CAP)
+    async with network(a, up_limit=up, down_limit=down) as capped, network(b) as free:
+        capped.remember(free.addresses())
+        await b.until(lambda: b.connected)
+        await a.until(lambda: a.connected)
+        begun, data = trio.current_time(), memoryview(DATA)
+        async with trio.open_nursery() as nursery:
+            for spare in (False, True):
+                header, piece = b"spare" if spare else b"urgent", data[spare::2]
+                sender, taker = (capped, free) if caps_up else (free, capped)
+                nursery.start_soon(
+                    lambda to=taker.peer_id, h=header, p=bytes(piece), s=sender, spare=spare: s.push(
+                        to, h, memoryview(p), timeout_s=PATIENCE_S, spare=spare
                     )
-            assert trio.current_time() - begun >= SHORTEST_S
-            landed = (b if caps_up else a).buffers
-            assert landed[b"urgent"] == DATA[::2] and landed[b"spare"] == DATA[1::2]
-            begun, question = trio.current_time(), os.urandom(MAX_REQUEST_BYTES)
-            assert await capped.request(free.peer_id, "echo", question, timeout_s=PATIENCE_S) == question
-            assert trio.current_time() - begun >= len(question) / CAP - 2 * BURST_S
-
-    trio.run(main)
-
-
-def test_a_limit_that_is_set_while_it_runs_holds_and_one_that_is_lifted_does_not() -> None:
-    async def main() -> None:
-        a, b = Recorder(), Recorder()
-        async with pair(a, b) as (one, two):
-            for header, cap in ((b"capped", CAP), (b"free", None)):
-                one.limit(cap, None)
-                moved, begun = one.line_bytes(), trio.current_time()
-                await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
-                assert bytes(b.buffers[header]) == DATA and one.line_bytes() - moved > len(DATA)
-                if cap:
-                    assert trio.current_time() - begun >= SHORTEST_S
-
-    trio.run(main)
+                )
+        assert trio.current_time() - begun >= SHORTEST_S
+        landed = (b if caps_up else a).buffers
+        assert landed[b"urgent"] == DATA[::2] and landed[b"spare"] == DATA[1::2]
+        begun, question = trio.current_time(), os.urandom(MAX_REQUEST_BYTES)
+        assert await capped.request(free.peer_id, "echo", question, timeout_s=PATIENCE_S) == question
+        assert trio.current_time() - begun >= len(question) / CAP - 2 * BURST_S
 
 
-def test_all_that_libp2p_moves_is_counted() -> None:
-    async def main() -> None:
-        a, b = Recorder(), Recorder()
-        async with pair(a, b) as (one, two):
-            meters = [stack(end).meter for end in (one, two)]
-            before = [(meter.up_bytes, meter.down_bytes) for meter in meters]
-            assert all(up > 100 and down > 100 for up, down in before), "both have shaken hands, whoever dialled"
-            await one.request(two.peer_id, "echo", bytes(100_000), timeout_s=PATIENCE_S)
-            assert all(
-                meter.up_bytes - up > 100_000 and meter.down_bytes - down > 100_000
-                for meter, (up, down) in zip(meters, before, strict=True)
-            )
-
-    trio.run(main)
+async def test_a_limit_that_is_set_while_it_runs_holds_and_one_that_is_lifted_does_not() -> None:
+    a, b = Recorder(), Recorder()
+    async with pair(a, b) as (one, two):
+        for header, cap in ((b"capped", CAP), (b"free", None)):
+            one.limit(cap, None)
+            moved, begun = one.line_bytes(), trio.current_time()
+            await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
+            assert bytes(b.buffers[header]) == DATA and one.line_bytes() - moved > len(DATA)
+            if cap:
+                assert trio.current_time() - begun >= SHORTEST_S
 
 
-def test_the_benchmark_of_caps_looks_at_the_fullest_window() -> None:
-    counts = [(0.0, 0), (10.0, 100), (20.0, 500), (31.0, 600), (40.0, 600)]
-    assert fullest_window(counts, 10.0) == 400
-    assert fullest_window(counts, 20.0) == 500
-    assert fullest_window(counts[:2], 30.0) == 0
+async def test_all_that_libp2p_moves_is_counted() -> None:
+    a, b = Recorder(), Recorder()
+    async with pair(a, b) as (one, two):
+        meters = [stack(end).meter for end in (one, two)]
+        before = [(meter.up_bytes, meter.down_bytes) for meter in meters]
+        assert all(up > 100 and down > 100 for up, down in before), "both have shaken hands, whoever dialled"
+        await one.request(two.peer_id, "echo", bytes(100_000), timeout_s=PATIENCE_S)
+        assert all(
+            meter.up_bytes - up > 100_000 and meter.down_bytes - down > 100_000
+            for meter, (up, down) in zip(meters, before, strict=True)
+        )
 
 
-def test_bytes_from_servers_outside_the_run_count_and_keep_to_the_limit() -> None:
-    async def main() -> None:
-        async with network(Recorder(), down_limit=CAP) as capped:
-            begun, down, moved = trio.current_time(), capped.traffic().down_bytes, capped.line_bytes()
-            for _ in range(24):
-                await capped.receive_elsewhere(len(DATA) // 24)
-            assert trio.current_time() - begun >= SHORTEST_S
-            assert capped.traffic().down_bytes - down >= len(DATA) and capped.line_bytes() - moved > len(DATA)
-
-    trio.run(main)
+async def test_bytes_from_servers_outside_the_run_count_and_keep_to_the_limit() -> None:
+    async with network(Recorder(), down_limit=CAP) as capped:
+        begun, down, moved = trio.current_time(), capped.traffic().down_bytes, capped.line_bytes()
+        for _ in range(24):
+            await capped.receive_elsewhere(len(DATA) // 24)
+        assert trio.current_time() - begun >= SHORTEST_S
+        assert capped.traffic().down_bytes - down >= len(DATA) and capped.line_bytes() - moved > len(DATA)

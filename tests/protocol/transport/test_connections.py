@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import cast
 
+import pytest
 import trio
-from trio.testing import MockClock
 
 from protocol.transport.connections import Banned, Connected, Connections, Disconnected, Gone
 from protocol.transport.inbound import InboundConnections
@@ -15,6 +14,8 @@ from protocol.transport.library import HostConnections, LibraryId, library_id
 from protocol.transport.reputation import ABUSE, Reputation
 from protocol.wire.identity import Identity
 from tests.protocol.peers import TheseMembers
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 PEER = Identity.generate().peer_id
 
@@ -58,55 +59,40 @@ class OnePeer:
         return connection
 
 
-def run(test: Callable[[OnePeer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(OnePeer())
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_a_peer_that_we_dialled_is_connected_until_its_last_connection_ends() -> None:
-    async def test(swarm: OnePeer) -> None:
-        first, second = swarm.open("outbound"), swarm.open("inbound")
-        assert swarm.book.update(PEER) == [Connected()] and swarm.book.update(PEER) == []
-        await trio.sleep(5)
-        await first.close()
-        assert swarm.book.update(PEER) == [] and swarm.book.peers() == [PEER]
-        await second.close()
-        assert swarm.book.update(PEER) == [Gone(), Disconnected(5.0)] and PEER not in swarm.book
-
-    run(test)
+async def test_a_peer_that_we_dialled_is_connected_until_its_last_connection_ends() -> None:
+    swarm = OnePeer()
+    first, second = swarm.open("outbound"), swarm.open("inbound")
+    assert swarm.book.update(PEER) == [Connected()] and swarm.book.update(PEER) == []
+    await trio.sleep(5)
+    await first.close()
+    assert swarm.book.update(PEER) == [] and swarm.book.peers() == [PEER]
+    await second.close()
+    assert swarm.book.update(PEER) == [Gone(), Disconnected(5.0)] and PEER not in swarm.book
 
 
-def test_a_stranger_is_connected_when_it_has_greeted() -> None:
-    async def test(swarm: OnePeer) -> None:
-        connection = swarm.open("inbound")
-        assert swarm.book.update(PEER) == []
-        swarm.inbound.welcome(PEER)
-        assert swarm.book.update(PEER) == [Connected()]
-        await swarm.book.close_all()
-        assert connection.is_closed and swarm.book.update(PEER) == [Gone(), Disconnected(0.0)]
-        swarm.inbound.revoke(PEER)
-        swarm.open("inbound")
-        assert swarm.book.update(PEER) == []
-
-    run(test)
+async def test_a_stranger_is_connected_when_it_has_greeted() -> None:
+    swarm = OnePeer()
+    connection = swarm.open("inbound")
+    assert swarm.book.update(PEER) == []
+    swarm.inbound.welcome(PEER)
+    assert swarm.book.update(PEER) == [Connected()]
+    await swarm.book.close_all()
+    assert connection.is_closed and swarm.book.update(PEER) == [Gone(), Disconnected(0.0)]
+    swarm.inbound.revoke(PEER)
+    swarm.open("inbound")
+    assert swarm.book.update(PEER) == []
 
 
-def test_a_connection_of_unknown_direction_is_a_strangers() -> None:
-    async def test(swarm: OnePeer) -> None:
-        swarm.open("unknown")
-        assert swarm.book.update(PEER) == []
-
-    run(test)
+async def test_a_connection_of_unknown_direction_is_a_strangers() -> None:
+    swarm = OnePeer()
+    swarm.open("unknown")
+    assert swarm.book.update(PEER) == []
 
 
-def test_a_banned_peer_is_to_be_disconnected_and_its_address_is_known() -> None:
-    async def test(swarm: OnePeer) -> None:
-        assert swarm.book.address_group_of(PEER) is None
-        swarm.open("outbound")
-        swarm.reputation.penalise(PEER, ABUSE, "bad")
-        assert swarm.book.update(PEER) == [Banned()] and not swarm.book.peers()
-        assert swarm.book.address_group_of(PEER) == "192.0.2.1"
-
-    run(test)
+async def test_a_banned_peer_is_to_be_disconnected_and_its_address_is_known() -> None:
+    swarm = OnePeer()
+    assert swarm.book.address_group_of(PEER) is None
+    swarm.open("outbound")
+    swarm.reputation.penalise(PEER, ABUSE, "bad")
+    assert swarm.book.update(PEER) == [Banned()] and not swarm.book.peers()
+    assert swarm.book.address_group_of(PEER) == "192.0.2.1"

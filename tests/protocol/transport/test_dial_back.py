@@ -33,7 +33,7 @@ from protocol.transport.reputation import Channel
 from protocol.transport.streams import BadFrame, discard, open_stream
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
-from tests.protocol.transport.recorder import Recorder, network, pair, stack
+from tests.protocol.transport.recorder import Recorder, network, pair, stack, until
 
 A, B, C, D = (Identity.generate().peer_id for _ in range(4))
 HERE, THERE, PRIVATE = "/ip4/11.1.1.1/tcp/4001", "/ip4/11.1.1.1/tcp/5001", "/ip4/192.168.1.2/tcp/4001"
@@ -77,112 +77,90 @@ async def counted() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork, list[st
         yield one, two, dialled, go_on
 
 
-def test_a_peer_that_listens_is_reached_and_at_another_port_it_is_not() -> None:
-    async def main() -> None:
-        async with pair(Recorder(), Recorder()) as (one, two):
-            assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
-            assert await back(two).ask(one.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", YES)
-            with socket.socket() as bound:
-                bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
-                assert await back(one).ask(two.peer_id, bound.getsockname()[1]) == DialBackAnswer("127.0.0.1", NO)
-            assert await back(one).ask(two.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", NO), (
-                "somebody else listens there"
-            )
-            assert await back(one).ask(A, port_of(one)) is None, "not connected"
-
-    trio.run(main)
+async def test_a_peer_that_listens_is_reached_and_at_another_port_it_is_not() -> None:
+    async with pair(Recorder(), Recorder()) as (one, two):
+        assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
+        assert await back(two).ask(one.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", YES)
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+            assert await back(one).ask(two.peer_id, bound.getsockname()[1]) == DialBackAnswer("127.0.0.1", NO)
+        assert await back(one).ask(two.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", NO), (
+            "somebody else listens there"
+        )
+        assert await back(one).ask(A, port_of(one)) is None, "not connected"
 
 
-def test_an_inquiry_tells_once_what_it_found_and_it_is_then_announced_to_guests() -> None:
-    async def main() -> None:
-        events: list[Event] = []
-        async with quiet() as (one, _):
-            inquiry, address = stack(one).inquiry, one.addresses()[0].rpartition("/p2p/")[0]
-            inquiry._emit = events.append
-            await inquiry.inquire()
-            await inquiry.inquire()
-            assert events == [ReachabilityChanged("reachable", {address: "reachable"})]
-            assert one.reachability() == Reachability({address: YES})
-            assert one.reached_here(lambda peer: False)[0] == one.addresses()[0]
-
-    trio.run(main)
+async def test_an_inquiry_tells_once_what_it_found_and_it_is_then_announced_to_guests() -> None:
+    events: list[Event] = []
+    async with quiet() as (one, _):
+        inquiry, address = stack(one).inquiry, one.addresses()[0].rpartition("/p2p/")[0]
+        inquiry._emit = events.append
+        await inquiry.inquire()
+        await inquiry.inquire()
+        assert events == [ReachabilityChanged("reachable", {address: "reachable"})]
+        assert one.reachability() == Reachability({address: YES})
+        assert one.reached_here(lambda peer: False)[0] == one.addresses()[0]
 
 
-def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
-    async def main() -> None:
-        async with counted() as (one, two, dialled, go_on):
-            go_on.set()
-            assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", NO)
-            assert dialled == [f"/ip4/127.0.0.1/tcp/5000/p2p/{one.peer_id}"]
-            assert await back(one).ask(two.peer_id, LEAST_PORT - 1) == DialBackAnswer("127.0.0.1", PERHAPS)
-            back(two)._connected = lambda peer: False
-            assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", PERHAPS)
-            assert len(dialled) == 1
-
-    trio.run(main)
+async def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
+    async with counted() as (one, two, dialled, go_on):
+        go_on.set()
+        assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", NO)
+        assert dialled == [f"/ip4/127.0.0.1/tcp/5000/p2p/{one.peer_id}"]
+        assert await back(one).ask(two.peer_id, LEAST_PORT - 1) == DialBackAnswer("127.0.0.1", PERHAPS)
+        back(two)._connected = lambda peer: False
+        assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", PERHAPS)
+        assert len(dialled) == 1
 
 
-def test_so_many_dials_run_at_once_for_all_strangers_and_members_have_their_own() -> None:
-    async def main() -> None:
-        async with counted() as (one, two, dialled, go_on), trio.open_nursery() as nursery:
-            answers: list[DialBackAnswer | None] = []
+async def test_so_many_dials_run_at_once_for_all_strangers_and_members_have_their_own() -> None:
+    async with counted() as (one, two, dialled, go_on), trio.open_nursery() as nursery:
+        answers: list[DialBackAnswer | None] = []
 
-            async def ask(port: int) -> None:
-                answers.append(await back(one).ask(two.peer_id, port))
+        async def ask(port: int) -> None:
+            answers.append(await back(one).ask(two.peer_id, port))
 
-            for port in range(5000, 5000 + MAX_AT_ONCE):
-                nursery.start_soon(ask, port)
-            with trio.fail_after(60):
-                while len(dialled) < MAX_AT_ONCE:
-                    await trio.sleep(0.01)
-            assert await back(one).ask(two.peer_id, 6000) == DialBackAnswer("127.0.0.1", PERHAPS)
-            recorder = stack(two)._handlers
-            assert isinstance(recorder, Recorder)
-            recorder.members.add(one.peer_id)
-            nursery.start_soon(ask, 7000)
-            with trio.fail_after(60):
-                while len(dialled) <= MAX_AT_ONCE:
-                    await trio.sleep(0.01)
-            go_on.set()
-
-    trio.run(main)
+        for port in range(5000, 5000 + MAX_AT_ONCE):
+            nursery.start_soon(ask, port)
+        await until(lambda: len(dialled) >= MAX_AT_ONCE)
+        assert await back(one).ask(two.peer_id, 6000) == DialBackAnswer("127.0.0.1", PERHAPS)
+        recorder = stack(two)._handlers
+        assert isinstance(recorder, Recorder)
+        recorder.members.add(one.peer_id)
+        nursery.start_soon(ask, 7000)
+        await until(lambda: len(dialled) > MAX_AT_ONCE)
+        go_on.set()
 
 
-def test_all_askers_together_get_so_many_in_the_long_run_and_each_has_an_allowance() -> None:
-    async def main() -> None:
-        async with counted() as (one, two, dialled, go_on):
-            go_on.set()
-            allowance, began = Channel.DIAL_BACK.value, trio.current_time()
+async def test_all_askers_together_get_so_many_in_the_long_run_and_each_has_an_allowance() -> None:
+    async with counted() as (one, two, dialled, go_on):
+        go_on.set()
+        allowance, began = Channel.DIAL_BACK.value, trio.current_time()
 
-            def most(of: Allowance) -> float:
-                return of.per_s * (of.burst_s + trio.current_time() - began) + 2
+        def most(of: Allowance) -> float:
+            return of.per_s * (of.burst_s + trio.current_time() - began) + 2
 
-            for port in range(5000, 5030):
-                await back(one).ask(two.peer_id, port)
-            assert len(dialled) <= most(allowance)
-            assert allowance.per_s * allowance.burst_s < FOR_ALL.per_s * FOR_ALL.burst_s
+        for port in range(5000, 5030):
+            await back(one).ask(two.peer_id, port)
+        assert len(dialled) <= most(allowance)
+        assert allowance.per_s * allowance.burst_s < FOR_ALL.per_s * FOR_ALL.burst_s
 
-            class Generous:
-                def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
-                    return True
+        class Generous:
+            def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
+                return True
 
-            back(two)._reputation = Generous()  # type: ignore[assignment]
-            for port in range(5100, 5140):
-                await back(one).ask(two.peer_id, port)
-            assert len(dialled) <= most(FOR_ALL)
-
-    trio.run(main)
+        back(two)._reputation = Generous()  # type: ignore[assignment]
+        for port in range(5100, 5140):
+            await back(one).ask(two.peer_id, port)
+        assert len(dialled) <= most(FOR_ALL)
 
 
-def test_a_broken_question_ends_its_stream_and_nothing_else() -> None:
-    async def main() -> None:
-        async with pair(Recorder(), Recorder()) as (one, two):
-            host = stack(one).host
-            stream = await open_stream(host, two.peer_id, back(one)._protocol, b"\x13")
-            await discard(stream)
-            assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
-
-    trio.run(main)
+async def test_a_broken_question_ends_its_stream_and_nothing_else() -> None:
+    async with pair(Recorder(), Recorder()) as (one, two):
+        host = stack(one).host
+        stream = await open_stream(host, two.peer_id, back(one)._protocol, b"\x13")
+        await discard(stream)
+        assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
 
 
 @pytest.mark.parametrize("data", [b"\x03" + bytes(15) + b"\x01", b"\xff" * 17])
@@ -265,26 +243,14 @@ def test_few_are_asked_and_a_crowd_behind_one_address_is_one() -> None:
     assert len(chosen(many)) == ASKED
 
 
-def test_an_answer_that_names_no_computer_does_not_count() -> None:
-    async def main() -> None:
-        async def ask(peer: PeerId, port: int) -> DialBackAnswer | None:
-            return None if peer == A else DialBackAnswer({B: "0.0.0.0", C: "224.0.0.1"}.get(peer, "11.1.1.1"), YES)
+async def test_an_answer_that_names_no_computer_does_not_count() -> None:
+    async def ask(peer: PeerId, port: int) -> DialBackAnswer | None:
+        return None if peer == A else DialBackAnswer({B: "0.0.0.0", C: "224.0.0.1"}.get(peer, "11.1.1.1"), YES)
 
-        connected = {A: "11.1.1.1", B: "11.1.1.2", C: "11.1.1.3"}
-        inquiry = Inquiry(ask, lambda: connected, lambda: [80, 4001, 4001], TheseMembers(), lambda event: None)
-        await inquiry.inquire()
-        assert inquiry.now == Reachability({})
-        connected[D] = connected.pop(A)
-        await inquiry.inquire()
-        assert inquiry.now == Reachability({"/ip4/11.1.1.1/tcp/4001": YES})
-
-    trio.run(main)
-
-
-def test_nothing_is_known_where_nobody_is_connected() -> None:
-    async def main() -> None:
-        async with network(Recorder()) as end:
-            await stack(end).inquiry.inquire()
-            assert end.reachability().overall is PERHAPS
-
-    trio.run(main)
+    connected = {A: "11.1.1.1", B: "11.1.1.2", C: "11.1.1.3"}
+    inquiry = Inquiry(ask, lambda: connected, lambda: [80, 4001, 4001], TheseMembers(), lambda event: None)
+    await inquiry.inquire()
+    assert inquiry.now == Reachability({})
+    connected[D] = connected.pop(A)
+    await inquiry.inquire()
+    assert inquiry.now == Reachability({"/ip4/11.1.1.1/tcp/4001": YES})

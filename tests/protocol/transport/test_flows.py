@@ -1,26 +1,37 @@
-"""How many sockets a peer gets, and which share of our line."""
+"""How many sockets a peer gets, what a line carries, and who gives way."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from math import inf
 
 import pytest
+import trio
+import trio.testing
 
 from protocol.transport.bulk_flows import (
+    FORGET_S,
+    FREE_GROWTH,
     GAIN,
+    GROWTH,
+    KEPT,
     LEAST_BYTES_PER_S,
     MARGIN,
     MAX_FLOWS,
-    OPENING_S,
+    PACED_BELOW,
     REST_S,
     SLOW_TIMES,
     TRIAL_S,
     Flows,
+    Gauge,
     fair_shares,
-    first_guess,
 )
-from protocol.transport.bulk_link import SocketState
+from protocol.transport.bulk_link import FRAME_BYTES, Link, SocketState
+from protocol.transport.bulk_sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
+from protocol.transport.interface import nothing
+from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit
+from protocol.wire.identity import PeerId
 
 FAR_S = 0.080
 
@@ -52,10 +63,6 @@ class Line:
         return numbers
 
 
-def test_the_first_guess_goes_by_the_round_trip_time() -> None:
-    assert [first_guess(rtt) for rtt in (0.0, 0.001, 0.02, 0.045, 0.085, 3.0)] == [1, 1, 2, 3, 4, 4]
-
-
 def test_sockets_are_added_as_long_as_they_carry_more() -> None:
     line = Line(each=1e6, rtt_s=0.020)
     assert line.flows.number == 2
@@ -69,16 +76,6 @@ def test_what_carries_no_more_is_taken_back_and_tried_again_much_later() -> None
     assert numbers[1] == 4 and numbers[1 + tried :] == [2] * (19 - tried)
     later = line.go_on(int(REST_S))
     assert later.count(4) == tried
-
-
-def test_sockets_that_are_not_open_yet_are_not_judged() -> None:
-    line = Line(each=1e6, rtt_s=0.020)
-    line.open = 2
-    assert line.go_on(2 + int(OPENING_S) - 1)[1:] == [4] * int(OPENING_S)
-    assert line.go_on(int(REST_S)) == [2] * int(REST_S), "nor waited for for ever"
-    line.go_on(1)
-    line.open = MAX_FLOWS
-    assert line.go_on(10)[-1] == MAX_FLOWS
 
 
 @pytest.mark.parametrize(
@@ -130,17 +127,152 @@ def test_a_peer_that_took_next_to_nothing_costs_the_others_nothing_and_is_not_st
     assert line.flows.pace(1.0) == LEAST_BYTES_PER_S and line.flows.pace(4e6) == 4e6
 
 
-def test_slow_seconds_count_only_in_a_row() -> None:
-    line = Line(each=1e6, rtt_s=0.001)
-    for _ in range(SLOW_TIMES + 1):
-        line.go_on(2, share=4e6)
-        line.go_on(1, busy=False)
-    assert line.flows.takes == inf
-
-
 def test_shares_are_fair() -> None:
     assert fair_shares(12.0, [inf, inf, inf]) == [4, 4, 4]
     assert fair_shares(12.0, [inf, 1.0, inf]) == [5.5, 1, 5.5]
     assert fair_shares(12.0, [5.0, 1.0, inf]) == [5, 1, 6]
     assert fair_shares(12.0, [1.0, 2.0]) == [5.5, 6.5], "what nobody takes is shared out, too"
     assert fair_shares(inf, [1.0, inf]) == [inf, inf] and fair_shares(12.0, []) == []
+
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+
+def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
+    gauge = Gauge()
+    assert gauge.up_bytes_per_s == gauge.down_bytes_per_s == 0.0
+    gauge.read({"a": SocketState(0.01, 10**9, 0), "b": SocketState(0.01, 0, 0)}, 10.0, inf)
+    assert gauge.up_bytes_per_s == 0.0, "what a socket did before it was first seen has no time"
+    gauge.read({"a": SocketState(0.01, 10**9 + 3_000_000, 5), "b": SocketState(0.01, 1_000_000, 0)}, 12.0, inf)
+    assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 0.0
+    gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 13.0, inf)
+    assert gauge.up_bytes_per_s == KEPT * 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
+    gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 14.0, inf)
+    assert gauge.down_bytes_per_s == 4_000_000.0, "a window in which nothing moved says nothing"
+
+
+def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() -> None:
+    gauge, acked = Gauge(), 0
+    for second in range(200):
+        acked += 12_000_000 if second < 10 else 400_000
+        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
+    assert 12e6 * 0.6 < gauge.up_bytes_per_s < 12e6
+    for second in range(200, 1400):
+        acked += 400_000
+        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
+    assert gauge.up_bytes_per_s < 12e6 * 0.1, "a line that has become slow is known in the end"
+
+
+@pytest.mark.parametrize(("rate", "offer"), [(0.1e6, 0.1e6 * GROWTH), (12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
+def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
+    gauge = Gauge()
+    assert gauge.offer_bytes_per_s == inf
+    for second, acked in enumerate((0, int(rate))):
+        state = SocketState(0.0, acked, 0, busy_s=second)
+        gauge.read({"a": state}, float(second), inf, {"a": state})
+    assert gauge.offer_bytes_per_s == pytest.approx(offer)
+
+
+def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
+    gauge, acked = Gauge(), 0
+    offers = []
+    for second, (size, rtt_s) in enumerate(
+        [(0, 0.2), (1_000_000, 0.2), (3_000_000, 0.3), (3_120_000, 0.2), (4_000_000, 0.3)]
+    ):
+        acked += size
+        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2, busy_s=second), gauge.offer_bytes_per_s
+        gauge.read({"a": state}, float(second), offered, {"a": state})
+        offers.append(gauge.offer_bytes_per_s)
+    assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
+
+
+def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
+    gauge = Gauge()
+    near, far = SocketState(0.0, 0, 0), SocketState(0.5, 0, 0, least_rtt_s=0.1)
+    gauge.read({"near": near}, 0.0, inf, {"near": near})
+    near = replace(near, acked_bytes=12_000_000, busy_s=1.0)
+    gauge.read({"near": near}, 1.0, inf, {"near": near})
+    for second in range(2, 80):
+        far = replace(far, acked_bytes=far.acked_bytes + 600_000, busy_s=second)
+        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, {"far": far})
+    assert gauge.line_bytes_per_s == 12_000_000, "the queue is on its line"
+
+
+@pytest.mark.parametrize(("busy_s", "held_back_s"), [(0.02, 0.0), (1.0, 0.9)])
+def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: float, held_back_s: float) -> None:
+    """A relay takes 1.25 MB a second, at once and then nothing for a while, or in small pieces all the time."""
+    gauge, relayed, direct = Gauge(), SocketState(0.0, 0, 0), SocketState(0.0, 0, 0)
+    for second in range(1, 20):
+        relayed = replace(
+            relayed,
+            acked_bytes=relayed.acked_bytes + 1_250_000,
+            busy_s=relayed.busy_s + busy_s,
+            held_back_s=relayed.held_back_s + held_back_s,
+        )
+        gauge.read({"relayed": relayed}, float(second), gauge.offer_bytes_per_s, {"relayed": relayed})
+        assert gauge.offer_bytes_per_s == inf
+    for acked, second in ((0, 20), (12_000_000, 21)):
+        direct = replace(direct, acked_bytes=acked, busy_s=direct.busy_s + 1.0)
+        both: dict[Hashable, SocketState] = {"relayed": relayed, "direct": direct}
+        gauge.read(both, float(second), gauge.offer_bytes_per_s, both)
+    assert gauge.line_bytes_per_s == 12_000_000, "a socket that always sends does"
+
+
+def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
+    gauge, sent, known = Gauge(), 0, []
+    for second, (size, offered) in enumerate(
+        [(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6), (5_000_000, 10.7e6)]
+    ):
+        sent += size
+        state = SocketState(0.0, sent, 0, busy_s=second)
+        gauge.read({"a": state}, float(second), offered, {"a": state})
+        known.append(gauge.line_bytes_per_s)
+    assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
+    gauge.read({}, FORGET_S + 10.0, 0.0)
+    assert gauge.line_bytes_per_s == 0, "that is long ago"
+
+
+# -- giving way -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
+    async def dial(peer: PeerId) -> Link:
+        raise AssertionError("nothing is sent")
+
+    async def waits(spare: Sending) -> float:
+        begun = trio.current_time()
+        await spare.give_way()
+        return trio.current_time() - begun
+
+    urgent = Sending(dial, RateLimit())
+    spare = Sending(dial, RateLimit(), first=urgent)
+    assert await waits(spare) == 0 and await waits(urgent) == 0
+    lane = Lane(urgent, PeerId("somebody"))
+    urgent._lanes[PeerId("somebody")] = [lane]
+    lane.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
+    assert await waits(spare) == WAY_S and await waits(urgent) == 0
+    lane._waiting.clear()
+    urgent.turned()
+    assert await waits(spare) == 0
+
+
+async def test_what_gives_way_takes_a_small_part_of_the_line_however_many_sockets_it_has() -> None:
+    async def dial(peer: PeerId) -> Link:
+        raise AssertionError("nothing is sent")
+
+    urgent = Sending(dial, RateLimit())
+    spare = Sending(dial, RateLimit(), first=urgent)
+    assert spare.frame(has_waited=False) == FRAME_BYTES
+    assert spare.frame(has_waited=True) == SMALLEST_FRAME_BYTES, "while nobody knows how fast the line is"
+    spare.measure(inf, 5e6, 0.0)
+    for sockets in (1, 2, 5):
+        lanes = [Lane(spare, PeerId("somebody")) for _ in range(sockets)]
+        spare._lanes[PeerId("somebody")] = lanes
+        for lane in lanes:
+            lane._waiting.append(_OutgoingPush(b"", memoryview(b"spare"), nothing))
+        taken = sockets * spare.frame(has_waited=True) / WAY_S
+        assert taken == pytest.approx(TRICKLE_SHARE * 5e6, rel=0.01)
+    spare.measure(inf, 1e9, 0.0)
+    assert spare.frame(has_waited=True) == FRAME_BYTES
+    spare.measure(inf, 1e5, 0.0)
+    assert spare.frame(has_waited=True) == SMALLEST_FRAME_BYTES, "so that nobody takes it for dead"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from protocol.transport.addresses import END
 from protocol.transport.interface import Unreachable
@@ -20,6 +20,7 @@ from protocol.transport.nat.relay import KEEP_S, LOOK_S, WANTED, Circuits
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import RUN
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
 ME = PeerId("me")
 MEMBERS = [PeerId(f"member {number}") for number in range(3)]
 STRANGERS = [PeerId(f"stranger {number}") for number in range(100)]
@@ -54,24 +55,22 @@ class Relays:
         return {PeerId(address.split("/")[6]) for address in self.circuits.addresses(ME)}
 
 
+@asynccontextmanager
+async def asking(patch: pytest.MonkeyPatch, dialled: Sequence[PeerId]) -> AsyncIterator[Relays]:
+    """Relays of which our peer asks for places."""
+    relays = Relays(patch, dialled)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(relays.circuits.run)
+        yield relays
+        nursery.cancel_scope.cancel()
+
+
 def test_a_slow_relay_does_not_seem_to_be_one_without_a_limit() -> None:
     assert [relay.kb_per_s(rate) for rate in (0, 1, 999, 1000, 1.25e6)] == [0, 1, 1, 1, 1250]
 
 
-def play(scenario: Any, relays: Relays) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(relays.circuits.run)
-            await scenario()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_members_take_over_the_places_that_strangers_gave_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    relays = Relays(monkeypatch, STRANGERS)
-
-    async def scenario() -> None:
+async def test_members_take_over_the_places_that_strangers_gave_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(monkeypatch, STRANGERS) as relays:
         await trio.sleep(LOOK_S / 2)
         assert len(relays.places) == WANTED and relays.places <= {*STRANGERS}
         relays.ends |= dict.fromkeys(MEMBERS, ("192.0.2.2", 4001))
@@ -81,29 +80,21 @@ def test_members_take_over_the_places_that_strangers_gave_before_them(monkeypatc
         await trio.sleep(KEEP_S - 3 * LOOK_S)
         assert len(relays.asked) == asked, "there is enough of both"
 
-    play(scenario, relays)
 
-
-def test_a_place_at_a_relay_that_is_not_dialled_any_more_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_place_at_a_relay_that_is_not_dialled_any_more_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is still connected, for it has dialled us: others would be told of nothing, and nothing else be looked for."""
-    relays = Relays(monkeypatch, STRANGERS[:WANTED])
-
-    async def scenario() -> None:
+    async with asking(monkeypatch, STRANGERS[:WANTED]) as relays:
         await trio.sleep(LOOK_S / 2)
         assert len(relays.places) == WANTED
         relays.ends = dict.fromkeys(STRANGERS[5:9], ("192.0.2.2", 4001))
         await trio.sleep(2 * LOOK_S)
         assert len(relays.places) == WANTED
 
-    play(scenario, relays)
 
-
-def test_a_crowd_that_says_nothing_holds_up_neither_looking_nor_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crowd_that_says_nothing_holds_up_neither_looking_nor_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
     *mute, honest, other = STRANGERS
-    relays = Relays(monkeypatch, [honest, *mute, other])
-    relays.mute = {*mute}
-
-    async def scenario() -> None:
+    async with asking(monkeypatch, [honest, *mute, other]) as relays:
+        relays.mute = {*mute}
         await trio.sleep(len(mute) * relay.ANSWER_S / traversal_circuits.AT_ONCE + 2 * LOOK_S)
         assert relays.places == {honest, other}
         relays.ends.pop(other)
@@ -111,19 +102,13 @@ def test_a_crowd_that_says_nothing_holds_up_neither_looking_nor_keeping(monkeypa
         kept = relays.times(honest)
         assert max(after - before for before, after in itertools.pairwise(kept)) <= KEEP_S + LOOK_S + relay.ANSWER_S
 
-    play(scenario, relays)
 
-
-def test_a_relay_that_refuses_what_it_granted_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relay_that_refuses_what_it_granted_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     fickle = STRANGERS[0]
-    relays = Relays(monkeypatch, [fickle])
-
-    async def scenario() -> None:
+    async with asking(monkeypatch, [fickle]) as relays:
         await trio.sleep(LOOK_S / 2)
         relays.refuse = {fickle}
         await trio.sleep(KEEP_S + 600)
         asked = relays.times(fickle)
         assert len(asked) < 20 and not relays.places
         assert min(after - before for before, after in itertools.pairwise(asked)) >= LOOK_S
-
-    play(scenario, relays)

@@ -97,11 +97,6 @@ def test_bans_use_up_the_patience_with_their_address_and_it_comes_back() -> None
     assert watched.reputation.admits_connection("address")
 
 
-def test_connections_alone_use_up_no_patience() -> None:
-    watched = Watched()
-    assert all(watched.reputation.admits_connection("address") for _ in range(10_000))
-
-
 def test_no_more_is_remembered_than_the_limit() -> None:
     watched = Watched()
     for number in range(2 * MAX_PEERS):
