@@ -102,7 +102,7 @@ def slot(body: Body) -> tuple[object, ...] | None:
         case Proposal():
             return ("proposal", tip_of(body), body.attempt)
         case RecordProposal():
-            return ("motion", tip_of(body), body.attempt)
+            return ("record proposal", tip_of(body), body.attempt)
     return None
 
 
@@ -262,7 +262,7 @@ class TwoStatements(Body):
     second: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
 
 
-class ContraryMotion(Body):
+class ContraryRecordProposal(Body):
     """A record proposal in a ballot of the whole electorate, and a certificate of that ballot for another record.
 
     Only the signer of the record proposal may propose in that ballot, and at least one voter in a quorum is honest: so the
@@ -276,8 +276,10 @@ class ContraryMotion(Body):
     certificate: Certificate
 
 
-Evidence = WrongAverage | OneStatement | TwoStatements | ContraryMotion
-KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryMotion)}
+Evidence = WrongAverage | OneStatement | TwoStatements | ContraryRecordProposal
+KINDS: dict[str, type[Evidence]] = {
+    cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryRecordProposal)
+}
 
 
 class UnknownTip(Exception):
@@ -352,7 +354,7 @@ def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
             signer, body, _ = unpack(evidence.first, law.run)
             _, second, _ = unpack(evidence.second, law.run)
             tip = tip_of(body) if need_electors(body, second) else None
-        case ContraryMotion():
+        case ContraryRecordProposal():
             signer, body, _ = unpack(evidence.motion, law.run)
             tip = tip_of(body)
     return (signer, tip) if tip is not None else None
@@ -377,10 +379,10 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
             return ProvenLie(signer, lie)
         case TwoStatements():
             return _two_statements(law, evidence, base)
-        case ContraryMotion():
+        case ContraryRecordProposal():
             if base is None:
                 raise Malformed("not a record proposal")
-            return _contrary_motion(law, evidence, base)
+            return _contrary_record_proposal(law, evidence, base)
 
 
 def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
@@ -434,21 +436,21 @@ def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenL
     return ProvenLie(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
 
 
-def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> ProvenLie:
-    sender, motion, _ = unpack(case.motion, law.run)
+def _contrary_record_proposal(law: Law, case: ContraryRecordProposal, base: Base) -> ProvenLie:
+    sender, proposal, _ = unpack(case.motion, law.run)
     certificate = case.certificate
     if (
-        not isinstance(motion, RecordProposal)
-        or certificate.attempt != motion.attempt
+        not isinstance(proposal, RecordProposal)
+        or certificate.attempt != proposal.attempt
         or certificate.absent
-        or motion.absent
+        or proposal.absent
     ):
         raise Malformed("a certificate of another ballot than the record proposal's, or of a part of the electorate")
-    if record_hash(motion.record) == case.record_hash:
+    if record_hash(proposal.record) == case.record_hash:
         raise Malformed("a certificate for the record that was put to the vote")
-    ballot = Ballot(base, motion.attempt)
+    ballot = Ballot(base, proposal.attempt)
     if not base.electors or not ballot.may_propose(sender):
         raise Malformed("a record proposal whose sender is not the proposer")
     vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
     verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
-    return ProvenLie(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")
+    return ProvenLie(sender, f"put two records to the vote in attempt {proposal.attempt} of round {base.round}")

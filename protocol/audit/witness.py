@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from protocol.agreement.ballot import Ballot
 from protocol.audit.evidence import (
-    ContraryMotion,
+    ContraryRecordProposal,
     Evidence,
     OneStatement,
     TwoStatements,
@@ -133,7 +133,7 @@ class Witness:
         if isinstance(body, ViewChange | Vote):
             comparable = [each for each in testimony.statements.values() if each.body is not None]
         else:
-            keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
+            keys = [key, ("record proposal" if isinstance(body, Proposal) else "proposal", *key[1:])]
             comparable = [testimony.statements[each] for each in keys if each in testimony.statements]
         for other in comparable:
             if contradict(sender, other.body or unpack(other.raw, self._run)[1], body, base):
@@ -145,7 +145,7 @@ class Witness:
             others = [self._vote_in(rival, sender) for rival in rivals]
             return [TwoStatements(first=other, second=raw) for other in others if other is not None]
         if isinstance(body, RecordProposal):
-            cases = [self._against_motion(claim, body, raw) for claim in self._claims(body.attempt)]
+            cases = [self._against_record_proposal(claim, body, raw) for claim in self._claims(body.attempt)]
             return [case for case in cases if case is not None]
         return []
 
@@ -176,21 +176,23 @@ class Witness:
             lies.append(TwoStatements(first=other, second=ours))
         proposer = Ballot(base, claim.vote.attempt).proposer if base.electors else None
         statements = self._testimonies[proposer].statements if proposer in self._testimonies else {}
-        kept = statements.get(("motion", tip_of(claim.vote), claim.vote.attempt))
-        motion = unpack(kept.raw, self._run)[1] if kept is not None else None
-        if kept is not None and isinstance(motion, RecordProposal):
-            case = self._against_motion(claim, motion, kept.raw)
+        kept = statements.get(("record proposal", tip_of(claim.vote), claim.vote.attempt))
+        proposal = unpack(kept.raw, self._run)[1] if kept is not None else None
+        if kept is not None and isinstance(proposal, RecordProposal):
+            case = self._against_record_proposal(claim, proposal, kept.raw)
             lies += [case] if case is not None else []
         return lies
 
-    def _against_motion(self, claim: _Claim, motion: RecordProposal, raw: bytes) -> ContraryMotion | None:
+    def _against_record_proposal(self, claim: _Claim, proposal: RecordProposal, raw: bytes) -> ContraryRecordProposal | None:
         """Return evidence if a certificate of the whole electorate, in the same ballot, is for another record."""
         vote = claim.vote
-        if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):
+        if vote.absent or proposal.absent or (vote.attempt, (vote.round, vote.base)) != (proposal.attempt, tip_of(proposal)):
             return None
-        if vote.record_hash == record_hash(motion.record):
+        if vote.record_hash == record_hash(proposal.record):
             return None
-        return ContraryMotion(motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate)
+        return ContraryRecordProposal(
+            motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate
+        )
 
     def _vote_in(self, claim: _Claim, voter: PeerId) -> bytes | None:
         """Return the signed vote of one signer of a certificate, as an envelope; None if it is missing or forged."""

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.audit.ejection import MAX_POSTPONED, AccusationOutcome
 from protocol.audit.evidence import (
-    ContraryMotion,
+    ContraryRecordProposal,
     OneStatement,
     TwoStatements,
     encode_evidence,
@@ -104,8 +104,8 @@ def test_evidence_with_false_signatures_is_dropped_whatever_its_kind(tmp_path: P
             OneStatement(statement=forged),
             OneStatement(statement=b""),
             TwoStatements(first=forged, second=UNFOUNDED.statement),
-            ContraryMotion(motion=forged, record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
-            ContraryMotion(motion=ready(8), record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
+            ContraryRecordProposal(motion=forged, record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
+            ContraryRecordProposal(motion=ready(8), record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
         ):
             assert await table.ejections.convict(case) is None
         assert not table.has_ejected()
