@@ -12,7 +12,6 @@
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     tasks/                      sets of tasks, likewise, with the statements about them and the counts
     reference/                  the weights that a run's KL term compares with, likewise
-    standing                    the standing of rollout peers and validators with us, likewise
     extension                   the organiser's newest extension of the run, signed
     chosen                      the record, named by an invitation, whose history this peer has switched to
 
@@ -215,6 +214,16 @@ def is_locked_elsewhere(kept: VoterState | None, record: Hash) -> bool:
 MAX_RECORD_BYTES = 4 << 20
 
 
+def _read_commit(disk: Disk, path: Path) -> Commit | None:
+    """Return the commit in a file; None if it is missing or unreadable."""
+    raw = read_guarded(disk, path)
+    try:
+        return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES) if raw is not None else None
+    except Malformed:
+        set_aside(disk, path)
+        return None
+
+
 class Records:
     """The records of a run, one file per round.  Blocking."""
 
@@ -235,14 +244,7 @@ class Records:
 
     def at(self, round: int) -> Commit | None:
         """Return the commit of a round; None if it is missing or unreadable."""
-        raw = self.encoded_at(round)
-        if raw is None:
-            return None
-        try:
-            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
-        except Malformed:
-            set_aside(self._disk, self._path(round))
-            return None
+        return _read_commit(self._disk, self._path(round))
 
     def encoded_at(self, round: int) -> bytes | None:
         """Return the commit of a round as it was encoded; None if it is missing or damaged."""
@@ -258,12 +260,6 @@ class Records:
         """Return the number of records of rounds `length` and above that were set aside."""
         names = [path.name.partition(".") for path in self._folder.iterdir()]
         return sum(round.isdigit() and end == "corrupt" and int(round) >= length for round, _, end in names)
-
-    def truncate(self, length: int) -> None:
-        """Remove the records of rounds `length` and above, the newest first."""
-        for path in sorted(self._folder.iterdir(), reverse=True):
-            if path.name.isdigit() and int(path.name) >= length:
-                self._disk.remove(path)
 
     def _path(self, round: int) -> Path:
         return self._folder / f"{round:08}"
@@ -291,14 +287,7 @@ class BranchFiles:
 
     def at(self, slot: str, round: int) -> Commit | None:
         """Return the record of a round; None if it is missing or unreadable."""
-        raw = read_guarded(self._disk, self.path(slot, round))
-        if raw is None:
-            return None
-        try:
-            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
-        except Malformed:
-            set_aside(self._disk, self.path(slot, round))
-            return None
+        return _read_commit(self._disk, self.path(slot, round))
 
     def slots(self) -> dict[str, list[int]]:
         """Return the rounds for which each slot has a record, ascending."""
@@ -373,7 +362,7 @@ class Store:
         self.reference = BlobStore(self.disk, root / "reference")
         self.tasks = BlobStore(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
-        self._chosen, self._standing, self._extension = root / "chosen", root / "standing", root / "extension"
+        self._chosen, self._extension = root / "chosen", root / "extension"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
             self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
@@ -387,14 +376,6 @@ class Store:
         """Return the record whose history we last switched to; None if there is none."""
         raw = read_guarded(self.disk, self._chosen)
         return decode_body(Anchor, raw) if raw is not None else None
-
-    def keep_standing(self, raw: bytes) -> None:
-        """Replace the stored standing of rollout peers and validators.  Raises `StoreFailed`."""
-        write_guarded(self.disk, self._standing, raw)
-
-    def standing(self) -> bytes | None:
-        """Return the stored standing of rollout peers and validators; None if there is none."""
-        return read_guarded(self.disk, self._standing)
 
     def keep_extension(self, raw: bytes) -> None:
         """Replace the organiser's extension of the run.  Raises `StoreFailed`."""
