@@ -228,7 +228,7 @@ class Base:
                 if slot is not None and slot < 0:
                     done[peer] = rows
                 elif slot is not None:
-                    consumed[slot] = union(rows, consumed.get(slot, ()))
+                    consumed[slot] = union([*rows, *consumed.get(slot, ())])
         if manifest.is_streamed:
             return self.leases.streamed_after(terms, consumed, done, list(self._holders))
         return self.leases.after(terms, consumed)

@@ -93,8 +93,9 @@ def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
     """Return the batches that members of these records learned from, each with the largest token count claimed."""
     named: dict[Name, int] = {}
     for record in records:
-        for author, root, tokens in _batches(record):
-            named[author, root] = max(tokens, named.get((author, root), 0))
+        for learned in (member.rollouts for member in record.members):
+            for author, root, tokens in learned.batches if learned is not None else ():
+                named[author, root] = max(tokens, named.get((author, root), 0))
     return named
 
 
@@ -126,12 +127,6 @@ def reward_of(record: Record) -> float | None:
         if learned is not None and learned.reward is not None
     ]
     return sum(reward * batches for reward, batches in said) / sum(batches for _, batches in said) if said else None
-
-
-def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
-    for member in record.members:
-        if member.rollouts is not None:
-            yield from member.rollouts.batches
 
 
 def trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:

@@ -245,10 +245,6 @@ class History:
         raw = self._store.records.encoded_at(round)
         return raw if raw is not None and encoded_record_hash(raw) == tip else None
 
-    def record_at(self, round: int) -> Record | None:
-        """Return the record of `round`; None below genesis."""
-        return self.commit_at(round).record if round >= 0 else None
-
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def append(self, commit: Commit) -> None:
@@ -276,7 +272,7 @@ class History:
         assert 0 <= common <= min(self.length, length)
         kept, roster = self.tip.hex(), self.roster_at(common)
         self._store.switch(common, slot, length, kept)
-        memory = self._now.first(common, roster, self.record_at(common - 1))
+        memory = self._now.first(common, roster, self.commit_at(common - 1).record if common else None)
         for round in range(common, length):
             memory.add(memory.link(self.commit_at(round)))
         return kept, partial(self._become, memory)

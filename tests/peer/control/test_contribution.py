@@ -136,7 +136,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
     before = bob.grow([BOB], [BOB], [BOB])
     bob.replica.state.close()
-    bob.replica.store.records.truncate(1)
+    bob.replica.store.records.set_aside_from(1)
     bob.replica = a_replica(RUN, tmp_path)
     grow(bob.replica, 1, [ANN, BOB], salt=7)
     bob.count.count()

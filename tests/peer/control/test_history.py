@@ -50,7 +50,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     grow(replica, 3, [ANN])
     history.read()
     replica.state.close()
-    replica.store.records.truncate(1)
+    replica.store.records.set_aside_from(1)
     again = a_replica(RUN, tmp_path)
     grow(again, 1, [ANN, BOB], salt=7)
     again.state.close()

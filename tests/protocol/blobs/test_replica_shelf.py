@@ -93,7 +93,7 @@ def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what
     try:
         grow(replica, 4, FIVE)
         roots = [Hash(replica.history.commit_at(round).record.result_root) for round in range(4)]
-        replica.store.records.truncate(2)
+        replica.store.records.set_aside_from(2)
         found = [ReplicaShelf(replica).find(root) for root in roots]
         assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
 
