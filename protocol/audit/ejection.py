@@ -156,16 +156,14 @@ class Accusations:
         if is_pending or accuser in self._disbelieved or not self._slow.is_over(accuser, trio.current_time()):
             return AccusationOutcome.UNWANTED
         case = self._cases.get(accusation)
-        if not is_member and not self._admits_stranger(accusation.size, is_new=case is None):
-            return AccusationOutcome.UNWANTED
+        if not is_member:
+            pending = sum(not known for each in self._cases.values() for known in each.accusers.values())
+            if accusation.size > STRANGER_BYTES or pending >= MAX_PENDING:
+                return AccusationOutcome.UNWANTED
+            if case is None and not self._budget.take(STRANGERS, trio.current_time(), 0, accusation.size):
+                return AccusationOutcome.UNWANTED
         self._cases.setdefault(accusation, Case(accusation)).add(accuser, is_member)
         return AccusationOutcome.NEW if case is None else AccusationOutcome.JOINED
-
-    def _admits_stranger(self, size: int, *, is_new: bool) -> bool:
-        pending = sum(not is_member for case in self._cases.values() for is_member in case.accusers.values())
-        if size > STRANGER_BYTES or pending >= MAX_PENDING:
-            return False
-        return not is_new or self._budget.take(STRANGERS, trio.current_time(), 0, size)
 
     @contextmanager
     def open(self, accusation: Accusation) -> Iterator[Case]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -196,30 +196,31 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, bas
 # -- votes in certificates ------------------------------------------------------------------------------------------------
 
 
-def certified(body: Body) -> tuple[Vote, Certificate] | None:
-    """Return (vote that all signers of the certificate in `body` cast, certificate); None if there is no certificate."""
+class Claim(NamedTuple):
+    """An unchecked certificate, which claims that its signers cast `vote`."""
+
+    vote: Vote
+    certificate: Certificate
+
+
+def certified(body: Body) -> Claim | None:
+    """Return the claim of the certificate in `body`; None if there is no certificate."""
     match body:
         case PrevoteCertificate():
-            return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate
-        case Commit():
-            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
-            return vote_in(body.certificate, Step.SECOND, tip, name), body.certificate
-        case Lock() | RecordProposal() if body.proof is not None:
-            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
-            return vote_in(body.proof, Step.FIRST, tip, name), body.proof
-    return None
+            proof, step, tip, name = body.certificate, Step.FIRST, (body.round, body.base), body.record_hash
+        case Commit(record=record):
+            proof, step, tip, name = body.certificate, Step.SECOND, (record.round, record.previous), record_hash(record)
+        case Lock(record=record) | RecordProposal(record=record) if body.proof is not None:
+            proof, step, tip, name = body.proof, Step.FIRST, (record.round, record.previous), record_hash(record)
+        case _:
+            return None
+    return Claim(vote_in(proof, step, tip, name), proof)
 
 
 def vote_in(certificate: Certificate, step: Step, tip: Tip, record: bytes) -> Vote:
     """Return the vote that all signers of a certificate cast."""
-    return Vote(
-        round=tip[0],
-        base=tip[1],
-        attempt=certificate.attempt,
-        step=step,
-        absent=certificate.absent,
-        record_hash=record,
-    )
+    attempt, absent = certificate.attempt, certificate.absent
+    return Vote(round=tip[0], base=tip[1], attempt=attempt, step=step, absent=absent, record_hash=record)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -55,14 +55,7 @@ class Replica:
         """Open the copy that `store` holds on disk; the outer state will be loaded into `state`."""
         manifest = signed.manifest
         rounds = round_settings(signed.run, manifest)
-        return cls(
-            signed,
-            manifest.layouts,
-            rounds,
-            History(rounds, store),
-            store,
-            state,
-        )
+        return cls(signed, manifest.layouts, rounds, History(rounds, store), store, state)
 
     @property
     def manifest(self) -> RunManifest:

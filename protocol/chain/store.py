@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -323,16 +322,6 @@ OTHERS_KEPT = 2
 JOURNAL_BYTES = 1024
 
 
-@dataclass(frozen=True)
-class _Switch:
-    """Replacement of our records from round `common` on by the records in `slot` up to `length`; ours move to `kept`."""
-
-    common: int
-    slot: str
-    length: int
-    kept: str
-
-
 class Store:
     """All files of one run, in a folder of its own.  Blocking; call it in worker threads.
 
@@ -365,7 +354,7 @@ class Store:
         self._chosen, self._extension = root / "chosen", root / "extension"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
-            self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
+            self._carry_out(*canonical.decode(begun, max_bytes=JOURNAL_BYTES))
 
     def choose(self, anchor: Anchor) -> None:
         """Make the history through this record ours, also after a restart.  Raises `StoreFailed`."""
@@ -394,27 +383,27 @@ class Store:
         self.branches.drop(kept)
         self.disk.settle(self._branches)
         write_guarded(self.disk, self._journal, canonical.encode([common, slot, length, kept]))
-        self._carry_out(_Switch(common, slot, length, kept))
+        self._carry_out(common, slot, length, kept)
 
-    def _carry_out(self, switch: _Switch) -> None:
+    def _carry_out(self, common: int, slot: str, length: int, kept: str) -> None:
         """Move the files not moved yet.  While a branch's record is still in its slot, the record of that round is ours."""
         for path in sorted(self._records.iterdir(), reverse=True):
-            if not path.name.isdigit() or int(path.name) < switch.common:
+            if not path.name.isdigit() or int(path.name) < common:
                 continue
-            round, kept = int(path.name), self.branches.path(switch.kept, int(path.name))
-            waits = self.branches.path(switch.slot, round).exists()
-            if (round >= switch.length or waits) and not kept.exists():
-                self.disk.move(path, kept)
+            round, target = int(path.name), self.branches.path(kept, int(path.name))
+            waits = self.branches.path(slot, round).exists()
+            if (round >= length or waits) and not target.exists():
+                self.disk.move(path, target)
         self.disk.settle(self._branches)
-        for round in range(switch.common, switch.length):
-            path = self.branches.path(switch.slot, round)
+        for round in range(common, length):
+            path = self.branches.path(slot, round)
             if path.exists():
                 self.disk.move(path, self._records / f"{round:08}")
         self.disk.settle(self._records)
         self.disk.remove(self._journal)
         self.disk.settle(self.root)
-        if switch.slot:
-            self.branches.drop(switch.slot)
+        if slot:
+            self.branches.drop(slot)
 
     def make_room(self, chain: Chain, *, keeps_first: bool = False) -> None:
         """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room.

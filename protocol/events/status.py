@@ -537,11 +537,10 @@ def _nested(cls: Any) -> dict[str, type[Any] | None]:
     """Return the fields that the dataclass `cls` is made from, each with the dataclass of its values, if they have one."""
     hints = get_type_hints(cls)
     kinds = {each.name: (hints[each.name], *get_args(hints[each.name])) for each in fields(cls) if each.init}
-    return {name: next((kind for kind in several if _is_form(kind)), None) for name, several in kinds.items()}
-
-
-def _is_form(kind: Any) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
+    return {
+        name: next((kind for kind in several if isinstance(kind, type) and is_dataclass(kind)), None)
+        for name, several in kinds.items()
+    }
 
 
 def _read(cls: Any, given: Mapping[str, Any]) -> Any:

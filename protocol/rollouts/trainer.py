@@ -250,9 +250,6 @@ class LoadedTasks:
         self._held = frozenset(place for place, file in wanted.items() if file.first not in refused)
         self._tasks.note_unusable({place: refused[file.first] for place, file in wanted.items() if file.first in refused})
         self._again_at = trio.current_time() + AGAIN_S if refused else inf
-        self._tell()
-
-    def _tell(self) -> None:
         text = "; ".join(self._tasks.unusable.values())
         if text and text != self._told:
             self._session.emit(Notice("warning", f"a set of tasks cannot be used here: {text}"))
