@@ -75,14 +75,6 @@ class Ledger:
         return found
 
 
-def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """Return the credit of every peer over these rounds."""
-    counted = Ledger()
-    for commit in commits:
-        counted.add(commit)
-    return counted.credits
-
-
 def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
     """Return the batches, by author and root, that `member` learned from according to these records."""
     named = [each.rollouts for record in records for each in record.members if each.peer == member]

@@ -279,11 +279,7 @@ class Leases:
         return replace(self, pool=self.pool.after(consumed, terms.rows, terms.limit))
 
     def streamed_after(
-        self,
-        terms: LeaseTerms,
-        consumed: Mapping[int, Ranges],
-        done: Mapping[PeerId, Ranges],
-        holders: Sequence[PeerId],
+        self, terms: LeaseTerms, consumed: Mapping[int, Ranges], done: Mapping[PeerId, Ranges], holders: Sequence[PeerId]
     ) -> Leases:
         """Return the state after one more record of a streamed run.
 

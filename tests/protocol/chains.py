@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 
+from protocol.chain.credit import Credit, Ledger
 from protocol.chain.outer_state import OuterState
 from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
@@ -17,7 +18,7 @@ from protocol.chain.store import Store
 from protocol.disk import ScratchFolder
 from protocol.run.manifest import Founders, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Member, Record, mask_of, member_of, pack
 from tests.protocol.peers import a_first_ready
 from tests.simulation.forgeries import certificate
@@ -32,6 +33,14 @@ def a_run(*founders: Identity, **changes: Any) -> SignedManifest:
     named: Founders = [each.peer_id for each in sorted(founders, key=lambda each: each.peer_id)] if founders else "anyone"
     manifest = simulated_run().manifest.model_copy(update={"founders": named} | changes)
     return sign(Identity.from_seed(b"\x2a" * 32), manifest)
+
+
+def credits_in(commits: Iterable[Commit]) -> dict[PeerId, Credit]:
+    """The credit of every peer over these rounds."""
+    ledger = Ledger()
+    for commit in commits:
+        ledger.add(commit)
+    return ledger.credits
 
 
 async def initialise(theta: memoryview) -> None:
