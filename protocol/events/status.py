@@ -145,24 +145,6 @@ class SwarmPeer:
     counted_tokens_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class HeldOutStatus:
-    """The newest held-out loss known here.
-
-    loss: of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it; None while none is
-    known.  percent: progress of a measurement by this peer; None while it measures none.  losses: on each source of the
-    run's data, by its name; empty without several sources.  members: number of members of which it is the mean, in a run on
-    the members' own data; `by` is the last of them.
-    """
-
-    loss: float | None = None
-    rounds: int | None = None
-    by: str | None = None
-    percent: int | None = None
-    losses: dict[str, float] = field(default_factory=dict)
-    members: int = 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class RolloutStatus:
     """This peer's work with rollouts, in a run with rollouts; counts begin at the peer's last start.

@@ -146,10 +146,10 @@ class Liars(Container[object], Protocol):
 
 
 class RolloutPeers:
-    """Peers of a run by their role in rollouts.  me: this peer.  liars: peers that are proven to have lied."""
+    """Peers of a run by their role in rollouts.  liars: peers that are proven to have lied."""
 
-    def __init__(self, me: PeerId, membership: Membership, liars: Liars) -> None:
-        self.me, self.membership, self.liars = me, membership, liars
+    def __init__(self, membership: Membership, liars: Liars) -> None:
+        self.membership, self.liars = membership, liars
 
     def validators(self) -> frozenset[PeerId]:
         """Return the other live validators, except resting ones, for which no peer waits."""
