@@ -355,7 +355,3 @@ class AuditedResults:
     async def convict(self, evidence: Evidence) -> None:
         """Eject the peer that is proven to have lied."""
         await self._ejections.convict(evidence)
-
-    async def judge_postponed(self) -> None:
-        """Judge the evidence that was postponed because we did not know its tip."""
-        await self._ejections.look_again()
