@@ -47,8 +47,7 @@ class TrustScores:
 
     def chance(self, peer: PeerId) -> float:
         """Return the chance of a check of a peer's statement or batch."""
-        known = self._known.get(peer)
-        return max(RARELY, FADES**known.clean) if known is not None else 1.0
+        return max(RARELY, FADES ** self.clean(peer))
 
     def clean(self, peer: PeerId) -> int:
         """Return the number of passed checks in a row."""
