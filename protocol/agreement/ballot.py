@@ -300,36 +300,36 @@ def objection_to_vote(kept: VoterState, step: Step, attempt: int, absent: list[s
     return None
 
 
-def objection_of_lock(kept: VoterState, motion: RecordProposal) -> str | None:
+def objection_of_lock(kept: VoterState, proposal: RecordProposal) -> str | None:
     """Return the reason why our lock forbids a first vote for this justified record proposal; None if it does not.
 
     In a ballot of the whole electorate, the view changes of a quorum suffice: if none names our lock, the locked record was
     not certified.  A ballot of a part has no such quorum.
     """
-    if motion.absent and kept.lock is not None and kept.lock.record != motion.record:
+    if proposal.absent and kept.lock is not None and kept.lock.record != proposal.record:
         return "we are locked on another record by the whole electorate"
     return None
 
 
-def cast_first(kept: VoterState, motion: RecordProposal) -> tuple[VoterState, Vote]:
+def cast_first(kept: VoterState, proposal: RecordProposal) -> tuple[VoterState, Vote]:
     """Cast the first vote for a record proposal that nothing forbids; return the new voter state and the vote."""
-    name = record_hash(motion.record)
-    assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
-    kept = enter(kept, motion.attempt).model_copy(update={"absent": motion.absent, "first": name})
+    name = record_hash(proposal.record)
+    assert objection_to_vote(kept, Step.FIRST, proposal.attempt, list(proposal.absent), name) is None
+    kept = enter(kept, proposal.attempt).model_copy(update={"absent": proposal.absent, "first": name})
     return kept, _vote(kept, Step.FIRST, name)
 
 
-def cast_second(kept: VoterState, motion: RecordProposal, proof: Certificate) -> tuple[VoterState, Vote]:
+def cast_second(kept: VoterState, proposal: RecordProposal, proof: Certificate) -> tuple[VoterState, Vote]:
     """Cast the second vote for a record proposal; return the new voter state, which is locked on the record, and the vote.
 
     proof: a quorum of first votes for the record.
     """
-    name = record_hash(motion.record)
-    assert objection_to_vote(kept, Step.SECOND, motion.attempt, list(motion.absent), name) is None
-    assert (proof.attempt, proof.absent) == (motion.attempt, motion.absent)
-    lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=proof)
-    update = {"absent": motion.absent, "second": name, "reduced" if motion.absent else "lock": lock}
-    kept = enter(kept, motion.attempt).model_copy(update=update)
+    name = record_hash(proposal.record)
+    assert objection_to_vote(kept, Step.SECOND, proposal.attempt, list(proposal.absent), name) is None
+    assert (proof.attempt, proof.absent) == (proposal.attempt, proposal.absent)
+    lock = Lock(record=proposal.record, index=proposal.index, provenance=proposal.provenance, proof=proof)
+    update = {"absent": proposal.absent, "second": name, "reduced" if proposal.absent else "lock": lock}
+    kept = enter(kept, proposal.attempt).model_copy(update=update)
     return kept, _vote(kept, Step.SECOND, name)
 
 

@@ -8,7 +8,7 @@ no clock and holds no key.
     roll      an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
     proposal  the attempt's proposer, with the view changes of a quorum, proposes the plan: members, and owners of chunks
     (exchange: all members of the plan average; it begins with the proposal and survives a change of proposer)
-    motion    the proposer sends its record proposal: the locked record that it must carry on, else the exchange's record
+    record    the proposer sends its record proposal: the locked record that it must carry on, else the exchange's record
     first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
     proof     the proposer sends the prevote certificate, a quorum of first votes
     second    an elector that has seen the certificate locks itself on the record and casts a second vote
@@ -331,8 +331,8 @@ class RoundMachine:
                 self._calls.on_lock(sender, lock)
             case Proposal() as proposal:
                 return self._relayed(arrived, self._voter.on_proposal(sender, proposal, view, now))
-            case RecordProposal() as motion:
-                return self._relayed(arrived, self._voter.on_record_proposal(sender, motion, view, now))
+            case RecordProposal() as record_proposal:
+                return self._relayed(arrived, self._voter.on_record_proposal(sender, record_proposal, view, now))
             case PrevoteCertificate() as proof:
                 return self._relayed(arrived, self._voter.on_prevote_certificate(sender, proof))
             case Vote() as vote:
@@ -358,7 +358,7 @@ class RoundMachine:
         """Drop everything based on the wrong average, so that the exchange is repeated without the liar."""
         state = self._state
         state.doubts.disprove(event.chunk, event.hash)
-        self._voter.drop_false_motion()
+        self._voter.drop_false_record_proposal()
         if state.plan is not None and any(member.peer == event.liar for member in state.plan.members):
             state.plan = None
             self._proposer.drop_attempt()

@@ -211,7 +211,7 @@ class OwnAttempt:
     rolls: list[bytes]
     sent: float
     plan: Plan | None = None
-    motion: RecordProposal | None = None
+    record_proposal: RecordProposal | None = None
     first: dict[PeerId, bytes] = field(default_factory=dict)
     second: dict[PeerId, bytes] = field(default_factory=dict)
     proof: PrevoteCertificate | None = None
@@ -219,7 +219,7 @@ class OwnAttempt:
 
     def audience(self) -> tuple[PeerId, ...]:
         """Return the members of the plan or the record, and the voters."""
-        named = self.motion.record if self.motion is not None else self.plan
+        named = self.record_proposal.record if self.record_proposal is not None else self.plan
         members = named.members if named is not None else []
         return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
 
@@ -336,7 +336,7 @@ class Proposer:
 
     def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
         state, mine = self._state, self._mine
-        if mine is None or mine.plan is None or mine.motion is not None or plan_hash(mine.plan) != plan:
+        if mine is None or mine.plan is None or mine.record_proposal is not None or plan_hash(mine.plan) != plan:
             return []
         if mine.ballot.attempt != state.attempt:
             return []
@@ -359,7 +359,7 @@ class Proposer:
         now: float,
     ) -> list[RoundEffect]:
         """Propose a record."""
-        mine.motion = RecordProposal(
+        mine.record_proposal = RecordProposal(
             attempt=mine.ballot.attempt,
             absent=list(mine.ballot.absent),
             record=record,
@@ -369,7 +369,7 @@ class Proposer:
             proof=proof,
         )
         mine.sent = now
-        return [Send(mine.audience(), mine.motion)]
+        return [Send(mine.audience(), mine.record_proposal)]
 
     def _record(self, plan: Plan, entries: Sequence[ChunkEntry]) -> Record:
         return Record(
@@ -387,10 +387,12 @@ class Proposer:
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:
         """Count a vote.  A quorum of first votes is a prevote certificate; a quorum of second votes certifies the record."""
         mine = self._mine
-        if mine is None or mine.motion is None or sender not in mine.ballot.voters:
+        if mine is None or mine.record_proposal is None or sender not in mine.ballot.voters:
             return []
-        motion = mine.motion
-        if (vote.attempt, vote.absent) != (motion.attempt, motion.absent) or vote.record_hash != record_hash(motion.record):
+        proposal = mine.record_proposal
+        if (vote.attempt, vote.absent) != (proposal.attempt, proposal.absent) or vote.record_hash != record_hash(
+            proposal.record
+        ):
             return []
         if not self._state.is_for_this_round(vote.round, vote.base):
             return []
@@ -399,12 +401,12 @@ class Proposer:
             votes[sender] = signature
             self._state.move(now)
         if len(mine.second) >= mine.ballot.quorum:
-            return Commit(record=motion.record, index=motion.index, certificate=mine.certificate(mine.second))
+            return Commit(record=proposal.record, index=proposal.index, certificate=mine.certificate(mine.second))
         if mine.proof is None and len(mine.first) >= mine.ballot.quorum:
             mine.proof = PrevoteCertificate(
-                round=motion.record.round,
-                base=motion.record.previous,
-                record_hash=record_hash(motion.record),
+                round=proposal.record.round,
+                base=proposal.record.previous,
+                record_hash=record_hash(proposal.record),
                 certificate=mine.certificate(mine.first),
             )
             mine.sent = now
@@ -422,10 +424,10 @@ class Proposer:
         if now - mine.sent < RESEND_S:
             return []
         mine.sent = now
-        if mine.motion is None:
+        if mine.record_proposal is None:
             return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []
         unmoved = tuple(peer for peer in mine.audience() if peer not in mine.first and peer not in mine.second)
-        effects: list[RoundEffect] = [Send(unmoved, mine.motion)] if unmoved else []
+        effects: list[RoundEffect] = [Send(unmoved, mine.record_proposal)] if unmoved else []
         if mine.proof is not None:
             unproven = tuple(peer for peer in mine.ballot.voters if peer not in mine.second)
             effects += [Send(unproven, mine.proof)] if unproven else []
@@ -433,5 +435,9 @@ class Proposer:
 
     def drop_attempt(self) -> None:
         """End our attempt, because its plan has a member that lied, but keep it if its record proposal is unaffected."""
-        if self._mine is None or self._mine.motion is None or self._state.doubts.is_false(self._mine.motion.index):
+        if (
+            self._mine is None
+            or self._mine.record_proposal is None
+            or self._state.doubts.is_false(self._mine.record_proposal.index)
+        ):
             self._mine = None

@@ -102,7 +102,7 @@ class Voter:
         """The plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
         """The last ballot whose proposer made a proposal that no honest peer accepts."""
-        self._motion: RecordProposal | None = None
+        self._proposal: RecordProposal | None = None
         self._leader = state.me
         """The peer that sent the record proposal."""
         self._carried = False
@@ -112,7 +112,7 @@ class Voter:
     @property
     def is_voting(self) -> bool:
         """True if a record was proposed in the attempt that is due."""
-        return self._motion is not None and self._motion.attempt == self._state.attempt
+        return self._proposal is not None and self._proposal.attempt == self._state.attempt
 
     @property
     def called(self) -> Call | None:
@@ -196,7 +196,7 @@ class Voter:
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
         proposer, plan = call.ballot.proposer, self._state.standing_plan()
-        waits_for_it = not call.answered or self._motion is not None or plan in self._state.results
+        waits_for_it = not call.answered or self._proposal is not None or plan in self._state.results
         return proposer if waits_for_it and proposer != self._state.me else None
 
     # -- proposals ----------------------------------------------------------------------------------------------------
@@ -254,95 +254,95 @@ class Voter:
 
     # -- first votes --------------------------------------------------------------------------------------------------
 
-    def on_record_proposal(self, sender: PeerId, motion: RecordProposal, view: View, now: float) -> list[RoundEffect]:
+    def on_record_proposal(self, sender: PeerId, proposal: RecordProposal, view: View, now: float) -> list[RoundEffect]:
         """Obtain the result of the proposed record, then vote for it; or reject the proposal with a reason."""
-        state, record = self._state, motion.record
-        if self._motion != motion:
-            objection = self._objection_to_motion(sender, motion, view)
+        state, record = self._state, proposal.record
+        if self._proposal != proposal:
+            objection = self._objection_to_record_proposal(sender, proposal, view)
             if objection is not None:
                 return [Reject(sender, RecordProposal.KIND, objection)]
-            self._motion, self._leader, self.proof = motion, sender, None
-            self._carried = motion.proof is not None
-            state.go_to_attempt(motion.attempt, now)
+            self._proposal, self._leader, self.proof = proposal, sender, None
+            self._carried = proposal.proof is not None
+            state.go_to_attempt(proposal.attempt, now)
             state.move(now)
-        self._answered(motion.attempt)
+        self._answered(proposal.attempt)
         if record.result_root in state.obtained:
-            return self._cast_first(motion)
+            return self._cast_first(proposal)
         sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
-        provenance = None if self._carried else motion.provenance
+        provenance = None if self._carried else proposal.provenance
         again = state.doubts.has_suspected(record.result_root)
-        return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
+        return [ObtainResult(record, tuple(proposal.index), sources, sender, provenance, again)]
 
-    def _objection_to_motion(self, sender: PeerId, motion: RecordProposal, view: View) -> str | None:
+    def _objection_to_record_proposal(self, sender: PeerId, proposal: RecordProposal, view: View) -> str | None:
         """Return the first reason not to vote for the proposed record; None if there is none."""
         state = self._state
-        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        ballot = state.ballot(proposal.attempt, proposal.absent, proposal.record.members)
         objection = self._objection_to_ballot(sender, ballot, view)
         if objection is not None:
             return objection
-        name = record_hash(motion.record)
-        objection = objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name)
-        objection = objection or objection_of_lock(state.kept, motion)
+        name = record_hash(proposal.record)
+        objection = objection_to_vote(state.kept, Step.FIRST, proposal.attempt, list(proposal.absent), name)
+        objection = objection or objection_of_lock(state.kept, proposal)
         if objection is not None:
             return objection
-        flaw = flaw_of_record_proposal(state.settings, state.base, motion.record, motion.index, motion.provenance)
+        flaw = flaw_of_record_proposal(state.settings, state.base, proposal.record, proposal.index, proposal.provenance)
         if flaw is not None:
             return flaw
         try:
-            justification = justify(state.settings.run, ballot, motion.rolls)
-            is_carried = carries_lock(state.settings.run, justification, motion.record, motion.proof)
+            justification = justify(state.settings.run, ballot, proposal.rolls)
+            is_carried = carries_lock(state.settings.run, justification, proposal.record, proposal.proof)
         except Malformed as error:
             return str(error)
-        return None if is_carried else self._objection_to_fresh(justification, motion)
+        return None if is_carried else self._objection_to_fresh(justification, proposal)
 
-    def _objection_to_fresh(self, justification: Justification, motion: RecordProposal) -> str | None:
+    def _objection_to_fresh(self, justification: Justification, proposal: RecordProposal) -> str | None:
         """Return the first reason not to vote for a record that carries on no lock; None if there is none."""
-        state, plan = self._state, plan_of(motion.record, motion.provenance)
-        if state.doubts.is_false(motion.index):
+        state, plan = self._state, plan_of(proposal.record, proposal.provenance)
+        if state.doubts.is_false(proposal.index):
             return "it has an average that is proven wrong"
-        if state.outer is not None and motion.record.state != state.outer:
+        if state.outer is not None and proposal.record.state != state.outer:
             return "it stands on another state than ours"
         if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
             return "its plan leaves out an elector that was ready"
         return None
 
-    def _cast_first(self, motion: RecordProposal) -> list[RoundEffect]:
+    def _cast_first(self, proposal: RecordProposal) -> list[RoundEffect]:
         state = self._state
-        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
-        name = record_hash(motion.record)
+        ballot = state.ballot(proposal.attempt, proposal.absent, proposal.record.members)
+        name = record_hash(proposal.record)
         if state.me not in ballot.voters or state.abstains:
             return []
-        if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
+        if objection_to_vote(state.kept, Step.FIRST, proposal.attempt, list(proposal.absent), name) is not None:
             return []  # a later attempt was entered while the result was fetched
-        kept, vote = cast_first(state.kept, motion)
+        kept, vote = cast_first(state.kept, proposal)
         return self._say(kept, vote)
 
     # -- second votes -------------------------------------------------------------------------------------------------
 
     def on_prevote_certificate(self, sender: PeerId, proof: PrevoteCertificate) -> list[RoundEffect]:
         """Lock on the proposed record and cast a second vote, because a quorum has cast first votes for it."""
-        state, motion = self._state, self._motion
-        if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
+        state, proposal = self._state, self._proposal
+        if state.decided is not None or proposal is None or record_hash(proposal.record) != proof.record_hash:
             return []
-        if (proof.certificate.attempt, proof.certificate.absent) != (motion.attempt, motion.absent):
+        if (proof.certificate.attempt, proof.certificate.absent) != (proposal.attempt, proposal.absent):
             return []
         if self.proof != proof:
             try:
-                verify_votes(state.settings.run, state.base, motion.record, proof.certificate, Step.FIRST)
+                verify_votes(state.settings.run, state.base, proposal.record, proof.certificate, Step.FIRST)
             except Malformed as error:
                 return [Reject(sender, PrevoteCertificate.KIND, str(error))]
             self.proof = proof
-        return self._cast_second(motion) if motion.record.result_root in state.obtained else []
+        return self._cast_second(proposal) if proposal.record.result_root in state.obtained else []
 
-    def _cast_second(self, motion: RecordProposal) -> list[RoundEffect]:
+    def _cast_second(self, proposal: RecordProposal) -> list[RoundEffect]:
         state, proof = self._state, self.proof
-        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
-        name = record_hash(motion.record)
+        ballot = state.ballot(proposal.attempt, proposal.absent, proposal.record.members)
+        name = record_hash(proposal.record)
         if proof is None or state.me not in ballot.voters or state.abstains:
             return []
-        if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
+        if objection_to_vote(state.kept, Step.SECOND, proposal.attempt, list(proposal.absent), name) is not None:
             return []
-        kept, vote = cast_second(state.kept, motion, proof.certificate)
+        kept, vote = cast_second(state.kept, proposal, proof.certificate)
         return self._say(kept, vote)
 
     def _say(self, kept: VoterState, vote: Vote) -> list[RoundEffect]:
@@ -358,23 +358,23 @@ class Voter:
 
     def on_result_obtained(self, root: bytes) -> list[RoundEffect]:
         """Vote if this is the result of the proposed record."""
-        motion = self._motion
-        if motion is None or motion.record.result_root != root or self._state.decided is not None:
+        proposal = self._proposal
+        if proposal is None or proposal.record.result_root != root or self._state.decided is not None:
             return []
-        return [*self._cast_first(motion), *self._cast_second(motion)]
+        return [*self._cast_first(proposal), *self._cast_second(proposal)]
 
     def on_audit_failed(self, root: bytes, now: float) -> None:
         """Doubt this result; if it is the result of the proposed record, make the next attempt due."""
         state = self._state
         state.doubts.suspect(root)
-        if self._motion is not None and self._motion.record.result_root == root:
-            self._motion = None
+        if self._proposal is not None and self._proposal.record.result_root == root:
+            self._proposal = None
             state.go_to_attempt(state.attempt + 1, now)
 
-    def drop_false_motion(self) -> None:
+    def drop_false_record_proposal(self) -> None:
         """Forget the record proposal if an average of its record is proven wrong, unless it carries on a lock."""
-        if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
-            self._motion = None
+        if self._proposal is not None and not self._carried and self._state.doubts.is_false(self._proposal.index):
+            self._proposal = None
 
 
 def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal) -> str | None:

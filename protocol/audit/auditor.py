@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 from typing import Protocol
 
 import trio
@@ -88,13 +87,6 @@ class Unaccountable(Exception):
         self.evidence, self.is_doubt = evidence, is_doubt
 
 
-class Finding(Enum):
-    """Outcome of the audit of one chunk that found no lie."""
-
-    RIGHT = "right"
-    UNKNOWN = "unknown"
-
-
 class Auditor:
     """Auditor of one round."""
 
@@ -124,7 +116,9 @@ class Auditor:
         for start in range(0, len(strange), SIGNATURES_AT_ONCE):
             if not await self._offload(self._all_signed, case, strange[start : start + SIGNATURES_AT_ONCE]):
                 raise Unaccountable("a record with a chunk that nobody signed")
-        drawn = self._draw(case)
+        others = [chunk for chunk in range(len(index)) if case.signer(chunk) != self._session.me]
+        lot = case.lot(hash_bytes("audit", self._session.identity.sign(b"manyhands audit 1" + case.name)))
+        drawn = sorted(others, key=lot)[: audited_chunks(len(index), len(case.members))]
         signers = len({*provenance.signers})
         if exchange is None and signers < min(quorum_size(len(case.members)), len(index)):
             out_of_turn = strange  # we do not know the plan: its few signers may have made it up
@@ -133,11 +127,11 @@ class Auditor:
         outsized = await self._offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
         optional = dict.fromkeys([*outsized[:MAX_SUSPECTS], *drawn])
         right = Counter[str]()
-        for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
-            finding = await self._audit(case, chunk)
-            if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == proposer:
+        for chunk in dict.fromkeys([*sorted(out_of_turn, key=lot)[:MAX_OUT_OF_TURN], *optional]):
+            is_right = await self._audit(case, chunk)
+            if not is_right and chunk in out_of_turn and case.signer(chunk) == proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
-            right[case.signer(chunk)] += finding is Finding.RIGHT
+            right[case.signer(chunk)] += is_right
         self._session.emit(AuditDone(record.round, len(optional), right.total(), dict(+right)))
 
     async def contradictions(
@@ -170,8 +164,7 @@ class Auditor:
         case = _Case(record, index, provenance)
         others = [chunk for chunk in chunks if case.signer(chunk) != self._session.me]
         for chunk in (await self._offload(self._outsized, others, result))[:MAX_SUSPECTS]:
-            finding = await self._audit(case, chunk)
-            if finding is not Finding.RIGHT:
+            if not await self._audit(case, chunk):
                 raise Unaccountable(
                     f"a record whose chunk {chunk} is more than {SUSPICIOUS:g} times our own part, as it is when others "
                     "trained more: its members did not show in time that it is right",
@@ -187,16 +180,6 @@ class Auditor:
                 _norm(own, self._layouts.contribution, chunk), 1e-30
             )
         return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
-
-    # -- choice of chunks ---------------------------------------------------------------------------------------------
-
-    def _seed(self, case: _Case) -> bytes:
-        return hash_bytes("audit", self._session.identity.sign(b"manyhands audit 1" + case.name))
-
-    def _draw(self, case: _Case) -> list[int]:
-        chunks = [chunk for chunk in range(len(case.index)) if case.signer(chunk) != self._session.me]
-        count = audited_chunks(len(case.index), len(case.plan.members))
-        return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
     def _in_turn(self, case: _Case, chunk: int, exchange: ExchangeRunner | None) -> bool:
         """Return True if the signer is the chunk's owner, or if all peers before it in the takeover order are gone."""
@@ -216,21 +199,21 @@ class Auditor:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    async def _audit(self, case: _Case, chunk: int) -> Finding:
-        """Audit one chunk; raise `Unaccountable` with the evidence if it is wrong."""
+    async def _audit(self, case: _Case, chunk: int) -> bool:
+        """Return True if a chunk is right, False if it cannot be checked; raise `Unaccountable` if it is wrong."""
         try:
             averaged = members_in(case.index[chunk].mask, len(case.members))
         except Malformed:
-            return Finding.UNKNOWN
+            return False
         if case.signer(chunk) == self._session.me or len(averaged) > MAX_MEMBERS_AUDITED:
-            return Finding.UNKNOWN
+            return False
         if not all(self._membership.is_live(case.members[member]) for member in averaged):
-            return Finding.UNKNOWN
+            return False
         parts = await self._gather(case, chunk, averaged)
         if parts is None:
-            return Finding.UNKNOWN
+            return False
         if await self._offload(self._is_right, case, chunk, parts):
-            return Finding.RIGHT
+            return True
         statement = case.statement(self._session.run, chunk).raw
         proof = WrongAverage(plan=case.plan, statement=statement, parts=parts)
         raise Unaccountable(f"a record with a wrong average of chunk {chunk}", proof)

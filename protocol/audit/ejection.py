@@ -4,7 +4,7 @@ Each peer judges for itself.  An accusation is a gossip message with the hash of
 the proof from an accuser, judges it (`protocol.audit.evidence`), persists it and announces it in turn.  So every honest peer
 ejects the same liars, and no peer is ejected by a majority alone.
 
-Evidence about a tip that we do not know yet is postponed until we know the tip.
+Evidence about a tip that we do not know yet is fetched again later: its accusers repeat their accusation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -22,7 +22,6 @@ from protocol.audit.evidence import (
     Evidence,
     Law,
     ProvenLie,
-    Tip,
     TwoStatements,
     UnknownTip,
     decode_evidence,
@@ -156,16 +155,14 @@ class Accusations:
         if is_pending or accuser in self._disbelieved or not self._slow.is_over(accuser, trio.current_time()):
             return AccusationOutcome.UNWANTED
         case = self._cases.get(accusation)
-        if not is_member and not self._admits_stranger(accusation.size, is_new=case is None):
-            return AccusationOutcome.UNWANTED
+        if not is_member:
+            pending = sum(not known for each in self._cases.values() for known in each.accusers.values())
+            if accusation.size > STRANGER_BYTES or pending >= MAX_PENDING:
+                return AccusationOutcome.UNWANTED
+            if case is None and not self._budget.take(STRANGERS, trio.current_time(), 0, accusation.size):
+                return AccusationOutcome.UNWANTED
         self._cases.setdefault(accusation, Case(accusation)).add(accuser, is_member)
         return AccusationOutcome.NEW if case is None else AccusationOutcome.JOINED
-
-    def _admits_stranger(self, size: int, *, is_new: bool) -> bool:
-        pending = sum(not is_member for case in self._cases.values() for is_member in case.accusers.values())
-        if size > STRANGER_BYTES or pending >= MAX_PENDING:
-            return False
-        return not is_new or self._budget.take(STRANGERS, trio.current_time(), 0, size)
 
     @contextmanager
     def open(self, accusation: Accusation) -> Iterator[Case]:
@@ -245,23 +242,10 @@ class Announcements:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-MAX_POSTPONED = 8
-"""Pieces of evidence that wait for their tips, of at most two statements each.
-
-Any peer can make up such evidence about keys of its own.  So evidence against peers of our chain has priority, and accusers
-announce again what we forgot.
-"""
 MAX_EJECTED = 256
 """Number of liars remembered; beyond it, liars that were never in the chain are forgotten, and members never."""
 KEPT_BYTES = 512 << 20
 """Limit on the bytes of proofs on disk; later proofs are lost at a restart, after which other peers announce them again."""
-
-
-class _Postponed(NamedTuple):
-    raw: bytes
-    tip: Tip
-    is_known: bool
-    """True if the accused is in our chain."""
 
 
 class Ejections:
@@ -287,7 +271,8 @@ class Ejections:
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict on each liar, and name of its proof, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
-        self._postponed = BoundedDict[Hash, _Postponed](MAX_POSTPONED, lambda _, piece: not piece.is_known)
+        self._too_early = BoundedDict[Hash, float](MAX_REMEMBERED)
+        """Evidence about tips that we do not know yet, with the time from which on we fetch it again."""
         self._judging = trio.Lock()
         """Lock for judging one proof at a time, because a proof is in memory two or three times while it is judged."""
 
@@ -307,7 +292,7 @@ class Ejections:
             try:
                 self._take(raw, await self._judge(raw))
             except UnknownTip as error:
-                self._postpone(raw, error)
+                self._wait_for_tip(name, error)
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
@@ -338,15 +323,6 @@ class Ejections:
             return None
         return await self._eject(raw, verdict)
 
-    async def look_again(self) -> None:
-        """Judge the postponed evidence whose tip is known now."""
-        due = [name for name, piece in self._postponed.items() if self._history.base_at(*piece.tip) is not None]
-        for raw in [self._postponed.pop(name).raw for name in due]:
-            try:
-                await self._eject(raw, await self._judge(raw))
-            except (Malformed, UnknownTip) as error:
-                self._session.emit(Notice("debug", f"postponed evidence proves nothing: {error}"))
-
     # -- accusations --------------------------------------------------------------------------------------------------
 
     @hears(Accusation)
@@ -361,7 +337,7 @@ class Ejections:
         """Record an accusation.  `UNWANTED` means that it is ignored; `NEW` means that the caller must examine it."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
             return AccusationOutcome.UNWANTED
-        if accusation.evidence in self._postponed:
+        if trio.current_time() < self._too_early.get(Hash(accusation.evidence), -inf):
             return AccusationOutcome.UNWANTED
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
@@ -417,7 +393,7 @@ class Ejections:
                 raise Malformed("the proof is about another peer")
         except (Malformed, UnknownTip) as error:
             if isinstance(error, UnknownTip) and error.signer == accused:
-                self._postpone(raw, error)
+                self._wait_for_tip(Hash(case.accusation.evidence), error)
                 return None
             for liar in [*case.accusers]:
                 self._accusations.lied(case, liar)
@@ -449,13 +425,9 @@ class Ejections:
             verdict: ProvenLie = await self._offload(judge, self._law, evidence, base)
             return verdict
 
-    def _postpone(self, raw: bytes, error: UnknownTip) -> None:
-        """Keep evidence until we know its tip."""
-        name = evidence_hash(raw)
-        is_known = self._history.has_member(error.signer) or error.signer in self._history.roster.electorate.electors
-        self._postponed[name] = _Postponed(raw, error.tip, is_known)
-        if name in self._postponed:
-            self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
+    def _wait_for_tip(self, name: Hash, error: UnknownTip) -> None:
+        self._too_early.renew(name, trio.current_time() + AGAIN_S)
+        self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: ProvenLie) -> ProvenLie | None:
         """Persist the proof and eject the liar.  Return None if it was ejected before, or if there is no place for it."""

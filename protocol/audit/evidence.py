@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -102,7 +102,7 @@ def slot(body: Body) -> tuple[object, ...] | None:
         case Proposal():
             return ("proposal", tip_of(body), body.attempt)
         case RecordProposal():
-            return ("motion", tip_of(body), body.attempt)
+            return ("record proposal", tip_of(body), body.attempt)
     return None
 
 
@@ -196,30 +196,31 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, bas
 # -- votes in certificates ------------------------------------------------------------------------------------------------
 
 
-def certified(body: Body) -> tuple[Vote, Certificate] | None:
-    """Return (vote that all signers of the certificate in `body` cast, certificate); None if there is no certificate."""
+class Claim(NamedTuple):
+    """An unchecked certificate, which claims that its signers cast `vote`."""
+
+    vote: Vote
+    certificate: Certificate
+
+
+def certified(body: Body) -> Claim | None:
+    """Return the claim of the certificate in `body`; None if there is no certificate."""
     match body:
         case PrevoteCertificate():
-            return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate
-        case Commit():
-            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
-            return vote_in(body.certificate, Step.SECOND, tip, name), body.certificate
-        case Lock() | RecordProposal() if body.proof is not None:
-            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
-            return vote_in(body.proof, Step.FIRST, tip, name), body.proof
-    return None
+            proof, step, tip, name = body.certificate, Step.FIRST, (body.round, body.base), body.record_hash
+        case Commit(record=record):
+            proof, step, tip, name = body.certificate, Step.SECOND, (record.round, record.previous), record_hash(record)
+        case Lock(record=record) | RecordProposal(record=record) if body.proof is not None:
+            proof, step, tip, name = body.proof, Step.FIRST, (record.round, record.previous), record_hash(record)
+        case _:
+            return None
+    return Claim(vote_in(proof, step, tip, name), proof)
 
 
 def vote_in(certificate: Certificate, step: Step, tip: Tip, record: bytes) -> Vote:
     """Return the vote that all signers of a certificate cast."""
-    return Vote(
-        round=tip[0],
-        base=tip[1],
-        attempt=certificate.attempt,
-        step=step,
-        absent=certificate.absent,
-        record_hash=record,
-    )
+    attempt, absent = certificate.attempt, certificate.absent
+    return Vote(round=tip[0], base=tip[1], attempt=attempt, step=step, absent=absent, record_hash=record)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class TwoStatements(Body):
     second: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
 
 
-class ContraryMotion(Body):
+class ContraryRecordProposal(Body):
     """A record proposal in a ballot of the whole electorate, and a certificate of that ballot for another record.
 
     Only the signer of the record proposal may propose in that ballot, and at least one voter in a quorum is honest: so the
@@ -276,8 +277,10 @@ class ContraryMotion(Body):
     certificate: Certificate
 
 
-Evidence = WrongAverage | OneStatement | TwoStatements | ContraryMotion
-KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryMotion)}
+Evidence = WrongAverage | OneStatement | TwoStatements | ContraryRecordProposal
+KINDS: dict[str, type[Evidence]] = {
+    cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryRecordProposal)
+}
 
 
 class UnknownTip(Exception):
@@ -352,7 +355,7 @@ def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
             signer, body, _ = unpack(evidence.first, law.run)
             _, second, _ = unpack(evidence.second, law.run)
             tip = tip_of(body) if need_electors(body, second) else None
-        case ContraryMotion():
+        case ContraryRecordProposal():
             signer, body, _ = unpack(evidence.motion, law.run)
             tip = tip_of(body)
     return (signer, tip) if tip is not None else None
@@ -377,10 +380,10 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
             return ProvenLie(signer, lie)
         case TwoStatements():
             return _two_statements(law, evidence, base)
-        case ContraryMotion():
+        case ContraryRecordProposal():
             if base is None:
                 raise Malformed("not a record proposal")
-            return _contrary_motion(law, evidence, base)
+            return _contrary_record_proposal(law, evidence, base)
 
 
 def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
@@ -434,21 +437,21 @@ def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenL
     return ProvenLie(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
 
 
-def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> ProvenLie:
-    sender, motion, _ = unpack(case.motion, law.run)
+def _contrary_record_proposal(law: Law, case: ContraryRecordProposal, base: Base) -> ProvenLie:
+    sender, proposal, _ = unpack(case.motion, law.run)
     certificate = case.certificate
     if (
-        not isinstance(motion, RecordProposal)
-        or certificate.attempt != motion.attempt
+        not isinstance(proposal, RecordProposal)
+        or certificate.attempt != proposal.attempt
         or certificate.absent
-        or motion.absent
+        or proposal.absent
     ):
         raise Malformed("a certificate of another ballot than the record proposal's, or of a part of the electorate")
-    if record_hash(motion.record) == case.record_hash:
+    if record_hash(proposal.record) == case.record_hash:
         raise Malformed("a certificate for the record that was put to the vote")
-    ballot = Ballot(base, motion.attempt)
+    ballot = Ballot(base, proposal.attempt)
     if not base.electors or not ballot.may_propose(sender):
         raise Malformed("a record proposal whose sender is not the proposer")
     vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
     verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
-    return ProvenLie(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")
+    return ProvenLie(sender, f"put two records to the vote in attempt {proposal.attempt} of round {base.round}")

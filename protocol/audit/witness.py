@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from protocol.agreement.ballot import Ballot
 from protocol.audit.evidence import (
-    ContraryMotion,
+    Claim,
+    ContraryRecordProposal,
     Evidence,
     OneStatement,
     TwoStatements,
@@ -30,7 +31,7 @@ from protocol.chain.records import record_hash
 from protocol.wire.envelope import Body, Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Proposal, RecordProposal, ViewChange, Vote, unpack
+from protocol.wire.messages import Proposal, RecordProposal, ViewChange, Vote, unpack
 
 TIPS = 2
 """Number of the newest tips watched: the running round's tip, and the tip before it, whose last votes may still arrive."""
@@ -50,20 +51,12 @@ class _Statement:
     body: ViewChange | Vote | None
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """An unchecked certificate, which claims that its signers signed `vote`."""
-
-    vote: Vote
-    certificate: Certificate
-
-
 @dataclass
 class _Testimony:
     """Statements that one elector has signed, and certificates that it has sent; the oldest first."""
 
     statements: dict[tuple[object, ...], _Statement] = field(default_factory=dict)
-    claims: BoundedDict[bytes, _Claim] = field(default_factory=lambda: BoundedDict(KEPT_CERTIFICATES))
+    claims: BoundedDict[bytes, Claim] = field(default_factory=lambda: BoundedDict(KEPT_CERTIFICATES))
 
     def keep(self, key: tuple[object, ...], statement: _Statement) -> None:
         self.statements[key] = statement
@@ -71,7 +64,7 @@ class _Testimony:
         while len(self.statements) > KEPT_STATEMENTS or size > KEPT_BYTES:
             size -= len(self.statements.pop(next(iter(self.statements))).raw)
 
-    def claim(self, claim: _Claim) -> bool:
+    def claim(self, claim: Claim) -> bool:
         """Keep a certificate, and return True if it is new."""
         name = claim.vote.encode()
         is_new = name not in self.claims
@@ -109,9 +102,9 @@ class Witness:
         lies: list[Evidence] = []
         if isinstance(body, ViewChange | Vote | Proposal | RecordProposal):
             lies += self._on_statement(base, sender, body, envelope.raw, testimony)
-        found = certified(body)
-        if found is not None and testimony.claim(_Claim(*found)):
-            lies += self._on_claim(base, _Claim(*found))
+        claim = certified(body)
+        if claim is not None and testimony.claim(claim):
+            lies += self._on_claim(base, claim)
         return lies
 
     # -- statements of electors ---------------------------------------------------------------------------------------
@@ -133,7 +126,7 @@ class Witness:
         if isinstance(body, ViewChange | Vote):
             comparable = [each for each in testimony.statements.values() if each.body is not None]
         else:
-            keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
+            keys = [key, ("record proposal" if isinstance(body, Proposal) else "proposal", *key[1:])]
             comparable = [testimony.statements[each] for each in keys if each in testimony.statements]
         for other in comparable:
             if contradict(sender, other.body or unpack(other.raw, self._run)[1], body, base):
@@ -145,17 +138,17 @@ class Witness:
             others = [self._vote_in(rival, sender) for rival in rivals]
             return [TwoStatements(first=other, second=raw) for other in others if other is not None]
         if isinstance(body, RecordProposal):
-            cases = [self._against_motion(claim, body, raw) for claim in self._claims(body.attempt)]
+            cases = [self._against_record_proposal(claim, body, raw) for claim in self._claims(body.attempt)]
             return [case for case in cases if case is not None]
         return []
 
     # -- votes in certificates ----------------------------------------------------------------------------------------
 
-    def _claims(self, attempt: int) -> list[_Claim]:
+    def _claims(self, attempt: int) -> list[Claim]:
         claims = [claim for testimony in self._testimonies.values() for claim in testimony.claims.values()]
         return [claim for claim in claims if claim.vote.attempt == attempt]
 
-    def _on_claim(self, base: Base, claim: _Claim) -> list[Evidence]:
+    def _on_claim(self, base: Base, claim: Claim) -> list[Evidence]:
         """Return evidence from votes, certificates and the record proposal that contradict a certificate."""
         lies: list[Evidence] = []
         rivals = [each for each in self._claims(claim.vote.attempt) if slot(each.vote) == slot(claim.vote)]
@@ -176,23 +169,25 @@ class Witness:
             lies.append(TwoStatements(first=other, second=ours))
         proposer = Ballot(base, claim.vote.attempt).proposer if base.electors else None
         statements = self._testimonies[proposer].statements if proposer in self._testimonies else {}
-        kept = statements.get(("motion", tip_of(claim.vote), claim.vote.attempt))
-        motion = unpack(kept.raw, self._run)[1] if kept is not None else None
-        if kept is not None and isinstance(motion, RecordProposal):
-            case = self._against_motion(claim, motion, kept.raw)
+        kept = statements.get(("record proposal", tip_of(claim.vote), claim.vote.attempt))
+        proposal = unpack(kept.raw, self._run)[1] if kept is not None else None
+        if kept is not None and isinstance(proposal, RecordProposal):
+            case = self._against_record_proposal(claim, proposal, kept.raw)
             lies += [case] if case is not None else []
         return lies
 
-    def _against_motion(self, claim: _Claim, motion: RecordProposal, raw: bytes) -> ContraryMotion | None:
+    def _against_record_proposal(self, claim: Claim, proposal: RecordProposal, raw: bytes) -> ContraryRecordProposal | None:
         """Return evidence if a certificate of the whole electorate, in the same ballot, is for another record."""
         vote = claim.vote
-        if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):
+        if vote.absent or proposal.absent or (vote.attempt, (vote.round, vote.base)) != (proposal.attempt, tip_of(proposal)):
             return None
-        if vote.record_hash == record_hash(motion.record):
+        if vote.record_hash == record_hash(proposal.record):
             return None
-        return ContraryMotion(motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate)
+        return ContraryRecordProposal(
+            motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate
+        )
 
-    def _vote_in(self, claim: _Claim, voter: PeerId) -> bytes | None:
+    def _vote_in(self, claim: Claim, voter: PeerId) -> bytes | None:
         """Return the signed vote of one signer of a certificate, as an envelope; None if it is missing or forged."""
         for each in claim.certificate.votes:
             if each.peer == voter:

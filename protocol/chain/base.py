@@ -129,17 +129,15 @@ class Base:
             return -1 - list(self._early).index(peer)
         if (own := self._holders.get(peer)) is not None:
             return self._slots_before(manifest) + own
-        return self._slots_before(manifest) + spare_slot(self.tip, peer, len(self._holders), self._spares(manifest))
+        terms, holders, before = lease_terms(manifest), len(self._holders), self._slots_before(manifest)
+        slots, spares = self.leases.pool.slots(terms.rows, terms.limit), terms.spares
+        if slots is not None:  # without rows, a slot is of no use
+            spares = max(1, min(spares, (slots - before - holders) // (holders + 1)))
+        return before + spare_slot(self.tip, peer, holders, spares)
 
     def _slots_before(self, manifest: RunManifest) -> int:
         """Return the number of slots that become early leases for the next record."""
         return len(self._holders) if manifest.is_streamed else 0
-
-    def _spares(self, manifest: RunManifest) -> int:
-        """Return the number of slots that peers without one of their own draw from."""
-        terms, before = lease_terms(manifest), self._slots_before(manifest) + len(self._holders)
-        slots = self.leases.pool.slots(terms.rows, terms.limit)
-        return terms.spares if slots is None else max(1, min(terms.spares, (slots - before) // (len(self._holders) + 1)))
 
     def _slot_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> int | None:
         """Return a slot of a peer's column by its place in it; None if the column has none there.
@@ -228,7 +226,7 @@ class Base:
                 if slot is not None and slot < 0:
                     done[peer] = rows
                 elif slot is not None:
-                    consumed[slot] = union(rows, consumed.get(slot, ()))
+                    consumed[slot] = union([*rows, *consumed.get(slot, ())])
         if manifest.is_streamed:
             return self.leases.streamed_after(terms, consumed, done, list(self._holders))
         return self.leases.after(terms, consumed)

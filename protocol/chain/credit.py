@@ -75,14 +75,6 @@ class Ledger:
         return found
 
 
-def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """Return the credit of every peer over these rounds."""
-    counted = Ledger()
-    for commit in commits:
-        counted.add(commit)
-    return counted.credits
-
-
 def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
     """Return the batches, by author and root, that `member` learned from according to these records."""
     named = [each.rollouts for record in records for each in record.members if each.peer == member]
@@ -93,8 +85,9 @@ def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
     """Return the batches that members of these records learned from, each with the largest token count claimed."""
     named: dict[Name, int] = {}
     for record in records:
-        for author, root, tokens in _batches(record):
-            named[author, root] = max(tokens, named.get((author, root), 0))
+        for learned in (member.rollouts for member in record.members):
+            for author, root, tokens in learned.batches if learned is not None else ():
+                named[author, root] = max(tokens, named.get((author, root), 0))
     return named
 
 
@@ -126,12 +119,6 @@ def reward_of(record: Record) -> float | None:
         if learned is not None and learned.reward is not None
     ]
     return sum(reward * batches for reward, batches in said) / sum(batches for _, batches in said) if said else None
-
-
-def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
-    for member in record.members:
-        if member.rollouts is not None:
-            yield from member.rollouts.batches
 
 
 def trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:

@@ -42,7 +42,7 @@ from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import MAX_ELECTORS, RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_TOTAL, Commit, Member, Record
+from protocol.wire.messages import MAX_TOTAL, Commit, Member
 
 FEWEST_SEATED = 4
 """Fewest electors that tolerate a liar.  Where keys are free, seasoned peers vote once this many have seats."""
@@ -132,9 +132,14 @@ class Electorate:
         standings = self._seated(height, [standing for standing in updated if standing.peer not in gone])
         electors = tuple(standing.peer for standing in standings if standing.since is not None)
         former = self._former(height, updated, frozenset(electors))
-        is_founding = self.is_founding and len(electors) < fewest_seated(self.settings)
-        if is_founding:
-            electors = self.settings.founders or _earliest(members, standings)
+        has_free_keys = self.settings.is_open or self.settings.founders is None
+        is_founding = self.is_founding and len(electors) < (FEWEST_SEATED if has_free_keys else FEWEST_ADMITTED)
+        if is_founding and self.settings.founders:
+            electors = self.settings.founders
+        elif is_founding:  # the members of the last record; if there are too many, those whose series began earliest
+            first = {standing.peer: standing.first for standing in standings}
+            ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
+            electors = tuple(sorted(ranked[:MAX_ELECTORS]))
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
     def to_fields(self) -> dict[str, Any]:
@@ -281,11 +286,6 @@ def _by_seniority(standings: Iterable[ElectorStanding]) -> list[ElectorStanding]
     return [standing for *_, standing in sorted(seats, key=lambda seat: seat[:3])]
 
 
-def fewest_seated(settings: RoundSettings) -> int:
-    """Return the number of seats from which on seasoned peers vote instead of the founders."""
-    return FEWEST_SEATED if settings.is_open or settings.founders is None else FEWEST_ADMITTED
-
-
 def young_seats(seniors: int) -> int:
     """Return the number of seats of the young beside `seniors` seniors: at most a quarter of all seats, but at least one."""
     return max(1, seniors // 3)
@@ -297,13 +297,6 @@ def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset
     rows = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(masks), width)
     counts = np.unpackbits(rows, axis=1, count=len(members), bitorder="little").sum(axis=0, dtype=np.uint16)
     return frozenset(members[index] for index in np.flatnonzero(counts > len(masks) // 2).tolist())
-
-
-def _earliest(members: Sequence[PeerId], standings: Sequence[ElectorStanding]) -> tuple[PeerId, ...]:
-    """Return the members of the last record; if there are too many, the members whose series began earliest."""
-    first = {standing.peer: standing.first for standing in standings}
-    ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
-    return tuple(sorted(ranked[:MAX_ELECTORS]))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -340,9 +333,12 @@ class Roster:
         masks = [entry.mask for entry in commit.index]
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
         tasks = self.tasks.after(commit.record, self.electorate.electors)
-        leases = self._leases_after(commit.record, contributing)
+        settings, next_round = self.electorate.settings, commit.record.round + 1
+        base = base_on(settings, commit.record.round, Hash(commit.record.previous), self)
+        leases = base.leases_after(settings.manifest, commit.record.members, contributing)
         progress = self.progress.after(self.electorate.counted_tokens(commit), extension_of(commit.record))
-        if self._is_out_of_rows(leases, commit.record.round + 1):
+        reads_rows = not settings.manifest.learns_from_rollouts(next_round)
+        if reads_rows and leases.is_exhausted(lease_terms(settings.manifest).limit):
             progress = replace(progress, is_out_of_rows=True)
         finality = self.finality.after(self.electorate.electors, self.electorate.quorum, commit.certificate, named)
         members, uses = self.members, self.uses
@@ -352,16 +348,6 @@ class Roster:
             members = members.union(named)
         work = self.work.after(commit)
         return Roster(electorate, members, uses, contributing, tasks, progress, leases, finality, work)
-
-    def _leases_after(self, record: Record, contributing: Sequence[PeerId]) -> Leases:
-        settings = self.electorate.settings
-        base = base_on(settings, record.round, Hash(record.previous), self)
-        return base.leases_after(settings.manifest, record.members, contributing)
-
-    def _is_out_of_rows(self, leases: Leases, round: int) -> bool:
-        """Return True if the members of this round would find no row to read."""
-        manifest = self.electorate.settings.manifest
-        return not manifest.learns_from_rollouts(round) and leases.is_exhausted(lease_terms(manifest).limit)
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:

@@ -31,13 +31,9 @@ def founders_vote_until(electorate: Electorate, training: Collection[PeerId]) ->
             now = now.after(members, masks)
             if not now.is_founding:
                 return now.height
-        now = _at_next_senior(now)
+        # nothing changes until the record after which the next young elector is senior
+        ends = [each.since + settings.tenure_rounds for each in now.standings if each.since is not None]
+        ends = [end for end in ends if end > now.height]
+        now = replace(now, height=min(ends) - 1) if ends else now
         assert now.height > before.height
     return now.height
-
-
-def _at_next_senior(now: Electorate) -> Electorate:
-    """Return the electorate just before the record after which a young elector is senior; until then nothing changes."""
-    tenure = now.settings.tenure_rounds
-    ends = [each.since + tenure for each in now.standings if each.since is not None and each.since + tenure > now.height]
-    return replace(now, height=min(ends) - 1) if ends else now

@@ -28,13 +28,8 @@ ROSTERS_KEPT = 256
 """Number of newest tips whose rosters are kept, so that no records have to be read again for them."""
 
 
-@dataclass(frozen=True)
-class ChainLink:
-    """One more record of a chain.  tip, roster: after the record."""
-
-    commit: Commit
-    tip: Hash
-    roster: Roster
+Change = Callable[[], None]
+"""A change of the memory that is ready to be made, in the thread of its readers."""
 
 
 class ChainMemory:
@@ -78,29 +73,25 @@ class ChainMemory:
         memory.certificates = {round: known for round, known in self.certificates.items() if round < rounds}
         return memory
 
-    def link(self, commit: Commit) -> ChainLink:
-        """Return the link for one more record, which has been verified; may take a moment."""
-        return ChainLink(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
+    def adding(self, commit: Commit) -> Change:
+        """Return the change that adds one more record, which has been verified; may take a moment."""
+        return partial(self._add, commit, record_hash(commit.record), self.rosters[self.length].after(commit))
 
-    def add(self, link: ChainLink) -> None:
-        """Add a link to the chain."""
-        record, electors, rounds = link.commit.record, link.roster.electorate.electors, self.length + 1
+    def _add(self, commit: Commit, tip: Hash, roster: Roster) -> None:
+        record, electors, rounds = commit.record, roster.electorate.electors, self.length + 1
         self.last = record
-        if not is_full(link.commit.certificate):
+        if not is_full(commit.certificate):
             self.provisional.append(record.round)
-            self.certificates[record.round] = link.commit.certificate
+            self.certificates[record.round] = commit.certificate
             self.certificates.pop(next(iter(self.certificates)) if len(self.certificates) > ROSTERS_KEPT else -1, None)
         self.electors.append(self.electors[-1] if electors == self.electors[-1] else electors)
-        self.rosters[rounds] = link.roster
+        self.rosters[rounds] = roster
         self.rosters.pop(rounds - ROSTERS_KEPT, None)
-        self.tips.append(link.tip)
+        self.tips.append(tip)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The chain in memory and on disk.
-
-
-Change = Callable[[], None]
 
 
 class History:
@@ -119,7 +110,7 @@ class History:
             if commit is None or commit.record.previous != memory.tips[-1]:
                 store.records.set_aside_from(round)
                 break
-            memory.add(memory.link(commit))
+            memory.adding(commit)()
 
     def damage(self) -> str:
         """Return a sentence about records that were set aside and not replaced since; empty if there are none.  Blocking."""
@@ -245,10 +236,6 @@ class History:
         raw = self._store.records.encoded_at(round)
         return raw if raw is not None and encoded_record_hash(raw) == tip else None
 
-    def record_at(self, round: int) -> Record | None:
-        """Return the record of `round`; None below genesis."""
-        return self.commit_at(round).record if round >= 0 else None
-
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def append(self, commit: Commit) -> None:
@@ -259,7 +246,7 @@ class History:
         """Write the next record, which the caller has verified; it is on disk on return."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self._store.records.write(commit)
-        return partial(self._now.add, self._now.link(commit))
+        return self._now.adding(commit)
 
     def switch(self, common: int, slot: str, length: int) -> str:
         """Exchange branches on disk and in memory (see `switched`)."""
@@ -276,9 +263,9 @@ class History:
         assert 0 <= common <= min(self.length, length)
         kept, roster = self.tip.hex(), self.roster_at(common)
         self._store.switch(common, slot, length, kept)
-        memory = self._now.first(common, roster, self.record_at(common - 1))
+        memory = self._now.first(common, roster, self.commit_at(common - 1).record if common else None)
         for round in range(common, length):
-            memory.add(memory.link(self.commit_at(round)))
+            memory.adding(self.commit_at(round))()
         return kept, partial(self._become, memory)
 
     def _become(self, memory: ChainMemory) -> None:

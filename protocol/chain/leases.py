@@ -103,12 +103,11 @@ class LeasePool:
             returned += source.take((slot - reached) * rows)
             returned += rows_except(source.take(rows), consumed[slot])
             reached = slot + 1
-        return self._keeping(_merged(sorted([*returned, *source.returned])), source.cursor)
+        return self._keeping([*union([*returned, *source.returned])], source.cursor)
 
     def returning(self, ranges: Iterable[RowRange]) -> LeasePool:
         """Return the pool with more rows, which lie below the cursor and were leased but not consumed."""
-        left = _merged(sorted([*self.returned, *ranges]))
-        return self._keeping(left, self.cursor)
+        return self._keeping([*union([*self.returned, *ranges])], self.cursor)
 
     def _keeping(self, left: list[RowRange], cursor: int) -> LeasePool:
         """Return the pool with the rows `left` and those from `cursor` on.  left: ascending, not adjacent."""
@@ -157,13 +156,7 @@ class _RowQueue:
 
 def first_rows(ranges: Ranges, rows: int) -> Ranges:
     """Return the first rows of these ranges."""
-    first = list[RowRange]()
-    for start, end in ranges:
-        if rows <= 0:
-            break
-        first.append((start, min(end, start + rows)))
-        rows -= end - start
-    return tuple(first)
+    return rows_among(ranges, ((0, rows),))
 
 
 def rows_among(ranges: Ranges, chosen: Ranges) -> Ranges:
@@ -184,10 +177,10 @@ def rows_except(ranges: Ranges, chosen: Ranges) -> Ranges:
     return rows_among(ranges, tuple(gap for gap in gaps if gap[0] < gap[1]))
 
 
-def union(one: Ranges, other: Ranges) -> Ranges:
-    """Return the rows in any of these ranges."""
+def union(ranges: Iterable[RowRange]) -> Ranges:
+    """Return the rows in any of these ranges, which may overlap."""
     joined = list[RowRange]()
-    for start, end in sorted([*one, *other]):
+    for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:
             start, end = joined[-1][0], max(end, joined.pop()[1])
         joined.append((start, end))
@@ -232,16 +225,6 @@ def by_slot_of_column(stretches: Stretches, steps: int, step_rows: int) -> dict[
 def count_rows(ranges: Iterable[RowRange]) -> int:
     """Return the number of rows in these ranges."""
     return sum(end - start for start, end in ranges)
-
-
-def _merged(ranges: Iterable[RowRange]) -> list[RowRange]:
-    """Return the same rows, with adjacent ranges joined.  ranges: ascending and disjoint."""
-    merged = list[RowRange]()
-    for start, end in ranges:
-        if merged and merged[-1][1] == start:
-            start = merged.pop()[0]
-        merged.append((start, end))
-    return merged
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -296,11 +279,7 @@ class Leases:
         return replace(self, pool=self.pool.after(consumed, terms.rows, terms.limit))
 
     def streamed_after(
-        self,
-        terms: LeaseTerms,
-        consumed: Mapping[int, Ranges],
-        done: Mapping[PeerId, Ranges],
-        holders: Sequence[PeerId],
+        self, terms: LeaseTerms, consumed: Mapping[int, Ranges], done: Mapping[PeerId, Ranges], holders: Sequence[PeerId]
     ) -> Leases:
         """Return the state after one more record of a streamed run.
 

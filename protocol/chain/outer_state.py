@@ -110,21 +110,17 @@ class SharedRegion:
 
 
 def _anonymous_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
-    fd = _anonymous_file(name)
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix=name)
+        os.unlink(path)
     try:
         os.ftruncate(fd, size)
         return fd, mmap.mmap(fd, size)
     except OSError:
         os.close(fd)
         raise
-
-
-def _anonymous_file(name: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    fd, path = tempfile.mkstemp(prefix=name)
-    os.unlink(path)
-    return fd
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -52,26 +52,19 @@ def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment | Exte
     return body
 
 
-def tasks_of(record: Record) -> Amendment | None:
-    """Return the amendment of the task sets in a verified record; None if it carries none."""
-    body = _read(record.amendment)
-    return body if isinstance(body, Amendment) else None
-
-
 def extension_of(record: Record) -> Extension | None:
     """Return the extension of the run in a verified record; None if it carries none."""
-    body = _read(record.amendment)
+    body = _amendment_of(record)
     return body if isinstance(body, Extension) else None
 
 
-def _read(raw: bytes | None) -> Amendment | Extension | None:
-    if raw is None:
+def _amendment_of(record: Record) -> Amendment | Extension | None:
+    if record.amendment is None:
         return None
-    fields = canonical.decode(raw, max_bytes=MAX_AMENDMENT_BYTES)
+    fields = canonical.decode(record.amendment, max_bytes=MAX_AMENDMENT_BYTES)
     assert isinstance(fields, dict)
-    if fields["kind"] == Extension.KIND:
-        return decode_body(Extension, fields["body"], max_bytes=MAX_AMENDMENT_BYTES)
-    return decode_body(Amendment, fields["body"], max_bytes=MAX_AMENDMENT_BYTES)
+    kind: type[Amendment | Extension] = Extension if fields["kind"] == Extension.KIND else Amendment
+    return decode_body(kind, fields["body"], max_bytes=MAX_AMENDMENT_BYTES)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -129,7 +122,8 @@ class TasksInForce:
 
     def after(self, record: Record, electors: Sequence[PeerId]) -> TasksInForce:
         """Return the state after one more, verified record.  electors: the voters; if empty, the record's members vote."""
-        new = tasks_of(record)
+        amendment = _amendment_of(record)
+        new = amendment if isinstance(amendment, Amendment) else None
         if new is None and not self.live:
             return self
         voters: set[str] = {*electors} or {member.peer for member in record.members}

@@ -5,9 +5,8 @@ Other peers ask it for records, and fetch results and checkpoints from it as blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kernels.layout import Layouts
 from protocol.blobs.blob import EvenSpans
@@ -21,7 +20,6 @@ from protocol.disk import in_turn
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.transport.handlers import answers
-from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Record
@@ -55,14 +53,7 @@ class Replica:
         """Open the copy that `store` holds on disk; the outer state will be loaded into `state`."""
         manifest = signed.manifest
         rounds = round_settings(signed.run, manifest)
-        return cls(
-            signed,
-            manifest.layouts,
-            rounds,
-            History(rounds, store),
-            store,
-            state,
-        )
+        return cls(signed, manifest.layouts, rounds, History(rounds, store), store, state)
 
     @property
     def manifest(self) -> RunManifest:
@@ -176,9 +167,6 @@ class ReplicaShelf:
 # Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; a question leaves no state in memory.
 
 
-Q = TypeVar("Q", bound=Body)
-
-
 class Serving:
     """Server of answers from `replica`, in worker threads."""
 
@@ -193,20 +181,19 @@ class Serving:
     @answers("tips", TipsRequest)
     async def answer_tips(self, peer: PeerId, question: TipsRequest) -> bytes:
         """Return tips of our chain."""
-        return await self._offloaded(self._tips, question)
+        answer: bytes = await self._offload(self._tips, question)
+        return answer
 
     @answers("commits", CommitsRequest)
     async def answer_commits(self, peer: PeerId, question: CommitsRequest) -> bytes:
         """Return the requested commits of our chain, from the first on, up to the limit of one answer."""
-        return await self._offloaded(self._commits, question)
+        answer: bytes = await self._offload(self._commits, question)
+        return answer
 
     @answers("have", HaveRequest)
     async def answer_have(self, peer: PeerId, question: HaveRequest) -> bytes:
         """Return the rounds whose results and checkpoints we hold."""
-        return await self._offloaded(self._have, question)
-
-    async def _offloaded(self, function: Callable[[Q], bytes], question: Q) -> bytes:
-        answer: bytes = await self._offload(function, question)
+        answer: bytes = await self._offload(self._have)
         return answer
 
     def _tips(self, question: TipsRequest) -> bytes:
@@ -227,7 +214,7 @@ class Serving:
             commits.append(raw)
         return CommitsReply(commits=commits).encode()
 
-    def _have(self, question: HaveRequest) -> bytes:
+    def _have(self) -> bytes:
         store, history = self._replica.store, self._replica.history
         return HaveReply(
             length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.of(history)[-16:]

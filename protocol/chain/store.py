@@ -12,7 +12,6 @@
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     tasks/                      sets of tasks, likewise, with the statements about them and the counts
     reference/                  the weights that a run's KL term compares with, likewise
-    standing                    the standing of rollout peers and validators with us, likewise
     extension                   the organiser's newest extension of the run, signed
     chosen                      the record, named by an invitation, whose history this peer has switched to
 
@@ -23,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -215,6 +213,16 @@ def is_locked_elsewhere(kept: VoterState | None, record: Hash) -> bool:
 MAX_RECORD_BYTES = 4 << 20
 
 
+def _read_commit(disk: Disk, path: Path) -> Commit | None:
+    """Return the commit in a file; None if it is missing or unreadable."""
+    raw = read_guarded(disk, path)
+    try:
+        return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES) if raw is not None else None
+    except Malformed:
+        set_aside(disk, path)
+        return None
+
+
 class Records:
     """The records of a run, one file per round.  Blocking."""
 
@@ -235,14 +243,7 @@ class Records:
 
     def at(self, round: int) -> Commit | None:
         """Return the commit of a round; None if it is missing or unreadable."""
-        raw = self.encoded_at(round)
-        if raw is None:
-            return None
-        try:
-            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
-        except Malformed:
-            set_aside(self._disk, self._path(round))
-            return None
+        return _read_commit(self._disk, self._path(round))
 
     def encoded_at(self, round: int) -> bytes | None:
         """Return the commit of a round as it was encoded; None if it is missing or damaged."""
@@ -258,12 +259,6 @@ class Records:
         """Return the number of records of rounds `length` and above that were set aside."""
         names = [path.name.partition(".") for path in self._folder.iterdir()]
         return sum(round.isdigit() and end == "corrupt" and int(round) >= length for round, _, end in names)
-
-    def truncate(self, length: int) -> None:
-        """Remove the records of rounds `length` and above, the newest first."""
-        for path in sorted(self._folder.iterdir(), reverse=True):
-            if path.name.isdigit() and int(path.name) >= length:
-                self._disk.remove(path)
 
     def _path(self, round: int) -> Path:
         return self._folder / f"{round:08}"
@@ -291,14 +286,7 @@ class BranchFiles:
 
     def at(self, slot: str, round: int) -> Commit | None:
         """Return the record of a round; None if it is missing or unreadable."""
-        raw = read_guarded(self._disk, self.path(slot, round))
-        if raw is None:
-            return None
-        try:
-            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
-        except Malformed:
-            set_aside(self._disk, self.path(slot, round))
-            return None
+        return _read_commit(self._disk, self.path(slot, round))
 
     def slots(self) -> dict[str, list[int]]:
         """Return the rounds for which each slot has a record, ascending."""
@@ -334,16 +322,6 @@ OTHERS_KEPT = 2
 JOURNAL_BYTES = 1024
 
 
-@dataclass(frozen=True)
-class _Switch:
-    """Replacement of our records from round `common` on by the records in `slot` up to `length`; ours move to `kept`."""
-
-    common: int
-    slot: str
-    length: int
-    kept: str
-
-
 class Store:
     """All files of one run, in a folder of its own.  Blocking; call it in worker threads.
 
@@ -373,10 +351,10 @@ class Store:
         self.reference = BlobStore(self.disk, root / "reference")
         self.tasks = BlobStore(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
-        self._chosen, self._standing, self._extension = root / "chosen", root / "standing", root / "extension"
+        self._chosen, self._extension = root / "chosen", root / "extension"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
-            self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
+            self._carry_out(*canonical.decode(begun, max_bytes=JOURNAL_BYTES))
 
     def choose(self, anchor: Anchor) -> None:
         """Make the history through this record ours, also after a restart.  Raises `StoreFailed`."""
@@ -387,14 +365,6 @@ class Store:
         """Return the record whose history we last switched to; None if there is none."""
         raw = read_guarded(self.disk, self._chosen)
         return decode_body(Anchor, raw) if raw is not None else None
-
-    def keep_standing(self, raw: bytes) -> None:
-        """Replace the stored standing of rollout peers and validators.  Raises `StoreFailed`."""
-        write_guarded(self.disk, self._standing, raw)
-
-    def standing(self) -> bytes | None:
-        """Return the stored standing of rollout peers and validators; None if there is none."""
-        return read_guarded(self.disk, self._standing)
 
     def keep_extension(self, raw: bytes) -> None:
         """Replace the organiser's extension of the run.  Raises `StoreFailed`."""
@@ -413,27 +383,27 @@ class Store:
         self.branches.drop(kept)
         self.disk.settle(self._branches)
         write_guarded(self.disk, self._journal, canonical.encode([common, slot, length, kept]))
-        self._carry_out(_Switch(common, slot, length, kept))
+        self._carry_out(common, slot, length, kept)
 
-    def _carry_out(self, switch: _Switch) -> None:
+    def _carry_out(self, common: int, slot: str, length: int, kept: str) -> None:
         """Move the files not moved yet.  While a branch's record is still in its slot, the record of that round is ours."""
         for path in sorted(self._records.iterdir(), reverse=True):
-            if not path.name.isdigit() or int(path.name) < switch.common:
+            if not path.name.isdigit() or int(path.name) < common:
                 continue
-            round, kept = int(path.name), self.branches.path(switch.kept, int(path.name))
-            waits = self.branches.path(switch.slot, round).exists()
-            if (round >= switch.length or waits) and not kept.exists():
-                self.disk.move(path, kept)
+            round, target = int(path.name), self.branches.path(kept, int(path.name))
+            waits = self.branches.path(slot, round).exists()
+            if (round >= length or waits) and not target.exists():
+                self.disk.move(path, target)
         self.disk.settle(self._branches)
-        for round in range(switch.common, switch.length):
-            path = self.branches.path(switch.slot, round)
+        for round in range(common, length):
+            path = self.branches.path(slot, round)
             if path.exists():
                 self.disk.move(path, self._records / f"{round:08}")
         self.disk.settle(self._records)
         self.disk.remove(self._journal)
         self.disk.settle(self.root)
-        if switch.slot:
-            self.branches.drop(switch.slot)
+        if slot:
+            self.branches.drop(slot)
 
     def make_room(self, chain: Chain, *, keeps_first: bool = False) -> None:
         """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from protocol.formatting import Naming, amount, clean, duration, many, number, of_fragment, short, size, to_go
 
@@ -28,8 +28,11 @@ STAGES = ("ready", "exchanging", "voting", "applying")
 class Event:
     """Base of all events.  is_alarm: a person must not overlook such an event."""
 
-    _severity = "info"
-    is_alarm = False
+    _severity: ClassVar[str]
+    is_alarm: ClassVar[bool]
+
+    def __init_subclass__(cls, *, severity: str = "info", is_alarm: bool = False) -> None:
+        cls._severity, cls.is_alarm = severity, is_alarm
 
     def to_fields(self) -> dict[str, Any]:
         """Return a flat map: the class's name under "event", then the fields."""
@@ -53,8 +56,6 @@ def blob_name(what: str, number: int) -> str:
     names = {
         "checkpoint": f"checkpoint after {many(number, 'round')}" if number else "the run's initial weights",
         "result": f"result of round {number}",
-        "weights": f"version {number}, whole",
-        "patch": f"version {number}, patch",
         "file": f"file {number + 1} of the run",
         "reference": f"reference weights, of round {number}",
         "blocks": f"blocks of shard {number + 1} of the corpus",
@@ -133,7 +134,7 @@ class PortMapped(Event):
 
 
 @dataclass(frozen=True)
-class TransferProgress(Event):
+class TransferProgress(Event, severity="debug"):
     """This peer is fetching a blob; emitted at most once a second.
 
     what: checkpoint, result, file, rollouts, tasks, reference or blocks.  number: the rounds that a checkpoint has applied,
@@ -143,8 +144,6 @@ class TransferProgress(Event):
     the blob of at most 256 cells, each for one or more chunks: # if all of them are here, + if some are, . if none is.
     sources: number of peers that have some of the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """
-
-    _severity = "debug"
 
     what: str
     number: int
@@ -168,14 +167,12 @@ class TransferProgress(Event):
 
 
 @dataclass(frozen=True)
-class TransferEnded(Event):
+class TransferEnded(Event, severity="debug"):
     """The transfer of a blob has ended: the blob is complete, no peer has the rest, or it is no longer wanted.
 
     what, number, blob: as in `TransferProgress`.  fetched_bytes: bytes that were not here when the transfer began.
     seconds: duration of the transfer.  complete: true if the whole blob is here.
     """
-
-    _severity = "debug"
 
     what: str
     number: int
@@ -301,16 +298,13 @@ class RolloutsUsed(Event):
 
 
 @dataclass(frozen=True)
-class NothingLearned(Event):
+class NothingLearned(Event, severity="warning", is_alarm=True):
     """This trainer learned nothing in its last `rounds` rounds of rollouts: all answers to each problem had the same reward.
 
     Emitted after three such rounds in a row, and each time their number has doubled.  reward: mean reward in the last one.
     prompt, text: a problem, and a typical answer to it.  expected: a right answer to it; empty if none is known.  All three
     are lines in which ↵ stands for a line break.
     """
-
-    _severity = "warning"
-    is_alarm = True
 
     round: int
     rounds: int
@@ -358,11 +352,8 @@ class RolloutsCounted(Event):
 
 
 @dataclass(frozen=True)
-class RolloutPeerSetAside(Event):
+class RolloutPeerSetAside(Event, severity="warning", is_alarm=True):
     """Rollouts of `peer` are no longer used; `reason` is a phrase."""
-
-    _severity = "warning"
-    is_alarm = True
 
     peer: str
     reason: str
@@ -372,11 +363,8 @@ class RolloutPeerSetAside(Event):
 
 
 @dataclass(frozen=True)
-class ValidatorSetAside(Event):
+class ValidatorSetAside(Event, severity="warning", is_alarm=True):
     """Verdicts of `peer` no longer count; `reason` is a phrase."""
-
-    _severity = "warning"
-    is_alarm = True
 
     peer: str
     reason: str
@@ -449,13 +437,11 @@ class Left(Event):
 
 
 @dataclass(frozen=True)
-class LinesLost(Event):
+class LinesLost(Event, severity="warning"):
     """Lines of standard output are missing at this point, because they could not be written; they are in the log.
 
     Emitted only on standard output.  lines: number of missing lines.  reason: a sentence.
     """
-
-    _severity = "warning"
 
     lines: int
     reason: str
@@ -498,10 +484,8 @@ class PeerJoined(Event):
 
 
 @dataclass(frozen=True)
-class PeerSuspected(Event):
+class PeerSuspected(Event, severity="warning"):
     """A peer sent nothing for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
-
-    _severity = "warning"
 
     peer: str
     silent_s: float
@@ -551,14 +535,12 @@ class TrainerStopped(Event):
 
 
 @dataclass(frozen=True)
-class ComputeProgress(Event):
+class ComputeProgress(Event, severity="debug"):
     """This peer has done an inner step.
 
     steps, total_steps: inner steps done, and planned, in this round.  loss: mean of the round so far.
     left_s: seconds until the last step, at the present rate.  ahead: true while the round before is exchanged and agreed on.
     """
-
-    _severity = "debug"
 
     round: int
     steps: int
@@ -628,10 +610,8 @@ class RoundProposed(Event):
 
 
 @dataclass(frozen=True)
-class ExchangeProgress(Event):
+class ExchangeProgress(Event, severity="debug"):
     """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names the peers that are late."""
-
-    _severity = "debug"
 
     round: int
     chunks_done: int
@@ -661,10 +641,8 @@ class ExchangeFinished(Event):
 
 
 @dataclass(frozen=True)
-class MemberLost(Event):
+class MemberLost(Event, severity="warning"):
     """A member stopped delivering in this round's exchange; its missing chunks are averaged without it."""
-
-    _severity = "warning"
 
     round: int
     peer: str
@@ -685,11 +663,8 @@ class MemberRegained(Event):
 
 
 @dataclass(frozen=True)
-class PeerEjected(Event):
+class PeerEjected(Event, severity="warning", is_alarm=True):
     """A peer was proven to have lied, and this peer excludes it from now on.  `evidence` is the name of the proof."""
-
-    _severity = "warning"
-    is_alarm = True
 
     peer: str
     reason: str
@@ -700,13 +675,11 @@ class PeerEjected(Event):
 
 
 @dataclass(frozen=True)
-class AuditDone(Event):
+class AuditDone(Event, severity="debug"):
     """Before the vote, this peer was to recompute `chunks` averages of other peers, and recomputed `checked` of them.
 
     right: number of averages found right, by the peer that signed them.
     """
-
-    _severity = "debug"
 
     round: int
     chunks: int
@@ -719,10 +692,8 @@ class AuditDone(Event):
 
 
 @dataclass(frozen=True)
-class RoundVoted(Event):
+class RoundVoted(Event, severity="debug"):
     """This peer votes for a record.  record: its hash."""
-
-    _severity = "debug"
 
     round: int
     attempt: int
@@ -805,13 +776,11 @@ class EvalLoss(Event):
 
 
 @dataclass(frozen=True)
-class SamplesWritten(Event):
+class SamplesWritten(Event, severity="debug"):
     """The model after `rounds` rounds has completed the run's prompts, as the peer `by` claims.
 
-    completions: one line for each prompt, by the prompt; ↵ stands for a line break.
+    completions: one line for each prompt, by the prompt; ↵ stands for a line break.  The interface and the page show them.
     """
-
-    _severity = "debug"  # the interface and the page have a place for them
 
     rounds: int
     by: str
@@ -823,10 +792,8 @@ class SamplesWritten(Event):
 
 
 @dataclass(frozen=True)
-class EvalProgress(Event):
+class EvalProgress(Event, severity="debug"):
     """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows and tokens of samples."""
-
-    _severity = "debug"
 
     rounds: int
     done: int
@@ -849,10 +816,8 @@ class CheckpointWritten(Event):
 
 
 @dataclass(frozen=True)
-class StateLoaded(Event):
+class StateLoaded(Event, severity="debug"):
     """The outer state after `rounds` rounds is loaded, from a checkpoint or, with 0 rounds, from the run's beginning."""
-
-    _severity = "debug"
 
     rounds: int
 
@@ -861,10 +826,8 @@ class StateLoaded(Event):
 
 
 @dataclass(frozen=True)
-class SyncProgress(Event):
+class SyncProgress(Event, severity="debug"):
     """This peer is catching up: `done` of `total` records are here."""
-
-    _severity = "debug"
 
     done: int
     total: int
@@ -874,16 +837,13 @@ class SyncProgress(Event):
 
 
 @dataclass(frozen=True)
-class RolledBack(Event):
+class RolledBack(Event, severity="warning", is_alarm=True):
     """This peer was on the losing side of a fork and went back to the common ancestor.
 
     to_round: number of rounds that remain.  abandoned: number of rounds given up; what earlier events told of these rounds
     is void.  winner: the peer whose chain won; empty if the peer only goes back, because most voters do not stand on these
     rounds, or because no live peer has their results.
     """
-
-    _severity = "warning"
-    is_alarm = True
 
     to_round: int
     abandoned: int
@@ -899,16 +859,13 @@ class RolledBack(Event):
 
 
 @dataclass(frozen=True)
-class SecondHistory(Event):
+class SecondHistory(Event, severity="error", is_alarm=True):
     """The whole electorate has certified a second record of `round`: at least a third of the electorate has lied.
 
     Emitted once for each such record.
     ours, theirs: hashes of the two records; we keep ours.  shown_by: the peer that showed the second record.  signers:
     electors that signed both.
     """
-
-    _severity = "error"
-    is_alarm = True
 
     round: int
     ours: str
@@ -925,11 +882,8 @@ class SecondHistory(Event):
 
 
 @dataclass(frozen=True)
-class Desynced(Event):
+class Desynced(Event, severity="warning", is_alarm=True):
     """This peer's outer state before `round` is not the swarm's; it is being repaired.  mine, theirs: the digests."""
-
-    _severity = "warning"
-    is_alarm = True
 
     round: int
     mine: str
@@ -941,15 +895,13 @@ class Desynced(Event):
 
 
 @dataclass(frozen=True)
-class Dropped(Event):
+class Dropped(Event, severity="debug"):
     """Data from a peer was malformed or not allowed, and was dropped.
 
     Emitted at most once in 10 s for each peer and kind; for questions dropped for lack of room, at most once in 10 s for all
     peers together.
     what: kind of the data.  reason: a phrase.  times: number of such drops since the last such event.
     """
-
-    _severity = "debug"
 
     peer: str
     what: str
@@ -961,15 +913,12 @@ class Dropped(Event):
 
 
 @dataclass(frozen=True)
-class HandlerFailed(Event):
+class HandlerFailed(Event, severity="warning", is_alarm=True):
     """A handler failed on a peer's statement, because of a mistake in this software.  The peer was disconnected.
 
     what: the kind of statement.  reason: the error, and where it was raised.  times: number of failures since the last such
     event.
     """
-
-    _severity = "warning"
-    is_alarm = True
 
     peer: str
     what: str

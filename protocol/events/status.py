@@ -22,71 +22,51 @@ from typing import Any, Self, get_args, get_type_hints
 
 
 class WhyIdle(str, Enum):
-    """Reason for computing nothing; `why_detail` gives the details in a sentence."""
+    """Reason for computing nothing, with its remedy; `why_detail` gives the details in a sentence.
+
+    docs/guides/troubleshooting.md lists the same remedies.  Each fits on a line of a small terminal, and is valid for every
+    peer that shows its reason: a founder, a peer that is alone, and a peer without an invitation.
+    """
+
+    remedy: str
+
+    def __new__(cls, reason: str, remedy: str = "") -> Self:
+        """Return the member with the value `reason`."""
+        member = str.__new__(cls, reason)
+        member._value_, member.remedy = reason, remedy
+        return member
 
     BUSY = ""
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    WAITING_FOR_PEERS = "waiting for peers"
-    FETCHING_STATE = "fetching state"
-    WAITING_FOR_MEMBERS = "waiting for members"
-    WAITING_FOR_ROLLOUTS = "waiting for rollouts"
-    FETCHING_TASKS = "fetching tasks"
-    FETCHING_REFERENCE = "fetching reference"
-    FETCHING_DATA = "fetching data"
-    PREPARING_DATA = "preparing data"
-    WAITING_FOR_WEIGHTS = "waiting for weights"
-    WAITING_FOR_VERDICTS = "waiting for verdicts"
-    NOTHING_TO_CHECK = "nothing to check"
-    EXCHANGING = "exchanging"
-    COMMITTING = "committing"
-    TRAINER_RESTARTING = "trainer restarting"
-    COMPUTER_BUSY = "computer busy"
-    PAUSED = "paused"
-    OUTSIDE_HOURS = "outside hours"
-    ON_BATTERY = "on battery"
-    IN_USE = "in use"
-    TOO_HOT = "too hot"
-    GPU_WANTED = "gpu wanted"
-    MONTHLY_QUOTA = "monthly quota"
-    DISK_FULL = "disk full"
-    NOT_A_TRAINER = "not a trainer"
-    RUN_ENDED = "run ended"
+    STARTING = "starting", "nothing; it takes seconds, or minutes with a large model"
+    CONNECTING = "connecting", "`peer doctor INVITATION` says why; or ask for a newer invitation"
+    WAITING_FOR_PEERS = "waiting for peers", "nothing; or invite others"
+    FETCHING_STATE = "fetching state", "nothing; your line, the others' and `max_down` limit how fast it comes"
+    WAITING_FOR_MEMBERS = "waiting for members", "nothing; a slow member is waited for as long as the run allows"
+    WAITING_FOR_ROLLOUTS = "waiting for rollouts", "nothing; or start more peers with `--role rollout`"
+    FETCHING_TASKS = "fetching tasks", "`peer tasks list` says which set is missing, or cannot be used"
+    FETCHING_REFERENCE = "fetching reference", "nothing; or start again a trainer or seed that was in this run before"
+    FETCHING_DATA = "fetching data", "nothing; or ask the organiser to start a peer that has the corpus"
+    PREPARING_DATA = "preparing data", "nothing; it is done again only when the data change"
+    WAITING_FOR_WEIGHTS = "waiting for weights", "nothing; a coming round brings them"
+    WAITING_FOR_VERDICTS = "waiting for verdicts", "nothing; or start more peers with `--role validator`"
+    NOTHING_TO_CHECK = "nothing to check", "nothing; batches are dealt by lot"
+    EXCHANGING = "exchanging", "nothing; over a relayed or slow line it takes longer"
+    COMMITTING = "committing", "nothing; it takes seconds when enough of the electors are here"
+    TRAINER_RESTARTING = "trainer restarting", "the end of `trainer.log` in the run's folder says why"
+    COMPUTER_BUSY = "computer busy", "nothing; or end other programs, or `peer pause` until they are done"
+    PAUSED = "paused", "`peer resume`, or `p` in the interface"
+    OUTSIDE_HOURS = "outside hours", "nothing; or set other hours with `peer config schedule`"
+    ON_BATTERY = "on battery", "plug it in, or `peer config on_battery yes`"
+    IN_USE = "in use", "nothing; or a shorter time with `peer config unused_for`"
+    TOO_HOT = "too hot", "nothing; it goes on at 5 °C less"
+    GPU_WANTED = "gpu wanted", "nothing; or `peer config yield_gpu no`"
+    MONTHLY_QUOTA = "monthly quota", "wait for the next month, or raise `monthly_quota`"
+    DISK_FULL = "disk full", "make room, remove a run's folder (`peer runs`), or raise `max_disk`"
+    NOT_A_TRAINER = "not a trainer", "nothing; or join with `--role trainer`"
+    RUN_ENDED = "run ended", "`peer export FOLDER` writes the model; `peer leave` ends the peer"
 
 
-REMEDIES = {
-    WhyIdle.STARTING: "nothing; it takes seconds, or minutes with a large model",
-    WhyIdle.CONNECTING: "`peer doctor INVITATION` says why; or ask for a newer invitation",
-    WhyIdle.WAITING_FOR_PEERS: "nothing; or invite others",
-    WhyIdle.FETCHING_STATE: "nothing; your line, the others' and `max_down` limit how fast it comes",
-    WhyIdle.WAITING_FOR_MEMBERS: "nothing; a slow member is waited for as long as the run allows",
-    WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or start more peers with `--role rollout`",
-    WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
-    WhyIdle.FETCHING_REFERENCE: "nothing; or start again a trainer or seed that was in this run before",
-    WhyIdle.FETCHING_DATA: "nothing; or ask the organiser to start a peer that has the corpus",
-    WhyIdle.PREPARING_DATA: "nothing; it is done again only when the data change",
-    WhyIdle.WAITING_FOR_WEIGHTS: "nothing; a coming round brings them",
-    WhyIdle.WAITING_FOR_VERDICTS: "nothing; or start more peers with `--role validator`",
-    WhyIdle.NOTHING_TO_CHECK: "nothing; batches are dealt by lot",
-    WhyIdle.EXCHANGING: "nothing; over a relayed or slow line it takes longer",
-    WhyIdle.COMMITTING: "nothing; it takes seconds when enough of the electors are here",
-    WhyIdle.TRAINER_RESTARTING: "the end of `trainer.log` in the run's folder says why",
-    WhyIdle.COMPUTER_BUSY: "nothing; or end other programs, or `peer pause` until they are done",
-    WhyIdle.PAUSED: "`peer resume`, or `p` in the interface",
-    WhyIdle.OUTSIDE_HOURS: "nothing; or set other hours with `peer config schedule`",
-    WhyIdle.ON_BATTERY: "plug it in, or `peer config on_battery yes`",
-    WhyIdle.IN_USE: "nothing; or a shorter time with `peer config unused_for`",
-    WhyIdle.TOO_HOT: "nothing; it goes on at 5 °C less",
-    WhyIdle.GPU_WANTED: "nothing; or `peer config yield_gpu no`",
-    WhyIdle.MONTHLY_QUOTA: "wait for the next month, or raise `monthly_quota`",
-    WhyIdle.DISK_FULL: "make room, remove a run's folder (`peer runs`), or raise `max_disk`",
-    WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
-    WhyIdle.RUN_ENDED: "`peer export FOLDER` writes the model; `peer leave` ends the peer",
-}
-"""Remedy for each reason; docs/guides/troubleshooting.md lists the same remedies.  Each fits on a line of a small terminal.
-
-A remedy is valid for every peer that shows its reason: a founder, a peer that is alone, and a peer without an invitation.
-"""
+REMEDIES = {why: why.remedy for why in WhyIdle if why.remedy}
 
 
 def remedy(why: str) -> str:
@@ -143,24 +123,6 @@ class SwarmPeer:
     line_down_bytes_per_s: float = 0.0
     known_s: float = 0.0
     counted_tokens_per_s: float | None = None
-
-
-@dataclass(frozen=True)
-class HeldOutStatus:
-    """The newest held-out loss known here.
-
-    loss: of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it; None while none is
-    known.  percent: progress of a measurement by this peer; None while it measures none.  losses: on each source of the
-    run's data, by its name; empty without several sources.  members: number of members of which it is the mean, in a run on
-    the members' own data; `by` is the last of them.
-    """
-
-    loss: float | None = None
-    rounds: int | None = None
-    by: str | None = None
-    percent: int | None = None
-    losses: dict[str, float] = field(default_factory=dict)
-    members: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -537,11 +499,10 @@ def _nested(cls: Any) -> dict[str, type[Any] | None]:
     """Return the fields that the dataclass `cls` is made from, each with the dataclass of its values, if they have one."""
     hints = get_type_hints(cls)
     kinds = {each.name: (hints[each.name], *get_args(hints[each.name])) for each in fields(cls) if each.init}
-    return {name: next((kind for kind in several if _is_form(kind)), None) for name, several in kinds.items()}
-
-
-def _is_form(kind: Any) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
+    return {
+        name: next((kind for kind in several if isinstance(kind, type) and is_dataclass(kind)), None)
+        for name, several in kinds.items()
+    }
 
 
 def _read(cls: Any, given: Mapping[str, Any]) -> Any:

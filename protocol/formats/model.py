@@ -3,9 +3,9 @@
 This module decides the order, names and offsets of the parameters in the flat fp32 vector that peers exchange, hash and
 keep, so it is part of the protocol.
 
-The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a motion names and signs
-every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and the
-proof of a wrong average carries every member's part of a chunk.
+The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a record proposal names and
+signs every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and
+the proof of a wrong average carries every member's part of a chunk.
 """
 
 from __future__ import annotations

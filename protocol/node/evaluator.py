@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import trio
 
 from protocol.chain.replica import Replica
 from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice, SamplesWritten
-from protocol.events.status import HeldOutStatus, WhyIdle
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
 from protocol.trainer_link import EvaluatedLoss, NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
@@ -325,13 +326,14 @@ class Evaluator:
             self._dropped[sender] = claim
             self._session.emit(Dropped(sender, "held-out loss", problem))
 
-    def status(self) -> HeldOutStatus:
-        """Return the newest held-out loss, the peer that measured it, and the progress of our own running evaluation."""
+    def status(self) -> dict[str, Any]:
+        """Return the fields `eval_…` of `NodeStatus`: the newest held-out loss, and the progress of our own evaluation."""
         newest = self._newest()
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         if newest is None:
-            return HeldOutStatus(percent=percent)
-        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent, self._named(newest), newest.members)
+            return {"eval_percent": percent}
+        known = {"eval_loss": newest.loss, "eval_losses": self._named(newest), "eval_rounds": newest.rounds}
+        return {**known, "eval_by": newest.by, "eval_members": newest.members, "eval_percent": percent}
 
     def _named(self, measured: MeasuredLoss) -> dict[str, float]:
         """Return the losses of the sources by their names."""

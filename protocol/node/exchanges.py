@@ -216,7 +216,7 @@ class ResultSources:
 
 
 @dataclass
-class _Motion:
+class _ResultTransfer:
     """The transfer of the result of the newest record proposal."""
 
     root: bytes
@@ -233,7 +233,7 @@ class ResultObtainer:
         self._replica, self._offload = replica, offload
         self._sources, self._auditor, self._exchanges = sources, auditor, exchanges
         self._certified: dict[bytes, None] = {}
-        self._motion: _Motion | None = None
+        self._transfer: _ResultTransfer | None = None
 
     async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
         """Write a result to disk; return None if it was requested before, or if another record proposal replaced it.
@@ -243,20 +243,20 @@ class ResultObtainer:
         root = Hash(effect.record.result_root)
         if effect.provenance is None:
             return await self._obtain_certified(effect, root)
-        under_way, obtained = self._motion, None
+        under_way, obtained = self._transfer, None
         if under_way is not None and under_way.root == root:
             return None
         if under_way is not None:
             under_way.scope.cancel()
-        self._motion = mine = _Motion(root, trio.CancelScope(), trio.Event())
+        self._transfer = mine = _ResultTransfer(root, trio.CancelScope(), trio.Event())
         try:
             with mine.scope:
                 await self._check(effect)
                 obtained = await self._bring(effect, root)
         finally:
             mine.ended.set()
-            if self._motion is mine:
-                self._motion = None
+            if self._transfer is mine:
+                self._transfer = None
         return obtained
 
     async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
@@ -271,7 +271,7 @@ class ResultObtainer:
         if root in self._certified:
             return None
         self._certified[root] = None
-        under_way = self._motion
+        under_way = self._transfer
         if under_way is not None and under_way.root == root:
             await under_way.ended.wait()
         elif under_way is not None:
@@ -355,7 +355,3 @@ class AuditedResults:
     async def convict(self, evidence: Evidence) -> None:
         """Eject the peer that is proven to have lied."""
         await self._ejections.convict(evidence)
-
-    async def judge_postponed(self) -> None:
-        """Judge the evidence that was postponed because we did not know its tip."""
-        await self._ejections.look_again()

@@ -586,7 +586,6 @@ class Life:
         await self._barrier.listen()
         while True:
             await self._keeper.reach_tip()
-            await self._rounds.prepare()
             if self._departure.is_due and not self._departure.is_leaving:
                 if not self._departure.has_begun:
                     await self._evaluator.at_the_end()

@@ -168,7 +168,7 @@ class Node:
         session, replica = self._session, self._replica
         link = trainer if isinstance(trainer, RolloutLink) else None
         shared = SharedTrainer(session, replica, self._keeper, link, self._tasks, self._activity, self._settings)
-        peers = RolloutPeers(session.me, self._membership, self._ejections)
+        peers = RolloutPeers(self._membership, self._ejections)
         return Rollouts(session, self._guard, replica, self._offload, self._swarm, peers, shared)
 
     def _generating(self) -> float:
@@ -321,7 +321,7 @@ class Node:
         """Return the part of `peer status` that the protocol knows."""
         round, manifest = self._history.length, self._replica.manifest
         work, ahead = self._round.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
-        traffic, held_out = self._session.network.traffic(), self._evaluator.status()
+        traffic = self._session.network.traffic()
         last, final, swarm = self._history.last, self._final_rounds(), self._heartbeats.neighbours(self._life.pace.counted)
         roster, rate = self._history.roster, self._heartbeats.tokens_per_s
         electorate, progress = roster.electorate, roster.progress
@@ -362,12 +362,7 @@ class Node:
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),
             losses=self._replica.named_losses(last) if last else {},
-            eval_loss=held_out.loss,
-            eval_losses=held_out.losses,
-            eval_rounds=held_out.rounds,
-            eval_by=held_out.by,
-            eval_members=held_out.members,
-            eval_percent=held_out.percent,
+            **self._evaluator.status(),
             up_bytes=traffic.up_bytes,
             down_bytes=traffic.down_bytes,
             trainer_pid=self._process.pid if self._process else None,

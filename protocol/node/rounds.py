@@ -291,10 +291,6 @@ class Rounds:
         self._results, self._contributor, self._current = results, contributor, current
         self._patience = Patience()
 
-    async def prepare(self) -> None:
-        """Judge the evidence that waited for our tip, before a round begins on that tip."""
-        await self._results.judge_postponed()
-
     async def run_next(
         self, beside: Callable[[trio.Event], Awaitable[None]], *, state_verified: bool, deliveries: PendingDeliveries
     ) -> Outcome:

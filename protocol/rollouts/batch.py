@@ -66,11 +66,7 @@ def places_of(beacon: Hash) -> int:
 
 
 def order_of(
-    beacon: Hash,
-    root: Hash,
-    validators: Collection[PeerId],
-    most: int | None = None,
-    late: Collection[PeerId] = frozenset(),
+    beacon: Hash, root: Hash, validators: Collection[PeerId], most: int | None = None, late: Collection[PeerId] = frozenset()
 ) -> list[PeerId]:
     """Return the validators, or the first `most`, in the order in which the batch is dealt to them.
 

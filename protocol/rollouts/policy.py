@@ -47,18 +47,10 @@ from protocol.wire.rollouts import CODES, UNSCORED, Judgement, Reason, Verdict
 def judged(batch: PooledBatch, validator: PeerId, codes: bytes) -> BatchJudged:
     """Return the event for a validator's judgement of a batch."""
     verdicts = [CODES[code][0] for code in codes]
+    good, bad, unsure = map(verdicts.count, (Verdict.ACCEPT, Verdict.REJECT, Verdict.INCONCLUSIVE))
     reasons = sorted({CODES[code][1].value for code in codes} - {Reason.NONE.value})
-    return BatchJudged(
-        batch.author,
-        batch.body.version,
-        batch.body.number,
-        batch.root.hex(),
-        validator,
-        verdicts.count(Verdict.ACCEPT),
-        verdicts.count(Verdict.REJECT),
-        verdicts.count(Verdict.INCONCLUSIVE),
-        reasons,
-    )
+    what = (batch.author, batch.body.version, batch.body.number, batch.root.hex())
+    return BatchJudged(*what, validator, good, bad, unsure, reasons)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

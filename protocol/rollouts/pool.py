@@ -41,15 +41,7 @@ from protocol.rollouts.events import (
     TrainerIdle,
     VerifyBatch,
 )
-from protocol.rollouts.policy import (
-    PATIENCE,
-    PoolContext,
-    RolePolicy,
-    TrainerPolicy,
-    ValidatorPolicy,
-    discard,
-    judged,
-)
+from protocol.rollouts.policy import PATIENCE, PoolContext, RolePolicy, TrainerPolicy, ValidatorPolicy, discard, judged
 from protocol.rollouts.trust import MOST_BATCHES, WITHHELD_COSTS, PoolLimits
 from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash

@@ -46,7 +46,7 @@ from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import KEEPERS, Reference
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.trainer import SharedTrainer, WorkStatus
-from protocol.rollouts.trust import PLACES, TrustStore
+from protocol.rollouts.trust import PLACES
 from protocol.rollouts.worker import RETRY_S, BatchFetcher, BatchVerifier, RolloutMaker, StatementRepeater
 from protocol.tasks.library import BlobKind, Library
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
@@ -146,10 +146,10 @@ class Liars(Container[object], Protocol):
 
 
 class RolloutPeers:
-    """Peers of a run by their role in rollouts.  me: this peer.  liars: peers that are proven to have lied."""
+    """Peers of a run by their role in rollouts.  liars: peers that are proven to have lied."""
 
-    def __init__(self, me: PeerId, membership: Membership, liars: Liars) -> None:
-        self.me, self.membership, self.liars = me, membership, liars
+    def __init__(self, membership: Membership, liars: Liars) -> None:
+        self.membership, self.liars = membership, liars
 
     def validators(self) -> frozenset[PeerId]:
         """Return the other live validators, except resting ones, for which no peer waits."""
@@ -194,7 +194,6 @@ class Rollouts:
         self._session, self._guard, self._replica, self._offload, self._rl = session, guard, replica, offload, rl
         self._peers, self._trainer, self._files = peers, trainer, replica.store.rollouts
         self._pool = pool = Pool(session.me, trainer.role, rl, self._draw)
-        self._standing = TrustStore(session, pool.standing, replica.store, offload)
         self._library = Library(session, self._files, swarm, offload, BATCHES, pool.needs)
         self._repeating = StatementRepeater(session)
         self._fetching = BatchFetcher(session, guard, self._library, pool, rl.judge_s, self._handle)
@@ -253,7 +252,6 @@ class Rollouts:
     async def _begin(self) -> None:
         """State again the batches that we made before a restart, and remove the batches of other peers."""
         await self._offload(self._files.load)
-        await self._standing.recall()
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
@@ -280,7 +278,6 @@ class Rollouts:
                     self._handle(Ejected(peer, self._peers.liars.reason(peer)))
             self._handle(PoolTick(self._validators(), self._trainer.ready_tips()))
             self._fetching.end_useless()
-            await self._standing.keep(trio.current_time())
             self._remind(trio.current_time())
             await self._repeating.turn()
             await self._fetching.remove_unwanted()

@@ -217,10 +217,6 @@ class LoadedTasks:
         """Return True if the process has all of these sets."""
         return not sets or (self._pid == self._link.pid and self._held.issuperset(each.place for each in sets))
 
-    def holds(self, version: int) -> bool:
-        """Return True if the process has all sets of a version of our chain."""
-        return self.has(self._tasks.at(version).live)
-
     def missing(self, version: int) -> str:
         """Return the reason why a version must wait for its tasks, as a sentence; empty if all tasks are in the process."""
         for each in self._tasks.at(version).live:
@@ -250,9 +246,6 @@ class LoadedTasks:
         self._held = frozenset(place for place, file in wanted.items() if file.first not in refused)
         self._tasks.note_unusable({place: refused[file.first] for place, file in wanted.items() if file.first in refused})
         self._again_at = trio.current_time() + AGAIN_S if refused else inf
-        self._tell()
-
-    def _tell(self) -> None:
         text = "; ".join(self._tasks.unusable.values())
         if text and text != self._told:
             self._session.emit(Notice("warning", f"a set of tasks cannot be used here: {text}"))
@@ -292,7 +285,7 @@ class SharedTrainer:
 
     def has_tasks(self, version: int) -> bool:
         """Return True if the process has all sets of a version of our chain, or if there is no process."""
-        return self._given is None or self._given.holds(version)
+        return self.can_use(self.tasks.at(version).live)
 
     def can_use(self, sets: Sequence[AdmittedSet]) -> bool:
         """Return True if the process has all of these sets, or if there is no process."""

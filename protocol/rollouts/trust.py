@@ -1,13 +1,11 @@
 """Trust in rollout peers and validators: the frequency of checks for each peer, and the peers that are set aside.
 
-The module is pure except for `TrustStore`.  Keys are free, so a stranger's statement proves nothing: at first we check
-everything.  Each passed check makes the next check less likely, down to a chance of `RARELY`; after one anomaly we check
-everything again.  We set a peer aside if our own check proves it wrong: a validator for a false verdict, a rollout peer for
-a rollout that no honest peer makes.
+The module is pure.  Keys are free, so a stranger's statement proves nothing: at first we check everything, and so we do
+after a restart.  Each passed check makes the next check less likely, down to a chance of `RARELY`; after one anomaly we
+check everything again.  We set a peer aside if our own check proves it wrong: a validator for a false verdict, a rollout
+peer for a rollout that no honest peer makes.
 
 The rejections of other peers count as well, once so many electors have reproduced them that at least one elector is honest.
-
-Histories survive a restart (`TrustStore`); other peers repeat their verdicts.
 """
 
 from __future__ import annotations
@@ -15,21 +13,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
-from typing import Annotated
-
-from pydantic import Field
 
 from protocol.bounds import BoundedDict
 from protocol.chain.electorate import tolerated
-from protocol.chain.store import Store
-from protocol.disk import StoreFailed
-from protocol.events.events import Notice
-from protocol.offload import Offload
 from protocol.rollouts.batch import BytesLocation, Decision, PooledBatch
-from protocol.transport.interface import Session
-from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Body, Count, PeerField, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -57,28 +44,10 @@ class TrustScores:
 
     def __init__(self) -> None:
         self._known: OrderedDict[PeerId, _KnownPeer] = OrderedDict()
-        self.raised = 0
-        """Number of times that a peer was found to be right."""
-        self.lowered = 0
-        """Number of times that a peer was found to be wrong."""
-
-    def histories(self) -> list[tuple[PeerId, int, str]]:
-        """Return the peers that have a history.
-
-        Each entry is (peer, number of passed checks in a row, reason for setting the peer aside or "").
-        """
-        found = [(peer, known.clean, known.aside) for peer, known in self._known.items()]
-        return [each for each in found if each[1] or each[2]]
-
-    def recall(self, peer: PeerId, clean: int, aside: str) -> None:
-        """Restore our stored trust in a peer."""
-        known = self._of(peer)
-        known.clean, known.aside = clean, aside
 
     def chance(self, peer: PeerId) -> float:
         """Return the chance of a check of a peer's statement or batch."""
-        known = self._known.get(peer)
-        return max(RARELY, FADES**known.clean) if known is not None else 1.0
+        return max(RARELY, FADES ** self.clean(peer))
 
     def clean(self, peer: PeerId) -> int:
         """Return the number of passed checks in a row."""
@@ -93,12 +62,10 @@ class TrustScores:
     def right(self, peer: PeerId) -> None:
         """Note that a peer passed one of our checks."""
         self._of(peer).clean += 1
-        self.raised += 1
 
     def anomaly(self, peer: PeerId) -> None:
         """Note an anomaly.  It proves nothing, but we check everything of this peer again."""
         self._of(peer).clean = 0
-        self.lowered += 1
 
     def set_aside(self, peer: PeerId, reason: str) -> bool:
         """Set a peer aside that is proven wrong; return False if it was set aside before."""
@@ -107,7 +74,6 @@ class TrustScores:
         if known.aside:
             return False
         known.aside = reason
-        self.lowered += 1
         return True
 
     def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
@@ -143,79 +109,6 @@ class TrustScores:
             return aside[0]
         others = [peer for peer, known in self._known.items() if not known.aside and peer != newest]
         return min(others, key=lambda peer: self._known[peer].clean)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Storage of the trust in rollout peers and validators: a liar stays set aside after a restart.
-#
-# A change that lowers our trust is written at once.  A change that raises it may be delayed and even lost: then we check the
-# peer more often than necessary.
-
-
-WRITE_S = 10.0
-"""Seconds between writes whose only news is passed checks."""
-MAX_REASON = 200
-
-
-class KnownPeer(Body):
-    """Stored trust in one peer.
-
-    clean: number of passed checks in a row.  aside: the reason why the peer is set aside; empty if it is not.
-    """
-
-    peer: PeerField
-    clean: Count
-    aside: Annotated[str, Field(max_length=MAX_REASON)]
-
-
-class KnownPeers(Body):
-    """Stored trust in all peers; the peer updated last comes last."""
-
-    peers: Annotated[list[KnownPeer], Field(max_length=MAX_KNOWN)]
-
-
-class TrustStore:
-    """Storage of `standing` in the store of a run."""
-
-    def __init__(self, session: Session, standing: TrustScores, store: Store, offload: Offload) -> None:
-        self._session, self._standing, self._store, self._offload = session, standing, store, offload
-        self._raised = self._lowered = 0
-        """Counts (`raised`, `lowered`) of the standing on disk."""
-        self._at, self._failed = -inf, False
-
-    async def recall(self) -> None:
-        """Load the trust stored before a restart."""
-        raw = await self._offload(self._store.standing)
-        if raw is None:
-            return
-        try:
-            known = decode_body(KnownPeers, raw)
-        except Malformed as error:
-            self._session.emit(
-                Notice("warning", f"the stored trust in rollout peers and validators cannot be read: {error}")
-            )
-            return
-        for each in known.peers:
-            self._standing.recall(PeerId(each.peer), each.clean, each.aside)
-        if aside := sum(bool(each.aside) for each in known.peers):
-            self._session.emit(Notice("info", f"set aside since an earlier start, for lies about rollouts: {aside} peers"))
-
-    async def keep(self, now: float) -> None:
-        """Write changes that are due; try again later if the disk fails."""
-        standing = self._standing
-        raised, lowered = standing.raised, standing.lowered
-        may_wait = now < self._at + WRITE_S and (self._failed or lowered == self._lowered)
-        if may_wait or (raised, lowered) == (self._raised, self._lowered):
-            return
-        peers = [KnownPeer(peer=peer, clean=clean, aside=why[:MAX_REASON]) for peer, clean, why in standing.histories()]
-        self._at = now
-        try:
-            await self._offload(self._store.keep_standing, KnownPeers(peers=peers).encode())
-        except StoreFailed as error:
-            self._failed = True
-            self._session.emit(Notice("warning", f"the trust in rollout peers and validators cannot be stored: {error}"))
-            return
-        self._raised, self._lowered, self._failed = raised, lowered, False
 
 
 # ------------------------------------------------------------------------------------------------------------------------

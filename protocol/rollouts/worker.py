@@ -240,13 +240,7 @@ class RolloutMaker:
     """Work of one rollout peer."""
 
     def __init__(
-        self,
-        session: Session,
-        rl: RlSection,
-        files: BlobStore,
-        swarm: Swarm,
-        offload: Offload,
-        trainer: SharedTrainer,
+        self, session: Session, rl: RlSection, files: BlobStore, swarm: Swarm, offload: Offload, trainer: SharedTrainer
     ) -> None:
         assert trainer.link is not None and trainer.versions is not None, "a peer with a trainer process"
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload

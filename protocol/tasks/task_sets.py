@@ -74,10 +74,6 @@ class Offers:
     def __iter__(self) -> Iterator[SignedOffer]:
         return iter([*self._known.values()])
 
-    def find(self, root: Hash) -> SignedOffer | None:
-        """Return the offer of this set; None without an offer."""
-        return self._known.get(root)
-
     def hear(self, offer: SignedOffer) -> bool:
         """Receive an offer; return True if it is new and was kept."""
         known = self._known.get(offer.root)

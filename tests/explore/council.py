@@ -252,7 +252,9 @@ class Council:
         """The lock on a record that this proves."""
         return Lock(record=self.records[record], index=self.indices[record], provenance=self.provenance, proof=proof)
 
-    def motion(self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None) -> RecordProposal:
+    def record_proposal(
+        self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None
+    ) -> RecordProposal:
         """A record, put to the vote."""
         return RecordProposal(
             attempt=ballot.attempt,

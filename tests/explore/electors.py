@@ -109,19 +109,19 @@ class Electors:
             self._steps[key] = self.keep(elector, kept)
         return self._steps[key]
 
-    def vote(self, seat: int, number: int, motion: RecordProposal, proof: Certificate | None, name: object) -> int:
-        """It hears a motion, and then a proof; `name` stands for both.  The same state when it says nothing new."""
+    def vote(self, seat: int, number: int, proposal: RecordProposal, proof: Certificate | None, name: object) -> int:
+        """It hears a record proposal, and then a proof; `name` stands for both.  The same state when it says nothing new."""
         key = ("vote", seat, number, name)
         if key not in self._steps:
             council = self.council
             state = council.state(seat, self.kept(number))
-            voter, absent = Voter(state), council.seats(motion.absent)
-            ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+            voter, absent = Voter(state), council.seats(proposal.absent)
+            ballot = state.ballot(proposal.attempt, proposal.absent, proposal.record.members)
             said, kept = self._perform(
-                self.kept(number), voter.on_record_proposal(ballot.proposer, motion, council.view(absent), 0.0)
+                self.kept(number), voter.on_record_proposal(ballot.proposer, proposal, council.view(absent), 0.0)
             )
             if proof is not None:
-                more, kept = self._perform(kept, voter.on_prevote_certificate(ballot.proposer, proof_of(motion, proof)))
+                more, kept = self._perform(kept, voter.on_prevote_certificate(ballot.proposer, proof_of(proposal, proof)))
                 said = [*said, *more]
             votes = frozenset(council.key_of_vote(body) for body in said if isinstance(body, Vote))
             elector = self.known[number]
@@ -222,9 +222,9 @@ class Electors:
         ]
 
 
-def proof_of(motion: RecordProposal, certificate: Certificate) -> PrevoteCertificate:
-    """The statement that shows a quorum of first votes for what this motion put to the vote."""
-    record = motion.record
+def proof_of(proposal: RecordProposal, certificate: Certificate) -> PrevoteCertificate:
+    """The statement that shows a quorum of first votes for what this record proposal put to the vote."""
+    record = proposal.record
     return PrevoteCertificate(
         round=record.round, base=record.previous, record_hash=record_hash(record), certificate=certificate
     )

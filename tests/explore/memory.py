@@ -1,8 +1,8 @@
 """A voter that remembers says nothing more than one that forgets.
 
-`tests.explore.search` makes the voter anew for every step.  Here one `Voter` lives on: it hears motions, proofs and results
-in every order, and calls attempts in between.  Whatever it says and keeps must also follow from what was on its disk, for a
-voter that was just started and hears the same.  Then the search leaves out nothing.
+`tests.explore.search` makes the voter anew for every step.  Here one `Voter` lives on: it hears record proposals, proofs and
+results in every order, and calls attempts in between.  Whatever it says and keeps must also follow from what was on its
+disk, for a voter that was just started and hears the same.  Then the search leaves out nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABSENCES: tuple[Seats, ...] = ((), (3,))
 STEPS = 3
 """A voter with a memory does as much at once: it calls an attempt, and casts two votes."""
 Event = RecordProposal | PrevoteCertificate | bytes | BallotKey
-"""A motion or a proof arrives, the result with this root is on the disk, or the voter calls this ballot."""
+"""A record proposal or a proof arrives, the result with this root is on the disk, or the voter calls this ballot."""
 
 
 class Life(NamedTuple):
@@ -56,10 +56,10 @@ class Memory:
         self._council = council = Council()
         self._electors = Electors(council, ABSENCES, folder)
         self._ballots = [BallotKey(*each) for each in product(range(attempts), ABSENCES)]
-        self._shown = [pair for ballot in self._ballots for pair in self._motions(ballot)]
+        self._shown = [pair for ballot in self._ballots for pair in self._record_proposals(ballot)]
         proofs = {proof.encode(): proof for _, proof in self._shown}
         roots = [record.result_root for record in council.records]
-        self._events: list[Event] = [motion for motion, _ in self._shown]
+        self._events: list[Event] = [proposal for proposal, _ in self._shown]
         self._events += [*proofs.values(), *roots, *self._ballots]
         self._next: dict[int, list[int]] = {}
 
@@ -88,8 +88,8 @@ class Memory:
 
     # -- what it hears ------------------------------------------------------------------------------------------------
 
-    def _motions(self, ballot: BallotKey) -> list[tuple[RecordProposal, PrevoteCertificate]]:
-        """Motions for each record, fresh and carried on from each lock that can be; and the proofs of their first votes."""
+    def _record_proposals(self, ballot: BallotKey) -> list[tuple[RecordProposal, PrevoteCertificate]]:
+        """Record proposals for each record, fresh and carried on from each possible lock; and their first votes' proofs."""
         council, shown = self._council, []
         others = [seat for seat in council.voters(ballot.absent) if seat != ME]
         lists = dict.fromkeys([(), ballot.absent])
@@ -98,8 +98,8 @@ class Memory:
             for lock in [None, *locks]:
                 full, reduced = (None, lock) if lock is not None and lock.absent else (lock, None)
                 rolls = [council.roll(seat, RollKey(*ballot, full, reduced)) for seat in others]
-                motion = council.motion(ballot, record, rolls, self._proof(lock) if lock is not None else None)
-                shown.append((motion, proof_of(motion, self._proof(LockKey(*ballot, record)))))
+                proposal = council.record_proposal(ballot, record, rolls, self._proof(lock) if lock is not None else None)
+                shown.append((proposal, proof_of(proposal, self._proof(LockKey(*ballot, record)))))
         return shown
 
     def _proof(self, lock: LockKey) -> Certificate:
@@ -151,10 +151,10 @@ class Memory:
     def _steps_from(self, number: int) -> list[int]:
         electors = self._electors
         steps = [
-            electors.vote(ME, number, motion, shown, (at, shown is not None))
-            for at, (motion, proof) in enumerate(self._shown)
+            electors.vote(ME, number, proposal, shown, (at, shown is not None))
+            for at, (proposal, proof) in enumerate(self._shown)
             for shown in (None, proof.certificate)
-            if motion.attempt <= electors.called(number)
+            if proposal.attempt <= electors.called(number)
         ]
         later = electors.called(number) + 1
         return [*steps, electors.call(ME, number, later)] if later < self._attempts else steps

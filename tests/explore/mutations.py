@@ -23,7 +23,7 @@ from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, LockName, Record, Step, ViewChange, Vote, VoterState
-from tests.explore import certificates, motions, returning
+from tests.explore import certificates, record_proposals, returning
 from tests.explore.council import Seats
 from tests.explore.parts import Parting, Votes
 from tests.explore.search import WHOLE, Config
@@ -70,7 +70,7 @@ def _persistence() -> Sequence[Any]:
 
 
 def _proof_check() -> Sequence[Any]:
-    modules = (proposer, ballot, motions)
+    modules = (proposer, ballot, record_proposals)
     return [patch.object(module, "check_lock", lambda run, ballot, record, lock, proof: None) for module in modules]
 
 
@@ -230,7 +230,7 @@ def _liar(seat: int, *absences: Seats) -> Config:
 
 
 MUTATIONS = (
-    Mutation("lock-rule", "a motion need not carry on the highest lock that its rolls name", _liar(1), _lock_rule),
+    Mutation("lock-rule", "a record proposal need not carry on the highest lock that its rolls name", _liar(1), _lock_rule),
     Mutation("quorum", "one vote less than a quorum certifies", _liar(0), _quorum),
     Mutation("persistence", "what binds an elector is forgotten at a restart", _liar(0), _persistence),
     Mutation("proof-check", "a lock that is carried on needs no proof", _liar(1), _proof_check),

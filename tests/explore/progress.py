@@ -13,7 +13,7 @@ from protocol.wire.messages import Lock, RecordProposal, Step
 from tests.explore.certificates import Certificates
 from tests.explore.council import SEATS, BallotKey, Council, LockKey, Seats, VoteKey
 from tests.explore.electors import Electors
-from tests.explore.motions import Motions
+from tests.explore.record_proposals import RecordProposals
 from tests.explore.symmetry import State
 
 
@@ -21,10 +21,16 @@ class Progress:
     """Plays the attempt after those that are explored.  Judges the locks that the electors hold: nothing else matters."""
 
     def __init__(
-        self, council: Council, electors: Electors, motions: Motions, honest: Seats, liars: Seats, attempts: int
+        self,
+        council: Council,
+        electors: Electors,
+        proposals: RecordProposals,
+        honest: Seats,
+        liars: Seats,
+        attempts: int,
     ) -> None:
-        self._council, self._electors, self._motions, self._honest = council, electors, motions, honest
-        self._attempt = next(a for a in count(attempts) if motions.leader(BallotKey(a, ())) not in liars)
+        self._council, self._electors, self._proposals, self._honest = council, electors, proposals, honest
+        self._attempt = next(a for a in count(attempts) if proposals.leader(BallotKey(a, ())) not in liars)
         self._absences = list(electors.absences)
         self._certificates = Certificates(council, (), [()], self._attempt + 1)
         self._judged: dict[tuple[object, ...], str | None] = {}
@@ -54,17 +60,17 @@ class Progress:
             LockKey(lock.proof.attempt, self._council.seats(lock.proof.absent), self._council.names[_name(lock)]): lock.proof
             for lock in locks
         }
-        motion = self._motions.proposed(ballot, 0, rolls, proofs)
-        if motion is None:
-            return "stuck: an honest proposer finds no motion that the rolls of all honest electors allow"
-        record = self._council.names[_name(motion)]
-        name = ("progress", state, motion.record.result_root)
-        now = [electors.vote(seat, number, motion, None, name) for seat, number in zip(self._honest, now, strict=True)]
+        proposal = self._proposals.proposed(ballot, 0, rolls, proofs)
+        if proposal is None:
+            return "stuck: an honest proposer finds no record proposal that the rolls of all honest electors allow"
+        record = self._council.names[_name(proposal)]
+        name = ("progress", state, proposal.record.result_root)
+        now = [electors.vote(seat, number, proposal, None, name) for seat, number in zip(self._honest, now, strict=True)]
         proof = self._certificates.of(self._cast(now)).proofs.get(LockKey(*ballot, record))
         if proof is None:
-            return "stuck: honest electors refuse an honest proposer's motion"
+            return "stuck: honest electors refuse an honest proposer's record proposal"
         shown = (*name, "proof")
-        now = [electors.vote(seat, number, motion, proof, shown) for seat, number in zip(self._honest, now, strict=True)]
+        now = [electors.vote(seat, number, proposal, proof, shown) for seat, number in zip(self._honest, now, strict=True)]
         done = VoteKey(Step.SECOND, *ballot, record) in self._certificates.of(self._cast(now)).second
         return None if done else "stuck: honest electors refuse a second vote"
 

@@ -1,4 +1,4 @@
-"""Motions, rolls and certificates in words."""
+"""Record proposals, rolls and certificates in words."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def read_absent(council: Council, absent: list[str]) -> str:
     return " without " + ", ".join(f"P{seat}" for seat in seats) if seats else ""
 
 
-def read_motion(council: Council, liars: Seats, motion: RecordProposal, *, shown: bool) -> str:
-    """The ballot of a motion; with its justification where it is `shown`."""
-    ballot = BallotKey(motion.attempt, council.seats(motion.absent))
-    text = f"attempt {motion.attempt}{read_absent(council, motion.absent)}"
+def read_record_proposal(council: Council, liars: Seats, proposal: RecordProposal, *, shown: bool) -> str:
+    """The ballot of a record proposal; with its justification where it is `shown`."""
+    ballot = BallotKey(proposal.attempt, council.seats(proposal.absent))
+    text = f"attempt {proposal.attempt}{read_absent(council, proposal.absent)}"
     if not shown:
         return text
     leader = council.peers.index(council.ballot(ballot).proposer)
-    rolls = "; ".join(read_roll(council, raw) for raw in motion.rolls)
-    proof = f", {read_proof(council, motion.proof)}" if motion.proof is not None else ""
+    rolls = "; ".join(read_roll(council, raw) for raw in proposal.rolls)
+    proof = f", {read_proof(council, proposal.proof)}" if proposal.proof is not None else ""
     return f"{text}: {'the liar ' if leader in liars else ''}P{leader} shows the rolls of {rolls}{proof}"
 
 

@@ -25,8 +25,8 @@ from protocol.wire.messages import Certificate, Commit, RecordProposal, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors
-from tests.explore.motions import Candidates, Motions
 from tests.explore.progress import Progress
+from tests.explore.record_proposals import Candidates, RecordProposals
 from tests.explore.symmetry import Name, Past, State, Symmetry
 
 WHOLE: Seats = ()
@@ -63,11 +63,11 @@ class Config:
 
 
 class Move(NamedTuple):
-    """A step of an honest elector, or of all.  motion, proof: what it was shown."""
+    """A step of an honest elector, or of all.  proposal, proof: what it was shown."""
 
     seat: int | None
     what: str
-    motion: RecordProposal | None = None
+    proposal: RecordProposal | None = None
     proof: Certificate | None = None
 
 
@@ -93,12 +93,17 @@ class Search:
         self.config, self.council = config, Council()
         self.honest = tuple(seat for seat in range(SEATS) if seat not in config.liars)
         self.electors = Electors(self.council, config.absences, folder)
-        self.motions = Motions(self.council, config.liars, config.absences)
+        self.proposals = RecordProposals(self.council, config.liars, config.absences)
         self.certificates = Certificates(self.council, config.liars, list(config.absences), config.attempts)
         self._symmetry = Symmetry(
-            self.electors, self.honest, config.liars, config.attempts, self.motions.leader, trivial=not config.symmetric
+            self.electors,
+            self.honest,
+            config.liars,
+            config.attempts,
+            self.proposals.leader,
+            trivial=not config.symmetric,
         )
-        self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
+        self._progress = Progress(self.council, self.electors, self.proposals, self.honest, config.liars, config.attempts)
         self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
         self._confirms: dict[tuple[int, int], bool] = {}
@@ -172,30 +177,32 @@ class Search:
         return _changes(state, place, moves)
 
     def _first(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
-        """One elector hears a motion that it votes for."""
+        """One elector hears a record proposal that it votes for."""
         seat, number, moves = self.honest[place], state[place], []
         for ballot, record in self.electors.open_ballots(seat, number):
             found = self._heard(state, place, ballot, record, assembled, None)
-            moves += [(Move(seat, f"casts its first vote for {NAMES[record]}", motion), after) for motion, after in found]
+            moves += [
+                (Move(seat, f"casts its first vote for {NAMES[record]}", proposal), after) for proposal, after in found
+            ]
         return _changes(state, place, moves)
 
     def _second(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
-        """One elector hears a motion and its proof, and votes for it."""
+        """One elector hears a record proposal and its proof, and votes for it."""
         seat, number, moves = self.honest[place], state[place], []
         for ballot, record, proof in self._provable(number, assembled):
             what = f"casts its second vote for {NAMES[record]}"
             found = self._heard(state, place, ballot, record, assembled, proof)
-            moves += [(Move(seat, what, motion, proof), after) for motion, after in found]
+            moves += [(Move(seat, what, proposal, proof), after) for proposal, after in found]
         return _changes(state, place, moves)
 
     def _heard(
         self, state: State, place: int, ballot: BallotKey, record: int, assembled: Assembled, proof: Certificate | None
     ) -> list[tuple[RecordProposal, int]]:
-        """The first of the motions for a record in a ballot that the elector votes for, and its state then."""
-        for name, motion in self.available(state, ballot, record, assembled):
-            after = self.electors.vote(self.honest[place], state[place], motion, proof, (name, proof is not None))
+        """The first of the record proposals for a record in a ballot that the elector votes for, and its state then."""
+        for name, proposal in self.available(state, ballot, record, assembled):
+            after = self.electors.vote(self.honest[place], state[place], proposal, proof, (name, proof is not None))
             if after != state[place]:
-                return [(motion, after)]
+                return [(proposal, after)]
         return []
 
     def _provable(self, number: int, assembled: Assembled) -> list[tuple[BallotKey, int, Certificate]]:
@@ -247,11 +254,11 @@ class Search:
         return self.certificates.of(tuple(cast))
 
     def available(self, state: State, ballot: BallotKey, record: int, assembled: Assembled) -> Candidates:
-        """The motions for a record in a ballot that can be made of what was said."""
+        """The record proposals for a record in a ballot that can be made of what was said."""
         heard = [frozenset[RollKey]()] * SEATS
         for seat, number in zip(self.honest, state, strict=True):
             heard[seat] = self.said(number)[0].get(ballot, frozenset())
-        return self.motions.find(ballot, record, tuple(heard), assembled)
+        return self.proposals.find(ballot, record, tuple(heard), assembled)
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
@@ -323,11 +330,11 @@ class Search:
         return tuple(lines)
 
     def _describe(self, move: Move) -> str:
-        from tests.explore.reading import read_motion, read_proof
+        from tests.explore.reading import read_proof, read_record_proposal
 
         text = f"{'all' if move.seat is None else f'P{move.seat}'} {move.what}"
-        if move.motion is not None:
-            text += f" in {read_motion(self.council, self.config.liars, move.motion, shown=move.proof is None)}"
+        if move.proposal is not None:
+            text += f" in {read_record_proposal(self.council, self.config.liars, move.proposal, shown=move.proof is None)}"
         if move.proof is not None:
             text += f", shown {read_proof(self.council, move.proof)}"
         return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.allreduce.runner import ExchangeAsk, PushHeader
 from protocol.audit.evidence import (
     AveragedPart,
-    ContraryMotion,
+    ContraryRecordProposal,
     OneStatement,
     TwoStatements,
     WrongAverage,
@@ -170,7 +170,7 @@ EVIDENCE = [
         TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
         TwoStatements(first=pack(ONE, RUN, VOTE).raw, second=pack(ONE, RUN, ROLL).raw),
         OneStatement(statement=pack(ONE, RUN, MOTION).raw),
-        ContraryMotion(
+        ContraryRecordProposal(
             motion=pack(ONE, RUN, MOTION).raw,
             record_hash=TIP,
             step=Step.FIRST,

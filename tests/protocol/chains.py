@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import trio
 
+from protocol.chain.credit import Credit, Ledger
 from protocol.chain.outer_state import OuterState
 from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
@@ -18,7 +19,7 @@ from protocol.chain.store import Store
 from protocol.disk import ScratchFolder
 from protocol.run.manifest import Founders, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Member, Record, mask_of, member_of, pack
 from tests.attacks.forgeries import certificate
 from tests.protocol.peers import a_first_ready
@@ -38,6 +39,14 @@ def a_run(*founders: Identity, **changes: Any) -> SignedManifest:
 def in_run(signed: SignedManifest) -> pytest.MarkDecorator:
     """Have the table of a test hold this run."""
     return pytest.mark.parametrize("signed", [signed], ids=[""])
+
+
+def credits_in(commits: Iterable[Commit]) -> dict[PeerId, Credit]:
+    """The credit of every peer over these rounds."""
+    ledger = Ledger()
+    for commit in commits:
+        ledger.add(commit)
+    return ledger.credits
 
 
 async def initialise(theta: memoryview) -> None:

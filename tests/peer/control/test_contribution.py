@@ -16,11 +16,11 @@ from peer.control import history as run_history
 from peer.control.event_log import EventLog
 from peer.control.history import FILE_NAME, LOOK_S, MOST_NEW, HistoryKeeper, RunHistory
 from peer.control.ledger import ledger_of
-from protocol.chain.credit import Credit, ledger
+from protocol.chain.credit import Credit
 from protocol.chain.replica import Replica
 from protocol.events.events import EvalLoss
 from protocol.events.status import ContributionStatus
-from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.chains import FIVE, a_replica, a_run, credits_in, grow
 from tests.protocol.example_status import status
 
 ANN, BOB, CAT = FIVE[:3]
@@ -51,7 +51,7 @@ class Bob:
 
 def tokens(replica: Replica, peer: object = BOB) -> int:
     commits = [replica.history.commit_at(round) for round in range(replica.history.length)]
-    return ledger(commits).get(peer.peer_id, Credit()).tokens  # type: ignore[attr-defined]
+    return credits_in(commits).get(peer.peer_id, Credit()).tokens  # type: ignore[attr-defined]
 
 
 def test_rounds_in_a_row_tokens_and_rank_are_those_of_the_ledger(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
     before = bob.grow([BOB], [BOB], [BOB])
     bob.replica.state.close()
-    bob.replica.store.records.truncate(1)
+    bob.replica.store.records.set_aside_from(1)
     bob.replica = a_replica(RUN, tmp_path)
     grow(bob.replica, 1, [ANN, BOB], salt=7)
     bob.count.count()

@@ -18,9 +18,9 @@ import pytest
 from peer.control import history as run_history
 from peer.control.curves import StepBack
 from peer.control.history import FILE_NAME, HeldOut, Round, RunHistory, curve
-from protocol.chain.credit import Credit, ledger
+from protocol.chain.credit import Credit
 from protocol.wire.identity import PeerId
-from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.chains import FIVE, a_replica, a_run, credits_in, grow
 from tests.protocol.example_status import NEIGHBOUR, status
 
 ANN, BOB = FIVE[:2]
@@ -40,7 +40,7 @@ def test_records_are_counted_once_and_the_credits_are_those_of_the_ledger(tmp_pa
         commits = [replica.history.commit_at(round) for round in range(length)]
         assert [each.rounds for each in history.rounds] == list(range(1, length + 1))
         assert [each.loss for each in history.rounds] == [commit.record.loss for commit in commits]
-        assert history.ledger.credits == ledger(commits)
+        assert history.ledger.credits == credits_in(commits)
         assert history.rounds[-1].tokens == replica.history.roster.progress.tokens
     replica.state.close()
 
@@ -50,13 +50,13 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     grow(replica, 3, [ANN])
     history.read()
     replica.state.close()
-    replica.store.records.truncate(1)
+    replica.store.records.set_aside_from(1)
     again = a_replica(RUN, tmp_path)
     grow(again, 1, [ANN, BOB], salt=7)
     again.state.close()
     history.read()
     assert len(history.rounds) == 2
-    assert history.ledger.credits == ledger([again.history.commit_at(round) for round in range(2)])
+    assert history.ledger.credits == credits_in([again.history.commit_at(round) for round in range(2)])
 
 
 def kept(folder: Path) -> RunHistory:

@@ -12,7 +12,7 @@ from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
 from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash
-from protocol.audit.auditor import Auditor, Finding
+from protocol.audit.auditor import Auditor
 from protocol.audit.evidence import Law, TwoStatements, judge
 from protocol.events.events import AuditDone, Event
 from protocol.wire.envelope import Envelope
@@ -88,8 +88,8 @@ def test_what_is_no_contradiction_convicts_nobody() -> None:
 
 def test_an_audit_tells_whose_averages_were_right() -> None:
     class Sure(Auditor):
-        async def _audit(self, case: Any, chunk: int) -> Finding:
-            return Finding.RIGHT
+        async def _audit(self, case: Any, chunk: int) -> bool:
+            return True
 
     nothing: Any = SimpleNamespace(data=None)
     events: list[Event] = []

@@ -13,7 +13,6 @@ import trio.testing
 from protocol.audit.ejection import (
     AGAIN_S,
     MAX_PENDING,
-    MAX_POSTPONED,
     SPACING_S,
     STRANGER_BYTES,
     STRANGER_PLACES,
@@ -286,7 +285,7 @@ async def test_a_proof_is_served_in_slices(table: Table) -> None:
             await ask(table.ejections, ACCUSER, "evidence", bad)
 
 
-# -- evidence about tips that are not known yet: it waits, and nobody is blamed for it ------------------------------------
+# -- evidence about unknown tips: it is fetched again, and nobody is blamed for it ----------------------------------------
 
 UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, council.a_motion(0, rolls=[b"none"])).raw)
 """BOB moves without the rolls that it needs, on a tip that is not in our chain."""
@@ -299,7 +298,7 @@ def learn_tip(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table.replica.history, "base_at", lambda *tip: base if tip == (5, base.tip) else None)
 
 
-async def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(
+async def test_evidence_about_an_unknown_tip_is_fetched_again_when_we_may_know_it(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.held = UNFOUNDED_RAW
@@ -307,39 +306,17 @@ async def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(
     assert await table.look_into(told) is None and not table.has_ejected()
     assert not any(isinstance(event, Dropped) for event in table.events), "the accuser is not to blame"
     assert any("do not know yet" in event.text for event in table.events if isinstance(event, Notice))
-    assert table.ejections.hear(ACCUSER, told) is AccusationOutcome.UNWANTED, "it is here"
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
-    await table.ejections.look_again()
-    assert not table.has_ejected()
+    assert table.ejections.hear(ACCUSER, told) is AccusationOutcome.UNWANTED, "it is too early"
+    await trio.sleep(AGAIN_S)
     learn_tip(table, monkeypatch)
-    await table.ejections.look_again()
-    assert table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
+    assert await table.look_into(told) is not None and table.has_ejected()
+    assert table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
 
 
-async def test_postponed_evidence_is_bounded_and_peers_of_the_chain_come_first(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(2 * MAX_POSTPONED)]
-    unfounded = [
-        encode_evidence(OneStatement(statement=pack(key, table.run, council.a_motion(0, rolls=[b"none"])).raw))
-        for key in keys
-    ]
-    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
-    for raw, key in [(UNFOUNDED_RAW, BOB), *zip(unfounded, keys, strict=True)]:
-        table.held = raw
-        assert await table.look_into(accusation(raw, key.peer_id)) is None
-    kept = table.ejections.hear(ACCUSER, accusation(UNFOUNDED_RAW))
-    assert kept is AccusationOutcome.UNWANTED, "strangers displace no evidence against a member"
-    assert table.ejections.hear(ACCUSER, accusation(unfounded[0], keys[0].peer_id)) is AccusationOutcome.NEW, "forgotten"
-
-
-async def test_evidence_on_disk_about_an_unknown_tip_waits_as_well(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_evidence_on_disk_about_an_unknown_tip_stays_there(table: Table) -> None:
     table.replica.store.evidence.save(evidence_hash(UNFOUNDED_RAW), UNFOUNDED_RAW)
     await table.ejections.load()
-    assert not table.has_ejected()
-    learn_tip(table, monkeypatch)
-    await table.ejections.look_again()
-    assert table.has_ejected()
+    assert not table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
 
 
 # -- places of accusations ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.audit.evidence import (
     AveragedPart,
-    ContraryMotion,
+    ContraryRecordProposal,
     Evidence,
     Law,
     OneStatement,
@@ -199,9 +199,9 @@ AGAINST = votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 2)
 """A quorum voted for another record than the leader put to the vote."""
 
 
-def contrary(motion: Body = HONEST, sender: PeerId = PROPOSER, **changes: Any) -> ContraryMotion:
+def contrary(motion: Body = HONEST, sender: PeerId = PROPOSER, **changes: Any) -> ContraryRecordProposal:
     fields = {"record_hash": record_hash(OTHER_RECORD), "step": Step.FIRST, "certificate": AGAINST, **changes}
-    return ContraryMotion(motion=signed(sender, motion), **fields)
+    return ContraryRecordProposal(motion=signed(sender, motion), **fields)
 
 
 def two(sender: PeerId, first: Body, second: Body) -> TwoStatements:

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
-from protocol.audit.evidence import ContraryMotion, Evidence, Law, judge
+from protocol.audit.evidence import ContraryRecordProposal, Evidence, Law, judge
 from protocol.audit.witness import KEPT_BYTES, KEPT_STATEMENTS, Witness
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
@@ -161,7 +161,7 @@ def test_a_motion_beside_a_certificate_of_its_ballot(late: bool) -> None:
     table = Table()
     heard: list[tuple[PeerId, Body]] = [(LEADER, a_motion(2)), (ANN, proof(OTHER_RECORD, LIAR, ANN, BOB))]
     found = [case for sender, body in (heard[::-1] if late else heard) for case in table.hear(sender, body)]
-    assert [type(case) for case in found] == [ContraryMotion] and judge(LAW, found[0], BASE).peer == LEADER
+    assert [type(case) for case in found] == [ContraryRecordProposal] and judge(LAW, found[0], BASE).peer == LEADER
 
 
 def test_a_forged_certificate_frames_nobody() -> None:

@@ -99,7 +99,7 @@ def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what
     """Records leave the disk before the chain forgets them, in another thread than the one that answers."""
     grow(of_five, 4, FIVE)
     roots = [Hash(of_five.history.commit_at(round).record.result_root) for round in range(4)]
-    of_five.store.records.truncate(2)
+    of_five.store.records.set_aside_from(2)
     found = [ReplicaShelf(of_five).find(root) for root in roots]
     assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
-from protocol.chain.credit import Credit, ledger
+from protocol.chain.credit import Credit
 from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RECENT_RECORDS, Finality, RecentWork
 from protocol.chain.records import (
@@ -29,6 +29,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Record, Signature, Step, mask_of
+from tests.protocol.chains import credits_in
 from tests.protocol.council import (
     BASE,
     INDEX,
@@ -233,7 +234,7 @@ def test_members_are_credited_with_the_share_of_their_chunks_that_were_averaged(
     masks = [mask_of([0, 1, 2], 3), mask_of([0, 1], 3), mask_of([0], 3), mask_of([0], 3)]
     index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=mask) for chunk, mask in enumerate(masks)]
     commit = a_commit(QUORUM).model_copy(update={"index": index})
-    assert ledger([commit, commit]) == {ANN: Credit(2, 200), BOB: Credit(2, 100), CAT: Credit(2, 50)}
+    assert credits_in([commit, commit]) == {ANN: Credit(2, 200), BOB: Credit(2, 100), CAT: Credit(2, 50)}
 
 
 # -- finality -------------------------------------------------------------------------------------------------------------

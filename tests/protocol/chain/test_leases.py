@@ -141,7 +141,7 @@ def test_ranges_are_chosen_left_out_and_joined_like_sets(drawn: Sequence[Ranges]
     chosen = [rows[place] for place in rows_in(other) if place < len(rows)]
     assert rows_in(rows_among(one, other)) == chosen
     assert rows_in(rows_except(one, other)) == [row for row in rows if row not in chosen]
-    assert rows_in(union(one, other)) == sorted({*rows, *rows_in(other)})
+    assert rows_in(union([*one, *other])) == sorted({*rows, *rows_in(other)})
 
 
 # -- slots ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
-from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, ledger, named_in, reward_of
+from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, named_in, reward_of
 from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
 from protocol.run.manifest import Admission
@@ -18,6 +18,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Extension, Record, Step, UsedBatch, learned_from, mask_of, pack
+from tests.protocol.chains import credits_in
 from tests.protocol.council import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
 
 ROUNDS = RunProgress(Goal(Unit.ROUNDS, 10, 0.2))
@@ -273,7 +274,7 @@ def a_commit_of(record: Record) -> Commit:
 def test_makers_of_rollouts_are_credited_with_the_tokens_that_were_learned_from() -> None:
     first = a_learning_record(0, ([(DAN, 1, 100), (EVE, 2, 30)], 0.5), ([(DAN, 3, 7)], 0.2))
     second = a_learning_record(1, ([(DAN, 4, 1000)], 0.5))
-    found = ledger([a_commit_of(first), a_commit_of(second)])
+    found = credits_in([a_commit_of(first), a_commit_of(second)])
     assert found[DAN] == Credit(0, 0, 3, 1107) and found[EVE] == Credit(0, 0, 1, 30)
     assert found[ANN].rounds == 2 and found[ANN].accepted_tokens == 0
 
@@ -281,7 +282,7 @@ def test_makers_of_rollouts_are_credited_with_the_tokens_that_were_learned_from(
 def test_a_batch_counts_once_whoever_learned_from_it_and_whenever() -> None:
     both = a_learning_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 100)], 0.5))
     again = a_learning_record(1, ([(DAN, 1, 100)], 0.5))
-    assert ledger([a_commit_of(both), a_commit_of(again)])[DAN] == Credit(0, 0, 1, 100)
+    assert credits_in([a_commit_of(both), a_commit_of(again)])[DAN] == Credit(0, 0, 1, 100)
     (event,) = counted(both, DAN, {}, 8)
     assert event.to_fields()["tokens"] == 100 and event.to_fields()["authors"] == {DAN: 100}
     assert event.to_fields()["rollouts"] == 8, "of one batch"
@@ -297,7 +298,7 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
     before, later = a_learning_record(0, ([(DAN, 1, 7)], 0.5)), a_learning_record(1, ([(DAN, 1, 100)], 0.5))
     beside = a_learning_record(0, ([(DAN, 1, 0)], 0.5), ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 7)], 0.5))
     for records in ([before, later], [later, before], [beside], [beside, later]):
-        assert ledger(map(a_commit_of, records))[DAN] == Credit(0, 0, 1, 100)
+        assert credits_in(map(a_commit_of, records))[DAN] == Credit(0, 0, 1, 100)
         told = [counted(record, DAN, named_in(records[:at]), 8)[0].to_fields() for at, record in enumerate(records)]
         assert sum(each["batches"] for each in told) == sum(len(each["mine"]) for each in told) == 1
         assert sum(each["tokens"] for each in told) == sum(each["authors"].get(DAN, 0) for each in told) == 100

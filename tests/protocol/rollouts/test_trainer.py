@@ -225,18 +225,18 @@ async def test_a_slot_that_is_another_sets_on_another_branch_has_not_the_tasks_o
     """Else batches were made and judged with the problems of the wrong set, and honest peers set aside."""
     stage = TaskStage()
     await stage.held.follow()
-    assert stage.held.holds(3) and not stage.held.missing(3)
+    assert stage.held.has(stage.sets.at(3).live) and not stage.held.missing(3)
     stage.tasks = stage.pending = in_force(B)
-    assert not stage.held.holds(3) and "reads the tasks" in stage.held.missing(3)
+    assert not stage.held.has(stage.sets.at(3).live) and "reads the tasks" in stage.held.missing(3)
     await stage.held.follow()
-    assert stage.held.holds(3) and stage.given == [["a"], ["b"]]
+    assert stage.held.has(stage.sets.at(3).live) and stage.given == [["a"], ["b"]]
 
 
 async def test_an_amendment_that_can_never_come_takes_no_slot_of_what_is_in_force() -> None:
     stage = TaskStage()
     stage.pending = in_force(B, 2)
     await stage.held.follow()
-    assert stage.held.holds(3) and stage.given == [["a"]]
+    assert stage.held.has(stage.sets.at(3).live) and stage.given == [["a"]]
 
 
 async def test_what_could_not_be_used_is_looked_at_and_tried_again_after_a_while() -> None:
@@ -252,7 +252,7 @@ async def test_what_could_not_be_used_is_looked_at_and_tried_again_after_a_while
     stage.refused = {}
     await trio.sleep(AGAIN_S)
     await stage.held.follow()
-    assert stage.held.holds(3) and stage.sets.unusable == {}
+    assert stage.held.has(stage.sets.at(3).live) and stage.sets.unusable == {}
     await trio.sleep(AGAIN_S)
     await stage.held.follow()
     assert len(stage.given) == 3, "nothing is left to be tried"

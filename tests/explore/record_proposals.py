@@ -1,7 +1,7 @@
-"""Which motions can be put to the vote, given what has been said: by an honest proposer and by a liar.
+"""Which record proposals can be put to the vote, given what has been said: by an honest proposer and by a liar.
 
-An honest one is the real `Proposer`, which has heard any quorum of rolls.  A liar assembles a motion from any rolls, its own
-and others', with any proof, and anything is tried that the checks of the real voter might let through.
+An honest one is the real `Proposer`, which has heard any quorum of rolls.  A liar assembles a record proposal from
+any rolls, its own and others', with any proof, and anything is tried that the checks of the real voter might let through.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SignedRoll = tuple[int, RollKey]
 """A roll and the seat of its sender."""
 
 
-class MotionKey(NamedTuple):
-    """What matters of a motion to a voter: which record, and the lock that it carries on."""
+class RecordProposalKey(NamedTuple):
+    """What matters of a record proposal to a voter: which record, and the lock that it carries on."""
 
     ballot: BallotKey
     record: int
@@ -35,20 +35,20 @@ class MotionKey(NamedTuple):
 
 
 class Candidates:
-    """Motions that are looked for as they are asked for, and remembered."""
+    """Record proposals that are looked for as they are asked for, and remembered."""
 
-    def __init__(self, search: Iterator[tuple[MotionKey, RecordProposal]]) -> None:
-        self._search, self._found = search, list[tuple[MotionKey, RecordProposal]]()
+    def __init__(self, search: Iterator[tuple[RecordProposalKey, RecordProposal]]) -> None:
+        self._search, self._found = search, list[tuple[RecordProposalKey, RecordProposal]]()
 
-    def __iter__(self) -> Iterator[tuple[MotionKey, RecordProposal]]:
+    def __iter__(self) -> Iterator[tuple[RecordProposalKey, RecordProposal]]:
         yield from self._found
         for each in self._search:
             self._found.append(each)
             yield each
 
 
-class Motions:
-    """Finds the motions for one record in one ballot.  liars: their seats.  absences: the lists that are explored."""
+class RecordProposals:
+    """Finds the proposals for one record in one ballot.  liars: their seats.  absences: the lists that are explored."""
 
     def __init__(self, council: Council, liars: Seats, absences: Sequence[Seats]) -> None:
         self._council, self._liars, self._absences = council, liars, absences
@@ -70,7 +70,7 @@ class Motions:
         return self._council.peers.index(self.ballot(key).proposer)
 
     def find(self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled) -> Candidates:
-        """The motions for this record, one for each lock that it can carry on, or without one.
+        """The record proposals for this record, one for each lock that it can carry on, or without one.
 
         heard: the rolls for this ballot of each honest elector that were sent, by seat; those of the liars are not needed.
         assembled: what the votes prove.
@@ -83,21 +83,21 @@ class Motions:
 
     def _search(
         self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
-    ) -> Iterator[tuple[MotionKey, RecordProposal]]:
-        leader, found = self.leader(key), set[MotionKey]()
+    ) -> Iterator[tuple[RecordProposalKey, RecordProposal]]:
+        leader, found = self.leader(key), set[RecordProposalKey]()
         for rolls in self._choices(key, heard):
             for carried, proof in self._carried(key, record, rolls, proofs):
-                name = MotionKey(key, record, carried)
+                name = RecordProposalKey(key, record, carried)
                 if name in found:
                     continue
                 if leader in self._liars:
                     signed = [self._council.roll(*roll) for roll in rolls]
-                    motion: RecordProposal | None = self._council.motion(key, record, signed, proof)
+                    proposal: RecordProposal | None = self._council.record_proposal(key, record, signed, proof)
                 else:
-                    motion = self.proposed(key, record, rolls, proofs)
-                if motion is not None and motion.record == self._council.records[record]:
+                    proposal = self.proposed(key, record, rolls, proofs)
+                if proposal is not None and proposal.record == self._council.records[record]:
                     found.add(name)
-                    yield name, motion
+                    yield name, proposal
 
     def _choices(self, key: BallotKey, heard: Sequence[frozenset[RollKey]]) -> Iterator[tuple[SignedRoll, ...]]:
         """The rolls of every smallest quorum.
@@ -143,7 +143,7 @@ class Motions:
     def _carried(
         self, key: BallotKey, record: int, rolls: tuple[SignedRoll, ...], proofs: Mapping[LockKey, Certificate]
     ) -> list[tuple[LockKey | None, Certificate | None]]:
-        """The locks on this record that these rolls let a motion carry on, with what proves them; (None, None) for none."""
+        """The locks on this record that these rolls let a proposal carry on, with their proofs; (None, None) for none."""
         names = self._highest(key, rolls)
         if not names:
             return [] if names is None else [(None, None)]
@@ -158,7 +158,7 @@ class Motions:
     def _highest(self, key: BallotKey, rolls: tuple[SignedRoll, ...]) -> list[LockKey] | None:
         """The locks of which one must be carried on; None when the rolls justify nothing.
 
-        Asked once for all rolls with the same effects.  The voter that is shown the motion opens the rolls in it again.
+        Asked once for all rolls with the same effects.  The voter that is shown the proposal opens the rolls in it again.
         """
         known = (key, tuple([(seat, self._effect(key, seat, roll)) for seat, roll in rolls]))
         if known not in self._justified:
@@ -185,7 +185,7 @@ class Motions:
     def proposed(
         self, key: BallotKey, record: int, rolls: Sequence[SignedRoll], proofs: Mapping[LockKey, Certificate]
     ) -> RecordProposal | None:
-        """The motion that the honest proposer makes which has heard these rolls, and whose exchange gave `record`."""
+        """The proposal that the honest proposer makes which has heard these rolls, and whose exchange gave `record`."""
         council, leader = self._council, self.leader(key)
         state = council.state(leader, None)
         state.go_to_attempt(key.attempt, 0.0)
