@@ -21,7 +21,6 @@ from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.section import Misfit, rule_of, shortened
-from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
     OUTER_FORMS,
@@ -29,6 +28,8 @@ from protocol.run.manifest import (
     Admission,
     RoundSection,
     RunManifest,
+    checkpoint_chunk_size,
+    chunk_size,
 )
 from protocol.run.sections import BUILTIN, DataSection, LocalSection, RlSection, builtin_source, reads_builtin
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
@@ -243,17 +244,6 @@ MAX_TOLD = 20
 """Mistakes that are told at once."""
 MAX_NAMES = 4096
 """Names of fields and sections in a file, which are a few hundred in the largest run: each wrong one takes 0.2 ms."""
-REPLACED = {
-    "inner.total_steps": "write total_rounds (total_steps divided by rounds.inner_steps) or total_tokens above the sections "
-    "instead, which says when the run ends and the rate is zero",
-    "inner.stable_steps": "write inner.cooldown instead, the share of the run at its end in which the rate comes down "
-    "(0.2 by default)",
-    "data.corpus": 'write from = "examples" in [data] for the solved problems of the environment, and nothing for the text '
-    "that comes with the program",
-    "data.packed": "remove it: chats share the rows of a corpus, and none sees another",
-    "data.held_out_percent": "remove it: it belongs to data that [data] names with from, and other corpora have their own",
-}
-"""Fields of earlier versions, each with its replacement."""
 BROUGHT = {
     "data": (
         "from",
@@ -276,8 +266,6 @@ PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""
 OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
 """Endings of the rules of fields that are a word or something else."""
-PLACEHOLDERS = {"name": "run"}
-"""Values that stand in for wrong required fields, so that the others can be checked."""
 
 
 class RunFileError(Exception):
@@ -473,13 +461,8 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     place = [str(part) for part in item["loc"]]
     misfit = item.get("ctx", {}).get("error")
     if isinstance(misfit, Misfit):
-        return [
-            (
-                [".".join([*place, field]) for field in problem.fields],
-                f"[{'.'.join(place)}] {problem.text}" if place else problem.text,
-            )
-            for problem in misfit.problems
-        ]
+        within, section = "".join(f"{part}." for part in place), f"[{'.'.join(place)}] " if place else ""
+        return [([within + field for field in fields.split()], section + text) for fields, text in misfit.problems]
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 
@@ -522,8 +505,6 @@ def _sentence(error: ErrorDetails) -> str:
     place = [part[:MAX_NAME_CHARS] for part in parts if isinstance(part, str)]
     field = _shown(_field(parts), MAX_NAME_CHARS)
     kind = error["type"]
-    if kind == "extra_forbidden" and field in REPLACED:
-        return f"{field} is not a field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
         section = _section(place[:-1])
         near = difflib.get_close_matches(place[-1], section.model_fields if section is not None else (), 1)
