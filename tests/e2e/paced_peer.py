@@ -21,7 +21,7 @@ import trio
 from peer.cli import main
 from peer.trainer_process import process as trainer_process
 from peer.trainer_process.process import RolloutProcess, TrainerProcess
-from protocol.trainer_link import ComputeTask, Contribution, Generated, GenerateTask, Progress, RolloutVerdict, VerifyTask
+from protocol.trainer_link import ComputeTask, Contribution, Generated, Progress, RolloutTask, RolloutVerdict
 
 GENERATE, VERIFY, LEARN, READ = "generate", "verify", "learn", "read"
 BUSY_FILE = "BUSY_FILE"
@@ -59,12 +59,12 @@ async def _paced_compute(
         return await _compute(process, task, theta, on_progress, applied)
 
 
-async def _paced_generate(process: RolloutProcess, task: GenerateTask, path: Path, on_progress: Any) -> Generated:
+async def _paced_generate(process: RolloutProcess, task: RolloutTask, path: Path, on_progress: Any) -> Generated:
     async with paced(GENERATE):
         return await _generate(process, task, path, on_progress)
 
 
-async def _paced_verify(process: RolloutProcess, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+async def _paced_verify(process: RolloutProcess, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
     async with paced(VERIFY):
         return await _verify(process, task, path)
 

@@ -17,7 +17,7 @@ from protocol.rollouts.events import BatchVerified, DealHeard, FetchEnded, Train
 from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import BatchVerifier, is_sure
 from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import RolloutVerdict, VerifyTask
+from protocol.trainer_link import RolloutTask, RolloutVerdict
 from protocol.wire.hashes import Hash
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import AdmittedSet, Reason, RolloutBatch, Verdict
@@ -42,7 +42,7 @@ class Stage:
     """A validator whose trainer process holds version 3, of which the last record admitted a set.  length: of its chain."""
 
     def __init__(self) -> None:
-        self.length, self.asked = 3, list[VerifyTask]()
+        self.length, self.asked = 3, list[RolloutTask]()
         tasks: Any = SimpleNamespace(_replica=SimpleNamespace(history=self))
         tasks.at = lambda version: self.roster_at(min(version, self.length)).tasks
         tasks.on = lambda version, tip: TaskSets.on(tasks, version, tip)
@@ -56,7 +56,7 @@ class Stage:
     def roster_at(self, rounds: int) -> Any:
         return SimpleNamespace(tasks=SETS if rounds == 3 else TasksInForce())
 
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         await trio.lowlevel.checkpoint()
         self.asked.append(task)
         return (RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 1),) * BODY.rollouts

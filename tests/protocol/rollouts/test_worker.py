@@ -16,7 +16,7 @@ from protocol.rollouts import worker as worker_module
 from protocol.rollouts.batch import problems_of
 from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import RolloutMaker
-from protocol.trainer_link import Generated, GenerateTask, TrainerDied
+from protocol.trainer_link import Generated, RolloutTask, TrainerDied
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.rollouts import RolloutBatch
 from tests.protocol.rollouts.test_pool import ME, RL
@@ -51,7 +51,7 @@ class Stage:
         )
         self.worker = RolloutMaker(others, RL, self.files, others, inline, trainer)
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: object) -> Generated:
         await trio.lowlevel.checkpoint()
         self.made += 1
         self.tasks.append(task.problems)
