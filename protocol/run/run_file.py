@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 
@@ -26,7 +26,6 @@ from protocol.run.manifest import (
     OUTER_FORMS,
     STATE_BYTES_PER_PARAMETER,
     Admission,
-    RoundSection,
     RunManifest,
     checkpoint_chunk_size,
     chunk_size,
@@ -205,16 +204,11 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
         return {"total_rounds": ROLLOUT_ROUNDS + (warm if _is_size(warm, 1_000_000) else 0)}
     if tunes:
         return {"total_rounds": TUNING_ROUNDS}
-    data, rounds = fields.get("data", {}), fields.get("rounds", {})
-    sizes: list[Any] = [
-        section.get(name, kind.model_fields[name].default) if isinstance(section, dict) else None
-        for section, kind, name in (
-            (data, DataSection, "sequence_length"),
-            (data, DataSection, "sequences_per_step"),
-            (rounds, RoundSection, "inner_steps"),
-        )
-    ]
-    read = prod(sizes) if all(_is_size(size, 1 << 17) for size in sizes) else 1
+    try:
+        run = RunManifest.model_validate({**fields, "total_rounds": 1})
+    except ValidationError:
+        return {"total_tokens": TOKENS_A_PARAMETER * parameters}
+    read = run.rounds.inner_steps * run.data.sequences_per_step * run.data.sequence_length
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
 
 
