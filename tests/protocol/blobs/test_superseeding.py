@@ -1,36 +1,32 @@
-"""What an origin shows to whom: each chunk once before any twice, places for a few, patience, leave."""
+"""What an origin shows to whom: each chunk once before any twice, and nobody keeps chunks from others for long."""
 
 from __future__ import annotations
 
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.blobs.blob import ChunkSet, chunks_in
-from protocol.blobs.offers import (
-    AHEAD,
-    AHEAD_OF_ALL,
-    FIRST_PATIENCE_S,
-    LEAST_PATIENCE_S,
-    MOST_AHEAD,
-    MOST_AT_ONCE,
-    PATIENCE_TIMES,
-    TURN,
-    Superseeding,
-)
+from protocol.blobs.offers import AHEAD, FIRST_PATIENCE_S, MOST_AHEAD, MOST_PATIENCE_S, OriginOffer
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS
 
 ANN, BOB, CYN = PEERS[:3]
 
 
-def an_origin(count: int, *guests: PeerId) -> Superseeding:
-    origin = Superseeding(count, Random(1))
+def an_origin(count: int, *guests: PeerId) -> OriginOffer:
+    origin = OriginOffer(count, Random(1), lambda peer: True)
     for guest in guests:
-        origin.join(guest, 0)
+        origin.join(guest, 0, 0.0)
     return origin
+
+
+def open_to(origin: OriginOffer, peer: PeerId) -> list[int]:
+    """Chunks that a guest is shown and lacks."""
+    return [*origin._guests[peer].shown]
 
 
 def members(news: dict[PeerId, ChunkSet]) -> dict[PeerId, list[int]]:
@@ -38,230 +34,153 @@ def members(news: dict[PeerId, ChunkSet]) -> dict[PeerId, list[int]]:
 
 
 def test_each_chunk_is_shown_once_before_any_twice() -> None:
-    origin, shown, now = an_origin(40, ANN, BOB, CYN), Counter[int](), 0.0
+    guests = (ANN, BOB, CYN)
+    origin, shown, now = an_origin(40, *guests), Counter[int](), 0.0
     while sum(shown.values()) < 40:
-        for peer, chunks in members(origin.show(now)).items():
-            shown.update(chunks)
-            for chunk in chunks:
+        for peer in guests:
+            for chunk in open_to(origin, peer):
+                shown[chunk] += 1
                 origin.fed(peer, chunk, now)
-        now += 0.1
+        now += 1.5
+        origin.news(now)
     assert len(shown) == 40 and set(shown.values()) == {1}
 
 
 def test_a_fast_peer_is_shown_as_much_as_it_fetches_in_a_while() -> None:
-    origin, now, open_ = an_origin(4000, ANN), 0.0, list[int]()
+    origin, now = an_origin(4000, ANN), 0.0
     for _ in range(20):
-        for chunk in open_:
+        for chunk in open_to(origin, ANN):
             origin.fed(ANN, chunk, now)
             now += 0.001
-        open_ = members(origin.show(now)).get(ANN, [])
-    assert AHEAD_OF_ALL < len(open_) <= MOST_AHEAD
-    assert [shown for shown in range(4000) if origin.shown_to(ANN) >> shown & 1] == sorted(open_)
+        origin.news(now)
+    assert 16 < len(open_to(origin, ANN)) <= MOST_AHEAD
 
 
 def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
     origin = an_origin(40, ANN, BOB)
-    first = members(origin.show(0.0))
+    first = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
     assert {peer: len(chunks) for peer, chunks in first.items()} == {ANN: AHEAD, BOB: AHEAD}
     assert not set(first[ANN]) & set(first[BOB])
-    assert not origin.show(0.1)
+    assert not origin.news(0.1)
     origin.fed(ANN, first[ANN][0], 0.2)
-    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.2)).items()} == {ANN: 2}, "one more than it had"
+    assert {peer: len(chunks) for peer, chunks in members(origin.news(0.2)).items()} == {ANN: 2}, "it came soon: one more"
+    origin.fed(ANN, first[ANN][1], 1.7)
+    assert {peer: len(chunks) for peer, chunks in members(origin.news(1.7)).items()} == {}, "it came late: one fewer"
     origin.got(BOB, 1 << first[BOB][0])
-    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.3)).items()} == {BOB: 1}, "got elsewhere"
-
-
-def test_where_few_share_the_line_each_is_shown_more_the_more_it_fetches() -> None:
-    for guests in (1, 2, 8):
-        peers = PEERS[:guests]
-        origin = an_origin(1000, *peers)
-        for step in range(20):
-            origin.show(float(step))
-            for peer in peers:
-                origin.fed(peer, next(chunks_in(origin.shown_to(peer))), float(step))
-        origin.show(20.0)
-        assert {origin.shown_to(peer).bit_count() for peer in peers} == {max(AHEAD, AHEAD_OF_ALL // guests)}
+    assert {peer: len(chunks) for peer, chunks in members(origin.news(1.8)).items()} == {BOB: 1}, "got elsewhere"
 
 
 def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
     origin = an_origin(2 * AHEAD, ANN, BOB)
-    shown = members(origin.show(0.0))
+    shown = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
     for chunk in shown[ANN]:
         origin.fed(ANN, chunk, 1.0)
-    assert not origin.show(1.0), "Bob's are under way, and need the line"
+    assert not origin.news(1.0), "Bob's are under way, and need the line"
     for chunk in shown[BOB]:
         origin.fed(BOB, chunk, 1.0)
-    assert members(origin.show(1.0)) == {ANN: sorted(shown[BOB]), BOB: sorted(shown[ANN])}
+    assert members(origin.news(1.0)) == {ANN: sorted(shown[BOB]), BOB: sorted(shown[ANN])}
 
 
 def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> None:
     origin = an_origin(AHEAD + 1, ANN, BOB)
-    shown = members(origin.show(0.0))
+    shown = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
     assert len(shown[ANN]) + len(shown[BOB]) == AHEAD + 1
     for chunk in shown[BOB]:
         origin.fed(BOB, chunk, 0.5)
-    patience_s = max(2.0, PATIENCE_TIMES * 0.5)
-    assert not origin.show(patience_s - 0.1)
-    assert members(origin.show(patience_s + 0.1)).get(BOB) == shown[ANN]
+    assert not origin.news(FIRST_PATIENCE_S - 1.0)
+    assert set(members(origin.news(FIRST_PATIENCE_S + 0.1))[BOB]) == set(shown[ANN])
 
 
 def test_the_rarest_come_first_when_everything_is_through() -> None:
-    origin = an_origin(8, CYN)
-    origin.join(ANN, 0b11111111)
-    origin.join(BOB, 0b11111000)
-    shown = members(origin.show(0.0))
-    assert {0, 1, 2} <= {*shown[BOB], *shown[CYN]} and 3 <= len(shown[BOB]) + len(shown[CYN]) <= 2 * AHEAD
+    origin = an_origin(8)
+    origin.join(ANN, 0b11111111, 0.0)
+    origin.join(BOB, 0b11111000, 0.0)
+    origin.join(CYN, 0, 0.0)
+    assert {*open_to(origin, BOB), *open_to(origin, CYN)} >= {0, 1, 2}
 
 
-def test_a_few_have_places_and_the_others_follow_when_one_is_free() -> None:
-    crowd = PEERS[: MOST_AT_ONCE + 2]
-    origin = an_origin(1000, *crowd)
-    assert [*origin.show(0.0)] == crowd[:MOST_AT_ONCE]
-    origin.leave(crowd[0])
-    assert [*origin.show(0.1)] == [crowd[MOST_AT_ONCE]]
-
-
-def test_who_fetches_nothing_loses_its_place_and_what_it_was_shown_goes_to_others() -> None:
-    crowd = PEERS[: MOST_AT_ONCE + 1]
-    origin = an_origin(MOST_AT_ONCE * AHEAD, *crowd)
-    origin.show(0.0)
-    assert not origin.show(FIRST_PATIENCE_S - 0.1)
-    assert origin.shown_to(crowd[0])
-    news = origin.show(FIRST_PATIENCE_S + 0.1)
-    assert crowd[MOST_AT_ONCE] in news and not origin.shown_to(crowd[0])
-
-
-def test_who_lets_its_place_lapse_keeps_nothing_from_others_and_waits_behind_them() -> None:
-    silent, count = PEERS[1 : MOST_AT_ONCE + 1], 30
-    origin, now = an_origin(count, *silent), 0.0
-    origin.show(now)
-    origin.join(ANN, 0)
-    while origin.only_here:
-        now += 1.0
-        origin.show(now)
-        for chunk in [*chunks_in(origin.shown_to(ANN))]:
-            origin.fed(ANN, chunk, now)
-        assert now < 4 * FIRST_PATIENCE_S + count, "those who fetch nothing stop who does"
-
-
-def test_one_that_says_it_has_nearly_all_and_silent_ones_keep_nothing_from_others() -> None:
-    """Then nobody seems to lack a first copy, and the rarest ones are shown."""
+def test_silent_guests_and_one_that_says_it_has_nearly_all_keep_nothing_from_others() -> None:
     silent, count = [PeerId(f"silent-{number}") for number in range(40)], 30
-    origin, now = an_origin(count, *silent, ANN), 0.0
-    origin.join(BOB, (1 << count) - 2)
-    got: ChunkSet = 0
+    origin, now, got = an_origin(count, *silent, ANN), 0.0, 0
+    origin.join(BOB, (1 << count) - 2, now)  # then nobody seems to lack a first copy, and the rarest ones are shown
     while got != (1 << count) - 1:
         now += 1.0
-        origin.show(now)
-        for chunk in [*chunks_in(origin.shown_to(ANN))]:
+        origin.news(now)
+        for chunk in open_to(origin, ANN):
             origin.fed(ANN, chunk, now)
             got |= 1 << chunk
-        assert now < 20 * FIRST_PATIENCE_S + count
+        assert now < 8 * FIRST_PATIENCE_S + count
 
 
-def test_who_fetches_what_it_has_again_and_again_loses_its_place_all_the_same() -> None:
-    same = PEERS[1 : MOST_AT_ONCE + 1]
-    origin, now = an_origin(40, *same, ANN), 0.0
-    while not origin.shown_to(ANN):
-        origin.show(now)
-        for peer in same:
-            origin.fed(peer, 0, now)
-        now += 1.0
-        assert now < 4 * FIRST_PATIENCE_S
-
-
-def test_who_fetches_a_chunk_now_and_then_gives_its_place_to_one_that_waits() -> None:
-    slow = PEERS[1 : MOST_AT_ONCE + 1]
-    origin, now = an_origin(400, *slow, ANN), 0.0
-    while not origin.shown_to(ANN):
-        origin.show(now)
-        for peer in slow:
-            chunk = next(chunks_in(origin.shown_to(peer)), None)
-            if chunk is not None:
+@pytest.mark.parametrize("every_s", [1, 7])
+def test_guests_that_fetch_and_pass_nothing_on_keep_no_chunk_from_another(every_s: int) -> None:
+    """Forty of them fetch a chunk each now and then, so that they are never idle."""
+    crowd, count = [PeerId(f"crowd-{number}") for number in range(40)], 200
+    origin, now, got = an_origin(count, *crowd, ANN), 0, 0
+    while got != (1 << count) - 1:
+        now += 1
+        origin.news(now)
+        for peer in crowd if now % every_s == 0 else []:
+            for chunk in open_to(origin, peer)[:1]:
                 origin.fed(peer, chunk, now)
-        now += LEAST_PATIENCE_S - 0.1
-        assert now < 10 * FIRST_PATIENCE_S
+        for chunk in open_to(origin, ANN):
+            origin.fed(ANN, chunk, now)
+            got |= 1 << chunk
+        assert now < 4 * MOST_PATIENCE_S + count
 
 
-def test_nobody_keeps_a_place_that_others_wait_for() -> None:
-    """Eight that fetch all the time, and pass nothing on, cannot keep the blob from a ninth."""
-    crowd = PEERS[: MOST_AT_ONCE + 1]
-    origin = an_origin(1000, *crowd)
-    fed, now = Counter[PeerId](), 0.0
-    while not fed[crowd[-1]]:
-        assert now < 20
-        for peer, chunks in members(origin.show(now)).items():
-            for chunk in chunks:
-                origin.fed(peer, chunk, now)
-                fed[peer] += 1
-        now += 0.1
-    assert max(fed.values()) <= TURN + AHEAD
-
-
-def test_alone_it_keeps_its_place() -> None:
-    origin, got = an_origin(100, ANN), 0
-    for step in range(50):
-        for chunk in members(origin.show(0.1 * step)).get(ANN, []):
-            origin.fed(ANN, chunk, 0.1 * step)
-            got += 1
-    assert got == 100
+def test_who_fetches_one_chunk_again_and_again_is_shown_no_more_for_it() -> None:
+    origin, now = an_origin(400, ANN, *PEERS[1:8]), 0.0
+    first = open_to(origin, ANN)
+    for _ in range(2000):
+        now += 0.001
+        origin.fed(ANN, first[0], now)
+        origin.news(now)
+    assert len(open_to(origin, ANN)) <= AHEAD + 1
 
 
 def test_who_leaves_with_the_only_copy_leaves_it_to_be_shown_again() -> None:
     origin = an_origin(2, ANN)
-    for chunk in members(origin.show(0.0))[ANN]:
+    for chunk in open_to(origin, ANN):
         origin.fed(ANN, chunk, 0.1)
-    origin.join(BOB, 0)
-    assert members(origin.show(0.2)) == {BOB: [0, 1]}
+    assert not origin.only_here and origin.join(BOB, 0, 0.2) == 0b11
     origin.leave(ANN)
     origin.leave(BOB)
-    origin.join(CYN, 0b01)
-    assert members(origin.show(0.3)) == {CYN: [1]}
+    assert origin.only_here == 0b11 and origin.join(CYN, 0b01, 0.3) == 0b10
 
 
 def test_who_says_that_it_has_all_gets_nothing_and_keeps_nobody_from_it() -> None:
-    origin = an_origin(4, BOB)
-    origin.join(ANN, 0b1111)
-    got = 0
+    origin, got = an_origin(4, BOB), 0
+    assert not origin.join(ANN, 0b1111, 0.0)
     for step in range(4):
-        for chunk in members(origin.show(0.1 * step)).get(BOB, []):
+        for chunk in open_to(origin, BOB):
             origin.fed(BOB, chunk, 0.1 * step)
             got |= 1 << chunk
-    assert got == 0b1111 and not origin.shown_to(ANN)
+        origin.news(0.1 * step)
+    assert got == 0b1111 and not open_to(origin, ANN)
 
 
 @given(st.integers(0, 2**32))
 def test_whatever_guests_do_the_books_stay_right(seed: int) -> None:
     random, count, now = Random(seed), Random(seed).randint(1, 30), 0.0
-    origin = Superseeding(count, Random(seed))
+    origin = OriginOffer(count, Random(seed), lambda peer: True)
     for _ in range(60):
         peer, chunks = random.choice(PEERS[:12]), random.getrandbits(count)
         match random.randrange(5):
             case 0:
-                origin.join(peer, chunks)
+                assert not origin.join(peer, chunks, now) & chunks
             case 1:
                 origin.leave(peer)
             case 2:
                 origin.got(peer, chunks)
             case 3:
-                for chunk in chunks_in(origin.shown_to(peer)):
+                for chunk in open_to(origin, peer) if peer in origin.guests() else []:
                     origin.fed(peer, chunk, now)
             case 4:
                 origin.fed(peer, random.randrange(count), now)
-        for fed, shown in origin.show(now).items():
-            assert shown & origin.shown_to(fed) == shown and origin.shown_to(fed).bit_count() <= AHEAD_OF_ALL
+        for shown_to, shown in origin.news(now).items():
+            assert not shown & origin._has[shown_to] and set(chunks_in(shown)) <= {*open_to(origin, shown_to)}
         now += random.random()
-    assert sum(bool(origin.shown_to(peer)) for peer in PEERS) <= 2 * MOST_AT_ONCE
     for peer in PEERS:
         origin.leave(peer)
-    assert origin._shown.none == origin._had.none == (1 << count) - 1
-
-
-def test_who_fetches_one_chunk_again_and_again_is_shown_no_more_for_it() -> None:
-    origin, now = an_origin(400, ANN, *PEERS[1:8]), 0.0
-    first = members(origin.show(now))[ANN]
-    for _ in range(2000):
-        now += 0.001
-        origin.fed(ANN, first[0], now)
-        origin.show(now)
-    assert origin.shown_to(ANN).bit_count() <= AHEAD
+    assert origin.only_here == (1 << count) - 1 and not origin.guests()
