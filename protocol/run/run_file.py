@@ -1,7 +1,7 @@
 """Run files: TOML that an organiser writes, and a manifest written back as such a file.
 
 A field that a file leaves out has its default, or follows from other fields (`derived`).  All mistakes are told at once,
-each in one sentence that names the field, the problem and a value that would do.  The ranges themselves are
+each in one sentence that names the field, the problem and the remedy.  The ranges themselves are
 `protocol.run.manifest`'s.
 """
 
@@ -150,11 +150,8 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
     data, said = fields.get("data"), fields.get("rounds", {})
     if "rl" in fields or not isinstance(data, dict) or not isinstance(said, dict):
         return {}
-    try:
-        run = RunManifest.model_validate({**fields, "data": {"epochs": EPOCHS, **data}, "total_rounds": 1})
-    except ValidationError:
-        return {}
-    if (rows := run.data_rows) is None:
+    run = _run({**fields, "data": {"epochs": EPOCHS, **data}, "total_rounds": 1})
+    if run is None or (rows := run.data_rows) is None:
         return {}
     steps = rows // run.data.sequences_per_step
     if run.data.format == "text" and not (tunes and steps < TUNING_ROUNDS * run.rounds.inner_steps):
@@ -168,23 +165,15 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
 
 def _within_epochs(fields: Mapping[str, Any], total: dict[str, int]) -> dict[str, int]:
     """Return the total, or that of the data if `data.epochs` ends the run before: so the rate has come down at its end."""
-    try:
-        end = RunManifest.model_validate({**fields, **total}).ending_data
-    except ValidationError:
-        return total
+    run = _run({**fields, **total})
+    end = run.ending_data if run is not None else None
     return total if end is None else {"total_tokens": max(1, end.tokens)}
 
 
 def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
-    inner, rl = fields.get("inner", {}), fields.get("rl")
-    if not isinstance(inner, dict):
-        return fields
-    try:
-        run = RunManifest.model_validate(fields)
-    except ValidationError:
-        return fields
-    if run.rl is not None and run.total_rounds is None:
+    inner, rl, run = fields.get("inner", {}), fields.get("rl"), _run(fields)
+    if run is None or (run.rl is not None and run.total_rounds is None):
         return fields
     rounds = run.total_rounds or ceil((run.total_tokens or 1) / run.counted_per_round)
     if run.ending_data is not None:
@@ -204,12 +193,16 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
         return {"total_rounds": ROLLOUT_ROUNDS + (warm if _is_size(warm, 1_000_000) else 0)}
     if tunes:
         return {"total_rounds": TUNING_ROUNDS}
-    try:
-        run = RunManifest.model_validate({**fields, "total_rounds": 1})
-    except ValidationError:
-        return {"total_tokens": TOKENS_A_PARAMETER * parameters}
-    read = run.rounds.inner_steps * run.data.sequences_per_step * run.data.sequence_length
+    run = _run({**fields, "total_rounds": 1})
+    read = run.rounds.inner_steps * run.data.sequences_per_step * run.data.sequence_length if run is not None else 0
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
+
+
+def _run(fields: Mapping[str, Any]) -> RunManifest | None:
+    """Return the run with these fields; None if they are senseless."""
+    with suppress(ValidationError):
+        return RunManifest.model_validate(fields)
+    return None
 
 
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
