@@ -221,8 +221,8 @@ class TrainerLink(Protocol):
 
 
 @dataclass(frozen=True)
-class GenerateTask:
-    """Request for a batch of rollouts with the weights of `version`, which were passed to `keep_version`.
+class RolloutTask:
+    """Request to make a batch of rollouts, or to verify one, with the weights of `version` (see `keep_version`).
 
     run: hash of the run.  peer: the maker of the rollouts; run and peer key the sampling.  problems: numbers of the
     problems.  copies: number of completions of each problem.
@@ -241,17 +241,6 @@ class Generated:
 
     rollouts: int
     tokens: int
-
-
-@dataclass(frozen=True)
-class VerifyTask:
-    """Request to verify a batch of rollouts, with the fields of the `GenerateTask` of an honest maker."""
-
-    run: bytes
-    version: int
-    peer: str
-    problems: tuple[int, ...]
-    copies: int
 
 
 @dataclass(frozen=True)
@@ -303,14 +292,14 @@ class RolloutLink(TrainerLink, Protocol):
         """
         ...
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         """Make a batch and write its bytes to `path`.  on_progress(done, total) is called after some rollouts.
 
         Cancelling abandons the work.  Raises `TrainerDied`.
         """
         ...
 
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """Return, in order, a verdict for each of the `len(problems)` x `copies` rollouts that the batch should have.
 
         If the bytes in `path` are not such a batch, all rollouts are rejected as malformed.  Cancelling abandons the work.

@@ -43,15 +43,14 @@ from protocol.trainer_link import (
     DeviceFigures,
     EvaluatedLoss,
     Generated,
-    GenerateTask,
     NotMeasured,
     Progress,
+    RolloutTask,
     RolloutVerdict,
     SharedTaskFile,
     TrainerDied,
     TrainerGaveUp,
     Tried,
-    VerifyTask,
 )
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
@@ -683,7 +682,7 @@ class RolloutProcess(TrainerProcess):
         answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
         return dict(answer["unusable"])
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         """Generate as `RolloutLink.generate` describes."""
 
         def progress(message: dict[str, Any]) -> None:
@@ -693,7 +692,7 @@ class RolloutProcess(TrainerProcess):
         self._worked()
         return Generated(answer["rollouts"], answer["tokens"])
 
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """Verify as `RolloutLink.verify` describes."""
         told: list[dict[str, Any]] = []
         await self.until_ready()  # a death before the trainer has the bytes is its own fault
@@ -714,6 +713,6 @@ class RolloutProcess(TrainerProcess):
         return tuple(found)
 
 
-def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:
+def _fields(task: RolloutTask) -> dict[str, Any]:
     """Return the fields of a batch for the trainer."""
     return {**vars(task), "run": task.run.hex()}

@@ -2,221 +2,18 @@
 
 Pure.  A peer that asks for a blob is told which chunks it may ask us for, and later which chunks we have received since: a
 peer that is still fetching a blob offers each chunk as soon as it has it.  An origin shows different peers different chunks
-(`Superseeding`); all other peers show all chunks that they have.
+(`OriginOffer`); all other peers show all chunks that they have.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.blobs.blob import ChunkSet, Copies, any_of, set_of
 from protocol.wire.identity import PeerId
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Superseeding: the origin of a blob shows different peers different chunks, so that it sends each chunk once.
-#
-# Pure.  The origin is the only peer that has the blob.  If it showed every peer all chunks, several peers would fetch the
-# same chunks from it, and its line would carry more than one copy.  So each peer is shown a few chunks at a time that it
-# lacks:
-#
-# * chunks that no guest has and that no guest is shown;
-# * only when none of these are left, since a first copy is worth more than any further one: chunks that another peer was
-#   shown and did not fetch in the usual time; or, once every chunk has a copy elsewhere, chunks that the fewest have.
-#
-# Peers serve the chunks to each other; a peer that fetched the chunks it was shown is shown more.  Only `MOST_AT_ONCE` peers
-# have a place, in which we feed them; all other peers get chunks from these, so each chunk spreads sooner.  A peer that got
-# `TURN` chunks, or had its place for long, loses the place to a waiting peer, so no peer can keep the whole blob to itself.
-# A peer
-# that fetches no chunk that it lacks for a while loses its place and waits behind all others.  Once it has a place again, it
-# is shown one chunk at a time, which other peers may be shown as well, until it fetches one.
-
-
-AHEAD, AHEAD_OF_ALL = 3, 12
-"""Chunks that a peer is shown before it has fetched them.  Three keep our line busy if many peers share it.  If few do, a
-peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
-AHEAD_S, MOST_AHEAD = 0.5, 256
-"""A peer on a fast line is shown as many chunks as it fetches in this time, since it is told of more only ten times a
-second.
-Chunks that it was not shown do not count: otherwise, a peer could fetch one chunk repeatedly and so block many others."""
-MOST_AT_ONCE = 8
-TURN = 16
-LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
-PATIENCE_TIMES = 3.0
-"""A peer that fetches nothing loses its place after this many times the usual time from showing to fetching."""
-TURN_TIMES = 4.0
-"""A turn ends at the latest after this many times the patience above."""
-MEMORY = 0.1
-
-
-@dataclass
-class _Guest:
-    """A peer that fetches the blob from its origin.
-
-    has: chunks that it says it has.  shown: chunks that it lacks and may ask for, and since when; open: the same as a set.
-    fed_at: when it last got a chunk, or its place; None without a place.  placed_at: when it got its place.  meals: chunks
-    it got in this place.  took_at: when it last got a chunk that it was shown; pace_s: mean time between two such chunks.
-    waits: its position in the queue.  idled: True if it lost its place for fetching nothing, and has fetched nothing
-    since.
-    """
-
-    has: ChunkSet = 0
-    shown: dict[int, float] = field(default_factory=dict)
-    open: ChunkSet = 0
-    fed_at: float | None = None
-    placed_at: float = 0.0
-    meals: int = 0
-    took_at: float = 0.0
-    pace_s: float = AHEAD_S
-    waits: int = 0
-    idled: bool = False
-
-    def ahead(self, share: int, now: float) -> int:
-        """Return the number of chunks to show ahead of fetching.
-
-        share: the guest's share of what our line carries, in chunks.
-        """
-        if self.idled:
-            return 1
-        pace_s = max(self.pace_s, now - self.took_at, AHEAD_S / MOST_AHEAD)
-        return max(min(share, AHEAD + self.meals), round(AHEAD_S / pace_s))
-
-
-class Superseeding:
-    """Places and chunks for the guests of the origin of a blob of `count` chunks.  `now` is trio time."""
-
-    def __init__(self, count: int, random_: random.Random) -> None:
-        self._all, self._random = (1 << count) - 1, random_
-        self._shown, self._had = Copies(count), Copies(count)
-        self._guests: dict[PeerId, _Guest] = {}
-        self._turns = 0
-        self._usual_s = 0.0
-
-    def join(self, peer: PeerId, has: ChunkSet) -> None:
-        """Add a peer that fetches the blob and already has these chunks of it."""
-        if peer not in self._guests:
-            self._turns += 1
-            self._guests[peer] = _Guest(waits=self._turns)
-        self.got(peer, has)
-
-    def leave(self, peer: PeerId) -> None:
-        """Remove a peer that is gone, or has all chunks."""
-        guest = self._guests.pop(peer, None)
-        if guest is not None:
-            self._had.add(guest.has, -1)
-            self._take_back(guest)
-
-    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """Note that a peer now has these chunks as well."""
-        guest = self._guests.get(peer)
-        if guest is None:
-            return
-        self._had.add(chunks & ~guest.has)
-        guest.has |= chunks
-        for chunk in [chunk for chunk in guest.shown if chunks >> chunk & 1]:
-            del guest.shown[chunk]
-            guest.open &= ~(1 << chunk)
-            self._shown.add(1 << chunk, -1)
-
-    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """Note that a peer fetched a chunk from us."""
-        guest = self._guests.get(peer)
-        if guest is None:
-            return
-        if chunk in guest.shown:
-            guest.pace_s += MEMORY * (now - guest.took_at - guest.pace_s)
-            guest.took_at = now
-            self._usual_s += (MEMORY if self._usual_s else 1.0) * (now - guest.shown[chunk] - self._usual_s)
-        if not guest.has >> chunk & 1:
-            guest.idled = False
-            if guest.fed_at is not None:
-                guest.fed_at = now
-                guest.meals += 1
-        self.got(peer, 1 << chunk)
-
-    @property
-    def only_here(self) -> ChunkSet:
-        """Chunks that no guest has."""
-        return self._had.none
-
-    @property
-    def idlers(self) -> list[PeerId]:
-        """Guests that lost their place because they fetched nothing."""
-        return [peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None]
-
-    def shown_to(self, peer: PeerId) -> ChunkSet:
-        """Return the chunks that this peer is shown."""
-        guest = self._guests.get(peer)
-        return guest.open if guest is not None else 0
-
-    def show(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Choose chunks to show each peer now, beyond those already shown; call it after each change, and often."""
-        self._give_places(now)
-        news: dict[PeerId, ChunkSet] = {}
-        fed = [(peer, guest) for peer, guest in self._guests.items() if guest.fed_at is not None]
-        share = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
-        while fed:  # in turns, so that the first peer does not get all chunks that nobody was shown
-            for peer, guest in [*fed]:
-                chunk = self._next_for(guest, now) if len(guest.shown) < guest.ahead(share, now) else None
-                if chunk is None:
-                    fed.remove((peer, guest))
-                    continue
-                guest.shown[chunk] = now
-                guest.open |= 1 << chunk
-                self._shown.add(1 << chunk)
-                news[peer] = news.get(peer, 0) | 1 << chunk
-        return news
-
-    def _patience_s(self) -> float:
-        if not self._usual_s:
-            return FIRST_PATIENCE_S
-        return min(max(LEAST_PATIENCE_S, PATIENCE_TIMES * self._usual_s), MOST_PATIENCE_S)
-
-    def _give_places(self, now: float) -> None:
-        """Reassign the places of guests that do not use them or had their turn to the guests that have waited longest."""
-        patience_s = self._patience_s()
-        waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
-        for guest in self._guests.values():
-            if guest.fed_at is None:
-                continue
-            idle = now - guest.fed_at > patience_s
-            had_turn = guest.meals >= TURN or now - guest.placed_at > TURN_TIMES * patience_s
-            if idle or not self._all & ~guest.has or (waiting and had_turn):
-                self._turns += 1
-                guest.fed_at, guest.waits, guest.idled = None, self._turns, idle
-                if idle:
-                    self._take_back(guest)
-        free = MOST_AT_ONCE - sum(guest.fed_at is not None for guest in self._guests.values())
-        for guest in sorted(waiting, key=lambda guest: (guest.idled, guest.waits))[:free]:
-            guest.fed_at = guest.placed_at = guest.took_at = now
-            guest.meals, guest.pace_s = 0, AHEAD_S
-
-    def _take_back(self, guest: _Guest) -> None:
-        self._shown.add(guest.open, -1)
-        guest.shown.clear()
-        guest.open = 0
-
-    def _next_for(self, guest: _Guest, now: float) -> int | None:
-        lacks = self._all & ~guest.has & ~guest.open
-        fresh = self._had.none & self._shown.none
-        if fresh:
-            return any_of(fresh, self._random)  # the guest has none of them
-        first_copies = self._had.none
-        if first_copies:
-            late = first_copies & lacks & ~self._in_time(now)
-            return any_of(late, self._random) if late else None
-        rarest = self._had.rarest(lacks & self._shown.none) or self._had.rarest(lacks & ~self._in_time(now))
-        return any_of(rarest, self._random) if rarest else None
-
-    def _in_time(self, now: float) -> ChunkSet:
-        """Return the chunks that a guest that has not idled was shown recently, and so may be fetching."""
-        since, fetching = now - self._patience_s(), [guest for guest in self._guests.values() if not guest.idled]
-        return set_of([chunk for guest in fetching for chunk, at in guest.shown.items() if at > since])
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
 
 NO_HURRY_S = 0.5
 """Seconds between messages to a guest about chunks that other peers have too: many small messages cost more than they
@@ -254,18 +51,17 @@ class Offer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """Add a peer that fetches the blob and already has these chunks of it; return the chunks that it may ask us for."""
-        if self._take_in(peer, has):
-            self._untold[peer], self._told_at[peer] = 0, now
+        if self._makes_room_for(peer):
+            self._has[peer], self._untold[peer], self._told_at[peer] = has, 0, now
         return self._here
 
-    def _take_in(self, peer: PeerId, has: ChunkSet) -> bool:
-        """Add a guest, in place of another one if there is no room; return False if none is to be removed for it."""
+    def _makes_room_for(self, peer: PeerId) -> bool:
+        """Return True if there is a place for a guest, maybe that of another one, which is then removed."""
         if peer not in self._has and len(self._has) >= MAX_GUESTS:
             removed = self._to_remove_for(peer)
             if removed is None:
                 return False
             self.leave(removed)
-        self._has[peer] = has
         return True
 
     def _to_remove_for(self, peer: PeerId) -> PeerId | None:
@@ -305,53 +101,127 @@ class Offer:
         return news
 
 
+# ------------------------------------------------------------------------------------------------------------------------
+# Superseeding: the origin of a blob shows different peers different chunks, so that it sends each chunk once.
+#
+# The origin is the only peer that has the blob.  If it showed every peer all chunks, several peers would fetch the same
+# chunks from it, and its line would carry more than one copy.  So each peer is shown a few chunks at a time that it lacks:
+#
+# * chunks that no guest has and that no guest is shown;
+# * once every chunk has a copy elsewhere, chunks that the fewest have.
+#
+# Peers serve the chunks to each other; a peer that fetched the chunks it was shown is shown more.  A chunk that a peer does
+# not fetch in three times the usual time is shown to others, to twice as many at a time whenever that happens.  Such a peer
+# is shown one chunk at a time, which other peers may be shown as well, until it fetches one.
+
+
+AHEAD, MOST_AHEAD = 2, 256
+"""Fewest and most chunks that a peer is shown ahead of what it fetches: two keep our line busy if many peers share it."""
+SOON_S = 1.0
+"""A peer that fetches a chunk this soon is shown one more at a time: on a fast line, since it is told of more only ten times
+a second, and over a long way, where much is under way."""
+LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
+PATIENCE_TIMES = 3.0
+"""A chunk is shown to others after this many times the usual time from showing to fetching."""
+MEMORY = 0.1
+
+
+@dataclass
+class _Guest:
+    """A peer that fetches the blob from its origin.
+
+    shown: chunks that it lacks and may ask for, and since when.  window: chunks that it is shown at a time.  idled: True if
+    it did not fetch a chunk in time, and has fetched nothing since.
+    """
+
+    shown: dict[int, float] = field(default_factory=dict)
+    window: int = AHEAD
+    idled: bool = False
+
+
 class OriginOffer(Offer):
-    """Offer of a blob that few or no other peers have: each guest is shown other chunks (`Superseeding`)."""
+    """Offer of a blob that few or no other peers have: each guest is shown other chunks."""
 
     def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
         super().__init__(count, 0, is_member)
-        self._showing = Superseeding(count, random_)
+        self._random, self._usual_s = random_, FIRST_PATIENCE_S / PATIENCE_TIMES
+        self._had = Copies(count)
+        """Chunks by the number of guests that have them."""
+        self._guests: dict[PeerId, _Guest] = {}
+        self._at_once = [1] * count
+        """Guests that each chunk may be shown to at a time."""
 
     @property
     def only_here(self) -> ChunkSet:
-        """Chunks that would be lost with us, as far as we know."""
-        return self._showing.only_here
+        """Chunks that no guest has, so that they would be lost with us."""
+        return self._had.none
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """Add a peer as `Offer.join` does."""
-        if self._take_in(peer, has):
-            self._showing.join(peer, has)
-            self._note(now)
-        self._untold.pop(peer, None)
-        return self._showing.shown_to(peer)
+        if not self._makes_room_for(peer):
+            return 0
+        self._has.setdefault(peer, 0)
+        self._guests.setdefault(peer, _Guest())
+        self.got(peer, has)
+        self._show([peer], now)
+        return set_of([*self._guests[peer].shown])
 
     def _to_remove_for(self, peer: PeerId) -> PeerId | None:
         """Return the guest of `Offer._to_remove_for`, or else an idle guest; only a member may replace a member."""
-        idlers = sorted(self._showing.idlers, key=self._is_member)
+        idlers = sorted((each for each, guest in self._guests.items() if guest.idled), key=self._is_member)
         idler = next((idler for idler in idlers if self._is_member(peer) or not self._is_member(idler)), None)
         return super()._to_remove_for(peer) or idler
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """Note chunks as `Offer.got` does."""
+        if (guest := self._guests.get(peer)) is not None:
+            self._had.add(chunks & self._all & ~self._has[peer])
+            guest.shown = {chunk: at for chunk, at in guest.shown.items() if not chunks >> chunk & 1}
         super().got(peer, chunks)
-        self._showing.got(peer, chunks & self._all)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """Note a chunk as `Offer.fed` does."""
-        self._showing.fed(peer, chunk, now)
+        if (guest := self._guests.get(peer)) is not None:
+            if (at := guest.shown.get(chunk)) is not None:
+                self._usual_s += MEMORY * (now - at - self._usual_s)
+                guest.window = min(guest.window + 1, MOST_AHEAD) if now - at < SOON_S else max(guest.window - 1, AHEAD)
+            guest.idled = guest.idled and bool(self._has[peer] >> chunk & 1)
         super().fed(peer, chunk, now)
 
     def leave(self, peer: PeerId) -> None:
         """Remove a peer as `Offer.leave` does."""
+        if self._guests.pop(peer, None) is not None:
+            self._had.add(self._has[peer], -1)
         super().leave(peer)
-        self._showing.leave(peer)
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Return the chunks that each guest is shown and was not told about yet."""
-        self._note(now)
-        news, self._untold = self._untold, {}
-        return news
+        """Choose chunks to show each guest now, beyond those already shown; return them.  Call it often."""
+        oldest = now - min(max(LEAST_PATIENCE_S, PATIENCE_TIMES * self._usual_s), MOST_PATIENCE_S)
+        for guest in self._guests.values():
+            if any(at < oldest for at in guest.shown.values()):
+                for chunk in [chunk for chunk, at in guest.shown.items() if at < oldest]:
+                    self._at_once[chunk] = min(2 * self._at_once[chunk], MAX_GUESTS)
+                guest.shown = {chunk: at for chunk, at in guest.shown.items() if at >= oldest}
+                guest.idled, guest.window = True, AHEAD
+        return self._show([*self._guests], now)
 
-    def _note(self, now: float) -> None:
-        for peer, chunks in self._showing.show(now).items():
-            self._untold[peer] = self._untold.get(peer, 0) | chunks
+    def _show(self, peers: list[PeerId], now: float) -> dict[PeerId, ChunkSet]:
+        """Show these guests as many chunks as their windows have room for, one each in turn; return the chunks."""
+        shown = Counter(chunk for guest in self._guests.values() if not guest.idled for chunk in guest.shown)
+        taken = set_of([chunk for chunk, times in shown.items() if times >= self._at_once[chunk]])
+        news: dict[PeerId, ChunkSet] = {}
+        while peers:
+            for peer in [*peers]:
+                guest = self._guests[peer]
+                lacks = self._all & ~self._has[peer] & ~set_of([*guest.shown])
+                # no further copy is worth as much as the first one of another chunk
+                wanted = (self._had.none or self._had.rarest(lacks & ~taken)) & lacks & ~taken
+                if not wanted or len(guest.shown) >= (1 if guest.idled else guest.window):
+                    peers.remove(peer)
+                    continue
+                chunk = any_of(wanted, self._random)
+                guest.shown[chunk] = now
+                shown[chunk] += not guest.idled
+                taken |= (shown[chunk] >= self._at_once[chunk]) << chunk
+                news[peer] = news.get(peer, 0) | 1 << chunk
+        return news

@@ -8,7 +8,7 @@ otherwise.
 The queue is short, for the same reason: a peer that would wait for more than about `QUEUE_S` is told that we are busy.  It
 then asks other peers, which may have the chunk by then.  A peer that was turned away is remembered, and has its turn before
 peers that ask later.  Members go before strangers, and chunks that somebody waits for before spare ones, which are
-copies for later (`Urgency`).
+copies for later; spare chunks for members and chunks for strangers take turns.
 
 A peer that accepts none of its pushes delays only its own chunks.  After a while, its pushes no longer count towards the
 limit, nor its chunks towards the queue.  Its later pushes do not count until it has accepted one.
@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from enum import IntEnum
 from math import inf
 
 import trio
@@ -47,18 +46,6 @@ LEAST_TIMEOUT_S, SLOWEST_BYTES_PER_S = 60.0, 64 << 10
 MEMORY = 0.3
 
 Chunk = tuple[Hash, int]
-
-
-class Urgency(IntEnum):
-    """Urgency of a queued chunk; a lower number goes first.
-
-    SHARED: a spare chunk for a member, or a chunk for which a stranger waits.  Such peers take turns: neither must copies
-    for members stop newcomers, nor newcomers the copies.
-    """
-
-    AWAITED = 0
-    SHARED = 1
-    LAST = 2
 
 
 @dataclass
@@ -118,10 +105,15 @@ class Uploads:
         self._wake.set()
         return True
 
-    def _urgency(self, peer: PeerId, *, spare: bool) -> Urgency:
-        return Urgency(spare + (not self._members.has_member(peer)))
+    def _urgency(self, peer: PeerId, *, spare: bool) -> int:
+        """Return the urgency of a chunk; a lower number goes first.
 
-    def _urgency_of(self, peer: PeerId, wanted: Chunk) -> Urgency:
+        A spare chunk for a member and a chunk for which a stranger waits have the same: neither must copies for members stop
+        newcomers, nor newcomers the copies.
+        """
+        return spare + (not self._members.has_member(peer))
+
+    def _urgency_of(self, peer: PeerId, wanted: Chunk) -> int:
         return self._urgency(peer, spare=(peer, wanted) in self._spare)
 
     def forget(self, peer: PeerId) -> None:
@@ -129,7 +121,7 @@ class Uploads:
         self._spare -= {(peer, wanted) for wanted in self._queues.pop(peer, ())}
         self._turned_away.pop(peer, None)
 
-    def _has_room(self, peer: PeerId, urgency: Urgency) -> bool:
+    def _has_room(self, peer: PeerId, urgency: int) -> bool:
         """Return True if one more chunk for this peer fits in the queue; peers turned away earlier have precedence.
 
         Less urgent chunks in the queue do not count.
@@ -154,7 +146,7 @@ class Uploads:
         room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
         if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
             return True
-        is_spare = urgency is not self._urgency(peer, spare=False)
+        is_spare = urgency != self._urgency(peer, spare=False)
         if not is_spare and (peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED):
             self._turned_away[peer] = now
         return False

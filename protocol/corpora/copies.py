@@ -198,8 +198,11 @@ class BlocksToKeep:
         """Yield the missing blocks that we should keep in the order of the module's docstring, and None for all others."""
         numbers, others, by_share = self._numbers, self._rule.others(), self._rule.share is not None
         if not self._are_marked and not self._fits:
-            self._are_marked = True
-            yield from self._mark()
+            self._are_marked = True  # the blocks that were here before, so that the cache keeps them
+            for block in self._store.cache.blocks():
+                if self.keeps(block):
+                    self._store.cache.keep(block)
+                yield None
         missing = numbers.all & ~numbers.here(self._store) & (-1 if others.shown is None else others.shown)
         found = False
         for place in [None] if by_share else [*range(COPIES), None]:
@@ -218,13 +221,6 @@ class BlocksToKeep:
         for number in range(numbers.counted, numbers.total):
             block = numbers.block(number)
             yield block if self._fits or self.keeps(block) else None
-
-    def _mark(self) -> Iterator[None]:
-        """Mark the blocks that were here before, so that the cache keeps them."""
-        for block in self._store.cache.blocks():
-            if self.keeps(block):
-                self._store.cache.keep(block)
-            yield None
 
     def _turned(self, blocks: ChunkSet) -> Iterator[int]:
         """Yield the members of a set, from a place on that differs from peer to peer."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from protocol.formats.section import ManifestProblem, Section, refuse
+from protocol.formats.section import Problems, Section
 
 MAX_CHUNKS = 4096
 """Most chunks of a contribution: 4 G parameters a fragment with chunks of 1 MiB.  A record proposal has a signature for
@@ -95,59 +95,34 @@ class ModelConfig(Section):
     context: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     """Tokens that an exported model says it can read; 0: data.sequence_length."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        refuse(self._problems())
-        return self
-
-    def _problems(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
         dim, heads, kv_heads = self.dim, self.heads, self.kv_heads
-        if self.head_dim and dim % heads:
-            above = -(-dim // heads) * heads
-            yield ManifestProblem(
-                ("dim", "heads"), f"dim ({dim}) must be a multiple of heads ({heads}); dim = {above} would do"
-            )
-        elif not self.head_dim and dim % (2 * heads):
-            below = dim // (2 * heads) * 2 * heads
-            fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
-            fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
-            yield ManifestProblem(
-                ("dim", "heads"),
-                f"dim ({dim}) must be heads ({heads}) times an even number; {' or '.join(fitting)} would do",
-            )
+        step = heads if self.head_dim else 2 * heads
+        if dim % step:
+            rule = f"a multiple of heads ({heads})" if self.head_dim else f"heads ({heads}) times an even number"
+            yield "dim heads", f"dim ({dim}) must be {rule}; dim = {-(-dim // step) * step} would do"
         if heads % kv_heads:
-            yield ManifestProblem(
-                ("heads", "kv_heads"),
+            yield (
+                "heads kv_heads",
                 f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); kv_heads = {kv_head_count(heads)} would do",
             )
         if self.qkv_bias and self.qk_norm:
-            yield ManifestProblem(
-                ("qkv_bias", "qk_norm"),
+            yield (
+                "qkv_bias qk_norm",
                 "qkv_bias and qk_norm are both true, which no family of models has; qkv_bias = false would do",
             )
         if self.parameters > MAX_PARAMETERS:
-            yield ManifestProblem(
-                ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied", "head_dim"),
+            yield (
+                "vocab dim layers heads kv_heads ffn tied head_dim",
                 f"the model has {self.parameters / 1e9:.2f} G parameters, and at most {MAX_PARAMETERS / 1e9:.2f} G are "
-                f"allowed; {self._smaller()}",
+                "allowed; make vocab, dim, ffn or layers smaller",
             )
         low, high = self.rope_low_freq_factor, self.rope_high_freq_factor
         if not low < high:
-            yield ManifestProblem(
-                ("rope_low_freq_factor", "rope_high_freq_factor"),
+            yield (
+                "rope_low_freq_factor rope_high_freq_factor",
                 f"rope_low_freq_factor ({low:g}) must be less than rope_high_freq_factor ({high:g}); 1 and 4 would do",
             )
-
-    def _smaller(self) -> str:
-        """Propose a change that brings the parameters below the limit."""
-        layers = (MAX_PARAMETERS - self._other_parameters) // self._layer_parameters
-        if layers >= 1:
-            return f"layers = {layers} would do"
-        dims = [self.dim >> halvings for halvings in range(1, 12)]
-        for dim in (dim for dim in dims if dim >= 8 and dim % (2 * self.heads) == 0):
-            if self.model_copy(update={"dim": dim}).parameters <= MAX_PARAMETERS:
-                return f"dim = {dim} would do"
-        return "make vocab, ffn and layers smaller"
 
     @property
     def family(self) -> str:
@@ -170,21 +145,12 @@ class ModelConfig(Section):
         return self.kv_heads * self.head_width
 
     @property
-    def _layer_parameters(self) -> int:
-        """Parameters of one layer: norms, attention, SwiGLU."""
+    def parameters(self) -> int:
+        """Parameters in the flat vector that peers exchange: embeddings, the last norm, and the layers."""
         biases = self.query_width + 2 * self.kv_width if self.qkv_bias else 0
         norms = 2 * self.dim + (2 * self.head_width if self.qk_norm else 0)
-        return norms + biases + (2 * self.query_width + 2 * self.kv_width + 3 * self.ffn) * self.dim
-
-    @property
-    def _other_parameters(self) -> int:
-        """Parameters outside the layers: embeddings and the last norm."""
-        return self.vocab * self.dim * (1 if self.tied else 2) + self.dim
-
-    @property
-    def parameters(self) -> int:
-        """Parameters in the flat vector that peers exchange."""
-        return self._other_parameters + self.layers * self._layer_parameters
+        layer = norms + biases + (2 * self.query_width + 2 * self.kv_width + 3 * self.ffn) * self.dim
+        return self.vocab * self.dim * (1 if self.tied else 2) + self.dim + self.layers * layer
 
     def flops_per_token(self, length: int) -> float:
         """Return the floating point operations of training on a token of rows of `length` tokens.

@@ -9,12 +9,11 @@ reward, beta1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from protocol.formats.section import ManifestProblem, Section, refuse
+from protocol.formats.section import Problems, Section
 
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -112,29 +111,24 @@ class RlConfig(Section):
     shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
     """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._contradictions())
-        return self
-
-    def _contradictions(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
         if self.min_solve_rate > self.max_solve_rate:
-            yield ManifestProblem(
-                ("min_solve_rate", "max_solve_rate"),
+            yield (
+                "min_solve_rate max_solve_rate",
                 f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
                 "exchange them",
             )
         if self.row_tokens < self.max_tokens:
-            yield ManifestProblem(
-                ("row_tokens", "max_tokens"),
+            yield (
+                "row_tokens max_tokens",
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
             )
         if self.shortfall_ceiling < self.max_shortfall:
-            yield ManifestProblem(
-                ("shortfall_ceiling", "max_shortfall"),
+            yield (
+                "shortfall_ceiling max_shortfall",
                 f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
                 f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
             )
         if self.delta < 1 + self.eps:
-            yield ManifestProblem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
+            yield ("delta eps", f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")

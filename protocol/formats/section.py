@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import (
@@ -13,6 +12,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
 
@@ -102,26 +102,16 @@ def shortened(value: Any) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
 
 
-@dataclass(frozen=True)
-class ManifestProblem:
-    """Numbers that do not fit.  fields: dotted names of the fields involved.  text: one sentence with a value that fits."""
-
-    fields: tuple[str, ...]
-    text: str
+Problems = Iterator[tuple[str, str]]
+"""Numbers that do not fit together: the dotted names of the fields involved, and one sentence with the remedy."""
 
 
 class Misfit(ValueError):
     """Numbers that are allowed one by one, but not together."""
 
-    def __init__(self, problems: Sequence[ManifestProblem]) -> None:
-        super().__init__("; ".join(problem.text for problem in problems))
-        self.problems = tuple(problems)
-
-
-def refuse(problems: Iterator[ManifestProblem]) -> None:
-    """Raise `Misfit` with all of these problems, if there are any."""
-    if found := list(problems):
-        raise Misfit(found)
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(text for _, text in problems))
+        self.problems = problems
 
 
 class Section(Ordered):
@@ -135,6 +125,16 @@ class Section(Ordered):
     LATER: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    def _problems(self) -> Problems:
+        """Yield the numbers that do not fit together; a section adds its own to those of its base."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if found := list(self._problems()):
+            raise Misfit(found)
+        return self
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from protocol.formats.section import PRINTABLE, ManifestProblem, Section, refuse
+from protocol.formats.section import PRINTABLE, Problems, Section
 
 MAX_STEP_TOKENS = 1 << 26
 MAX_PROMPTS = 4
@@ -72,15 +71,10 @@ class DataConfig(Section):
     source: Literal["corpora", "local"] = "corpora"
     """Origin of the rows: "corpora", those of the run; or "local", each member's own data, which stays on its computer."""
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        refuse(self._size_problems())
-        return self
-
-    def _size_problems(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
         if self.sequence_length * self.sequences_per_step > MAX_STEP_TOKENS:
-            yield ManifestProblem(
-                ("sequence_length", "sequences_per_step"),
+            yield (
+                "sequence_length sequences_per_step",
                 f"sequence_length ({self.sequence_length}) times sequences_per_step ({self.sequences_per_step}) may be "
                 f"at most {MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // self.sequence_length} "
                 "would do",
@@ -107,11 +101,6 @@ class SamplesConfig(Section):
     tokens: Annotated[int, Field(ge=1, le=64)] = 48
     """Tokens of a completion at most."""
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        refuse(self._problems())
-        return self
-
-    def _problems(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
         if len(set(self.prompts)) < len(self.prompts):
-            yield ManifestProblem(("prompts",), "two prompts are the same; remove one of them")
+            yield ("prompts", "two prompts are the same; remove one of them")

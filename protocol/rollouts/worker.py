@@ -24,12 +24,11 @@ from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import (
     Generated,
-    GenerateTask,
     RolloutLink,
+    RolloutTask,
     RolloutVerdict,
     TrainerDied,
     TrainerGaveUp,
-    VerifyTask,
 )
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session
@@ -92,7 +91,7 @@ class BatchVerifier:
                     if sets is None or held().get(body.version) != body.tip:
                         return BatchVerified(batch.author, batch.root, None)
                     drawn = self._drawn(batch, sets)
-                    task = VerifyTask(self._session.run, body.version, batch.author, drawn, self._rl.group_size)
+                    task = RolloutTask(self._session.run, body.version, batch.author, drawn, self._rl.group_size)
                     verdicts = await link.verify(task, self._files.path(batch.root))
         except TrainerGaveUp:
             await trio.sleep_forever()
@@ -298,7 +297,7 @@ class RolloutMaker:
             number = self._next.get(tip, 0)
             run, me, sets = self._session.run, self._session.me, self._trainer.tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
-            task = GenerateTask(run, version, me, problems, rl.group_size)
+            task = RolloutTask(run, version, me, problems, rl.group_size)
             path = self._files.folder / MADE
             try:
                 made = await self._link.generate(task, path, on_progress)

@@ -9,31 +9,24 @@ memory or wait absurdly long.  The peer decides whether its own machine can carr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from kernels.aggregate import Rule, agreement_of, weights_of
 from kernels.codecs.ladder import LADDER, Codec, CodecName
 from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
-from protocol.formats.model import MAX_CHUNK_PARAMETERS, ModelConfig
+from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, ModelConfig
 from protocol.formats.rl import RlConfig
-from protocol.formats.section import PRINTABLE, ManifestProblem, Misfit, Section, refuse
+from protocol.formats.section import PRINTABLE, Problems, Section
 from protocol.formats.training import DataConfig, Fraction, InnerConfig, Positive, SamplesConfig, TokenizerConfig
-from protocol.run.fitting import (
-    CHUNK_STEP,
-    MAX_CHECKPOINT_CHUNK_BYTES,
-    chunk_problems,
-    fragment_problems,
-    used_problems,
-)
 from protocol.run.sections import (
     BUILTIN,
     CORPORA,
@@ -52,7 +45,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body, open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Total, pack
+from protocol.wire.messages import MAX_USED_BY_ALL, Total, pack
 
 PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
@@ -66,6 +59,35 @@ STATE_BYTES_PER_PARAMETER = 8
 RESIDUAL_BYTES_PER_PARAMETER = 4
 """The part of a difference that error feedback remembers, fp32."""
 BF16_BYTES = 2
+
+
+CHUNK_STEP = 256
+"""Divisor of the parameters in a chunk; some codecs need a larger one."""
+MAX_CHECKPOINT_CHUNK_BYTES = 1 << 24
+MAX_CHECKPOINT_CHUNKS = 1 << 15
+"""So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
+FEW_CHUNKS = 64
+"""Chunks of an exchange, eight for each of eight members: more are shared out hardly better, and each costs processor time
+(docs/results/exchange.md)."""
+FEW_CHECKPOINT_CHUNKS = 1 << 13
+LEAST_CHUNK_PARAMETERS = 1 << 16
+LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
+
+
+def chunk_size(parameters: int) -> int:
+    """Return the parameters in a chunk of a contribution, for a run file that leaves them out."""
+    size = LEAST_CHUNK_PARAMETERS
+    while size < MAX_CHUNK_PARAMETERS and chunk_count(parameters, size) > FEW_CHUNKS:
+        size *= 2
+    return size
+
+
+def checkpoint_chunk_size(state_bytes: int) -> int:
+    """Return the bytes in a chunk of a checkpoint, for a run file that leaves them out."""
+    size = LEAST_CHECKPOINT_CHUNK_BYTES
+    while size < MAX_CHECKPOINT_CHUNK_BYTES and -(-state_bytes // size) > FEW_CHECKPOINT_CHUNKS:
+        size *= 2
+    return size
 
 
 class OuterSection(Section):
@@ -122,15 +144,11 @@ class RoundSection(Section):
     listen_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 6.0
     """Seconds for which a peer hears that most electors are not on a provisional record before it gives the record up."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.min_members > self.max_members:
-            problem = (
-                f"min_members ({self.min_members}) is more than max_members ({self.max_members}); "
-                f"max_members = {self.min_members} would do"
-            )
-            raise Misfit([ManifestProblem(("min_members", "max_members"), problem)])
-        return self
+    def _problems(self) -> Problems:
+        least, most = self.min_members, self.max_members
+        if least > most:
+            text = f"min_members ({least}) is more than max_members ({most}); max_members = {least} would do"
+            yield "min_members max_members", text
 
 
 class Admission(StrEnum):
@@ -211,78 +229,98 @@ class RunManifest(Section, Body):
     requires: RequiresSection | None = None
     """The least computer that may train; left out if only the model's needs count."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        refuse(self._problems())
-        return self
-
-    def _problems(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
         if self.protocol_min > self.protocol_max:
-            yield ManifestProblem(
-                ("protocol_min", "protocol_max"),
+            yield (
+                "protocol_min protocol_max",
                 f"protocol_min ({self.protocol_min}) is more than protocol_max "
                 f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
             )
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
-            yield ManifestProblem(
-                ("tokenizer.ends", "model.vocab"),
+            yield (
+                "tokenizer.ends model.vocab",
                 f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
                 "tokens; take the tokenizer of the model",
             )
         if self.rl is not None and self.data.is_local:
-            yield ManifestProblem(
-                ("data.source", "rl"),
+            yield (
+                "data.source rl",
                 'data.source is "local", and a run with rollouts learns from problems that all peers can check; remove '
                 "data.source, or the section [rl]",
             )
         if self.rl is not None:
-            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
+            most, batches = self.rounds.max_members, self.rl.batches_per_round
+            if most * batches > MAX_USED_BY_ALL:
+                yield (
+                    "rl.batches_per_round rounds.max_members",
+                    f"a record names the batches that its members learn from, {MAX_USED_BY_ALL} at most, and {most} members "
+                    f"with {batches} each have more; max_members = {MAX_USED_BY_ALL // batches} would do",
+                )
         if self.total_tokens is None and self.total_rounds is None:
-            yield ManifestProblem(
-                ("total_tokens", "total_rounds"),
+            yield (
+                "total_tokens total_rounds",
                 "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
             )
         if self.total_tokens is not None and self.total_rounds is not None:
-            yield ManifestProblem(
-                ("total_tokens", "total_rounds"),
+            yield (
+                "total_tokens total_rounds",
                 f"total_tokens ({self.total_tokens}) and total_rounds ({self.total_rounds}) both say when the run ends; "
                 "remove one of them",
             )
-        yield from fragment_problems(self.parameters, LADDER[self.codec].block, self.fragments, self.rounds.inner_steps)
+        block, fragments, inner_steps = LADDER[self.codec].block, self.fragments, self.rounds.inner_steps
+        if (fragments - 1) * self.fragment_parameters >= self.parameters:
+            yield "fragments model", f"fragments ({fragments}) is too many for a model of {self.parameters} parameters"
+        if inner_steps % fragments:
+            yield (
+                "fragments rounds.inner_steps",
+                f"rounds.inner_steps ({inner_steps}) must be a multiple of fragments ({fragments}), which are exchanged in "
+                f"turn; inner_steps = {-(-inner_steps // fragments) * fragments} would do",
+            )
         if self.rounds.delay > self.round_steps:
-            yield ManifestProblem(
-                ("rounds.delay", "rounds.inner_steps", "fragments"),
+            yield (
+                "rounds.delay rounds.inner_steps fragments",
                 f"rounds.delay ({self.rounds.delay}) is more than the steps of a round ({self.rounds.inner_steps} / "
                 f"{self.fragments}), at whose end the last round's result is needed; delay = {self.round_steps} would do",
             )
         if self.rl is not None and self.is_streamed:
-            yield ManifestProblem(
-                ("fragments", "rounds.delay", "rl"),
+            yield (
+                "fragments rounds.delay rl",
                 "a run with rollouts exchanges whole states and waits for them; fragments = 1 and rounds.delay = 0 would do",
             )
-        if self.chunk_parameters % (block := LADDER[self.codec].block):
-            yield ManifestProblem(
-                ("chunk_parameters", "codec"),
+        if self.chunk_parameters % block:
+            yield (
+                "chunk_parameters codec",
                 f"chunk_parameters ({self.chunk_parameters}) must be a multiple of {block} with the codec {self.codec}; "
                 f"chunk_parameters = {-(-self.chunk_parameters // block) * block} would do",
             )
-        yield from chunk_problems(
-            self.fragment_parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes
-        )
+        pieces = -(-self.state_bytes // self.checkpoint_chunk_bytes)
+        if self.chunks > MAX_CHUNKS:
+            yield (
+                "chunk_parameters model",
+                f"chunk_parameters ({self.chunk_parameters}) makes {self.chunks} chunks, and at most {MAX_CHUNKS} are "
+                f"allowed; chunk_parameters = {chunk_size(self.fragment_parameters)} would do",
+            )
+        if pieces > MAX_CHECKPOINT_CHUNKS:
+            yield (
+                "checkpoint_chunk_bytes model",
+                f"checkpoint_chunk_bytes ({self.checkpoint_chunk_bytes}) makes {pieces} chunks of a state, and at most "
+                f"{MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = {checkpoint_chunk_size(self.state_bytes)} "
+                "would do",
+            )
         if self.allowlist != sorted(set(self.allowlist)):
-            yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+            yield ("allowlist", "allowlist must be sorted and without repetition; sort it")
         founders = [] if self.founders == "anyone" else self.founders
         if founders != sorted(set(founders)):
-            yield ManifestProblem(("founders",), "founders must be sorted and without repetition; sort it")
+            yield ("founders", "founders must be sorted and without repetition; sort it")
         strangers = sorted({*founders} - {self.organiser, *self.allowlist})
         if self.admission is Admission.ALLOWLIST and strangers:
-            yield ManifestProblem(
-                ("founders", "allowlist", "admission"),
+            yield (
+                "founders allowlist admission",
                 f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
             )
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
-            yield ManifestProblem(
-                ("allowlist", "admission"),
+            yield (
+                "allowlist admission",
                 'admission is "allowlist" but the allowlist is empty; put peer IDs into it, or admit by "invite"',
             )
 

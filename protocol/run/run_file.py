@@ -1,7 +1,7 @@
 """Run files: TOML that an organiser writes, and a manifest written back as such a file.
 
 A field that a file leaves out has its default, or follows from other fields (`derived`).  All mistakes are told at once,
-each in one sentence that names the field, the problem and a value that would do.  The ranges themselves are
+each in one sentence that names the field, the problem and the remedy.  The ranges themselves are
 `protocol.run.manifest`'s.
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 
@@ -21,14 +21,14 @@ from pydantic_core import ErrorDetails
 
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.section import Misfit, rule_of, shortened
-from protocol.run.fitting import checkpoint_chunk_size, chunk_size
 from protocol.run.manifest import (
     FOUNDERS_FORMS,
     OUTER_FORMS,
     STATE_BYTES_PER_PARAMETER,
     Admission,
-    RoundSection,
     RunManifest,
+    checkpoint_chunk_size,
+    chunk_size,
 )
 from protocol.run.sections import BUILTIN, DataSection, LocalSection, RlSection, builtin_source, reads_builtin
 from protocol.run.toml_text import MAX_SAID, check_dots, decode_toml, parse_toml
@@ -150,11 +150,8 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
     data, said = fields.get("data"), fields.get("rounds", {})
     if "rl" in fields or not isinstance(data, dict) or not isinstance(said, dict):
         return {}
-    try:
-        run = RunManifest.model_validate({**fields, "data": {"epochs": EPOCHS, **data}, "total_rounds": 1})
-    except ValidationError:
-        return {}
-    if (rows := run.data_rows) is None:
+    run = _run({**fields, "data": {"epochs": EPOCHS, **data}, "total_rounds": 1})
+    if run is None or (rows := run.data_rows) is None:
         return {}
     steps = rows // run.data.sequences_per_step
     if run.data.format == "text" and not (tunes and steps < TUNING_ROUNDS * run.rounds.inner_steps):
@@ -168,23 +165,15 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
 
 def _within_epochs(fields: Mapping[str, Any], total: dict[str, int]) -> dict[str, int]:
     """Return the total, or that of the data if `data.epochs` ends the run before: so the rate has come down at its end."""
-    try:
-        end = RunManifest.model_validate({**fields, **total}).ending_data
-    except ValidationError:
-        return total
+    run = _run({**fields, **total})
+    end = run.ending_data if run is not None else None
     return total if end is None else {"total_tokens": max(1, end.tokens)}
 
 
 def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
-    inner, rl = fields.get("inner", {}), fields.get("rl")
-    if not isinstance(inner, dict):
-        return fields
-    try:
-        run = RunManifest.model_validate(fields)
-    except ValidationError:
-        return fields
-    if run.rl is not None and run.total_rounds is None:
+    inner, rl, run = fields.get("inner", {}), fields.get("rl"), _run(fields)
+    if run is None or (run.rl is not None and run.total_rounds is None):
         return fields
     rounds = run.total_rounds or ceil((run.total_tokens or 1) / run.counted_per_round)
     if run.ending_data is not None:
@@ -204,17 +193,16 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
         return {"total_rounds": ROLLOUT_ROUNDS + (warm if _is_size(warm, 1_000_000) else 0)}
     if tunes:
         return {"total_rounds": TUNING_ROUNDS}
-    data, rounds = fields.get("data", {}), fields.get("rounds", {})
-    sizes: list[Any] = [
-        section.get(name, kind.model_fields[name].default) if isinstance(section, dict) else None
-        for section, kind, name in (
-            (data, DataSection, "sequence_length"),
-            (data, DataSection, "sequences_per_step"),
-            (rounds, RoundSection, "inner_steps"),
-        )
-    ]
-    read = prod(sizes) if all(_is_size(size, 1 << 17) for size in sizes) else 1
+    run = _run({**fields, "total_rounds": 1})
+    read = run.rounds.inner_steps * run.data.sequences_per_step * run.data.sequence_length if run is not None else 0
     return {"total_tokens": max(TOKENS_A_PARAMETER * parameters, FEWEST_ROUNDS * read)}
+
+
+def _run(fields: Mapping[str, Any]) -> RunManifest | None:
+    """Return the run with these fields; None if they are senseless."""
+    with suppress(ValidationError):
+        return RunManifest.model_validate(fields)
+    return None
 
 
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,17 +231,6 @@ MAX_TOLD = 20
 """Mistakes that are told at once."""
 MAX_NAMES = 4096
 """Names of fields and sections in a file, which are a few hundred in the largest run: each wrong one takes 0.2 ms."""
-REPLACED = {
-    "inner.total_steps": "write total_rounds (total_steps divided by rounds.inner_steps) or total_tokens above the sections "
-    "instead, which says when the run ends and the rate is zero",
-    "inner.stable_steps": "write inner.cooldown instead, the share of the run at its end in which the rate comes down "
-    "(0.2 by default)",
-    "data.corpus": 'write from = "examples" in [data] for the solved problems of the environment, and nothing for the text '
-    "that comes with the program",
-    "data.packed": "remove it: chats share the rows of a corpus, and none sees another",
-    "data.held_out_percent": "remove it: it belongs to data that [data] names with from, and other corpora have their own",
-}
-"""Fields of earlier versions, each with its replacement."""
 BROUGHT = {
     "data": (
         "from",
@@ -276,8 +253,6 @@ PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""
 OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
 """Endings of the rules of fields that are a word or something else."""
-PLACEHOLDERS = {"name": "run"}
-"""Values that stand in for wrong required fields, so that the others can be checked."""
 
 
 class RunFileError(Exception):
@@ -473,13 +448,8 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     place = [str(part) for part in item["loc"]]
     misfit = item.get("ctx", {}).get("error")
     if isinstance(misfit, Misfit):
-        return [
-            (
-                [".".join([*place, field]) for field in problem.fields],
-                f"[{'.'.join(place)}] {problem.text}" if place else problem.text,
-            )
-            for problem in misfit.problems
-        ]
+        within, section = "".join(f"{part}." for part in place), f"[{'.'.join(place)}] " if place else ""
+        return [([within + field for field in fields.split()], section + text) for fields, text in misfit.problems]
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 
@@ -522,8 +492,6 @@ def _sentence(error: ErrorDetails) -> str:
     place = [part[:MAX_NAME_CHARS] for part in parts if isinstance(part, str)]
     field = _shown(_field(parts), MAX_NAME_CHARS)
     kind = error["type"]
-    if kind == "extra_forbidden" and field in REPLACED:
-        return f"{field} is not a field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
         section = _section(place[:-1])
         near = difflib.get_close_matches(place[-1], section.model_fields if section is not None else (), 1)

@@ -8,16 +8,16 @@ the hashes of their chunks, and every peer fetches them from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Self, TypeGuard
+from typing import Annotated, Any, ClassVar, TypeGuard
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kernels.mixture import MAX_WEIGHTS
 from protocol.formats.rl import RlConfig
-from protocol.formats.section import PRINTABLE, ManifestProblem, Section, refuse
+from protocol.formats.section import PRINTABLE, Problems, Section
 from protocol.formats.training import DataConfig, TokenizerConfig
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import MAX_USED
@@ -227,12 +227,6 @@ class DataSection(DataConfig):
     local: LocalSection | None = None
     """Reading of the members' own data, if source is "local"."""
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        refuse(self._source_problems())
-        refuse(self._local_problems())
-        return self
-
     @property
     def row_tokens(self) -> int:
         """Most tokens that the loss of a row of the run counts; a row of preferences is a pair of rows."""
@@ -257,47 +251,33 @@ class DataSection(DataConfig):
         """True if each member reads data of its own."""
         return self.source == "local"
 
-    def _local_problems(self) -> Iterator[ManifestProblem]:
-        shared = {
-            "corpora": self.corpora,
-            "sources": self.sources,
-            "phases": self.phases,
-            "mirrors": self.mirrors,
-            "epochs": self.epochs,
-        }
-        named = tuple(name for name, value in shared.items() if value)
+    def _problems(self) -> Problems:
+        yield from super()._problems()
+        named = [name for name in ("corpora", "sources", "phases", "mirrors", "epochs") if getattr(self, name)]
         if self.is_local and named:
-            yield ManifestProblem(
-                (*named, "source"),
+            yield (
+                " ".join([*named, "source"]),
                 f'source is "local", so each member brings data of its own, and {", ".join(named)} would name data of the '
                 "run; remove one of the two",
             )
         if self.local is not None and not self.is_local:
-            yield ManifestProblem(
-                ("local", "source"), 'local is about the members\' own data, and source is not "local"; remove it'
-            )
-
-    def _source_problems(self) -> Iterator[ManifestProblem]:
+            yield ("local source", 'local is about the members\' own data, and source is not "local"; remove it')
         if self.format != "text" and not self.corpora and not self.is_local:
-            yield ManifestProblem(
-                ("format", "corpora"),
+            yield (
+                "format corpora",
                 f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',
             )
         if bool(self.corpora) != bool(self.sources):
-            yield ManifestProblem(("corpora", "sources"), "a run with corpora names sources in them; add both, or neither")
+            yield ("corpora sources", "a run with corpora names sources in them; add both, or neither")
         if any(source.corpus >= len(self.corpora) for source in self.sources):
-            yield ManifestProblem(("sources", "corpora"), "a source names a corpus that the run does not have; correct it")
+            yield ("sources corpora", "a source names a corpus that the run does not have; correct it")
         if len({source.name for source in self.sources}) < len(self.sources):
-            yield ManifestProblem(
-                ("sources",), "two sources have one name; remove one, or build its corpus with another name"
-            )
+            yield ("sources", "two sources have one name; remove one, or build its corpus with another name")
         if self.phase_starts != sorted(set(self.phase_starts)):
-            yield ManifestProblem(("phases",), "phases must begin one after the other, at least a row apart; sort them")
+            yield ("phases", "phases must begin one after the other, at least a row apart; sort them")
         mixtures = [[source.weight for source in self.sources], *(phase.weights for phase in self.phases)]
         if any(len(weights) != len(self.sources) or (weights and not any(weights)) for weights in mixtures):
-            yield ManifestProblem(
-                ("phases", "sources"), "each mixture needs a weight for each source, and one above 0; correct the weights"
-            )
+            yield ("phases sources", "each mixture needs a weight for each source, and one above 0; correct the weights")
 
     @property
     def phase_starts(self) -> list[int]:
@@ -364,25 +344,21 @@ class RlSection(RlConfig):
     files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
     """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        refuse(self._problems())
-        return self
-
-    def _problems(self) -> Iterator[ManifestProblem]:
+    def _problems(self) -> Problems:
+        yield from super()._problems()
         paths = [file.path for file in self.files]
         if paths != sorted(set(paths)):
-            yield ManifestProblem(("files",), "files must be sorted by path and without repetition; sort them")
+            yield ("files", "files must be sorted by path and without repetition; sort them")
         if self.rollouts_per_batch > MAX_ROLLOUTS:
             would_do = max(1, MAX_ROLLOUTS // self.group_size)
-            yield ManifestProblem(
-                ("prompts_per_batch", "group_size"),
+            yield (
+                "prompts_per_batch group_size",
                 f"a batch of {self.prompts_per_batch} prompts with {self.group_size} completions each has more than "
                 f"{MAX_ROLLOUTS} rollouts; prompts_per_batch = {would_do} would do",
             )
         if self.problems < self.prompts_per_batch:
-            yield ManifestProblem(
-                ("problems", "prompts_per_batch"),
+            yield (
+                "problems prompts_per_batch",
                 f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
                 f"prompts_per_batch = {self.problems} would do",
             )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 import trio
 
@@ -29,7 +28,7 @@ from protocol.run.manifest import RunManifest
 from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Body, decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Record
@@ -135,8 +134,6 @@ CHECKPOINT_WORTH_ROUNDS = 8
 """Number of missing rounds beyond which a checkpoint (8 bytes a parameter) is smaller than the results (about 1 byte a
 parameter for each round)."""
 
-R = TypeVar("R", bound=Body)
-
 
 class StateFetcher:
     """Fetcher from peers into the store of `replica`.  progressed_at: when checked data last arrived, in trio time."""
@@ -145,7 +142,13 @@ class StateFetcher:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
         self.progressed_at = -1e9
         self._results = BlobFetcher(session, swarm, replica.store.results, offload)
-        self._checkpoints = BlobFetcher(session, swarm, replica.store.checkpoints, offload, self._tell)
+        self._checkpoints = BlobFetcher(
+            session,
+            swarm,
+            replica.store.checkpoints,
+            offload,
+            lambda name, size: session.emit(CheckpointWritten(name.rounds, size)),
+        )
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
         """Fetch the files that lead to the newest available state of `chain`; return its number of rounds.
@@ -224,7 +227,9 @@ class StateFetcher:
 
         async def ask(peer: PeerId) -> None:
             with suppress(NetworkError, Malformed):
-                answers[peer] = await self._ask(peer, "have", HaveRequest(), HaveReply)
+                question = HaveRequest().encode()
+                answer = await self._session.network.request(peer, "have", question, timeout_s=ASK_TIMEOUT_S)
+                answers[peer] = decode_body(HaveReply, answer, max_bytes=MAX_REQUEST_BYTES)
 
         async with trio.open_nursery() as nursery:  # all at once: peers that stay silent must not delay it one by one
             for peer in sources:
@@ -249,10 +254,3 @@ class StateFetcher:
         spans = EvenSpans(self._replica.state.size_bytes, manifest.checkpoint_chunk_bytes)
         wanted = Wanted(name, Hash(digest), spans, Purpose("checkpoint", rounds))
         return await self._checkpoints.fetch(wanted, sources, self._progress)
-
-    def _tell(self, name: CheckpointName, size: int) -> None:
-        self._session.emit(CheckpointWritten(name.rounds, size))
-
-    async def _ask(self, peer: PeerId, kind: str, question: Body, reply: type[R]) -> R:
-        answer = await self._session.network.request(peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
-        return decode_body(reply, answer, max_bytes=MAX_REQUEST_BYTES)

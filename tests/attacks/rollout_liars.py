@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, VerifyTask
+from protocol.trainer_link import Generated, RolloutTask, RolloutVerdict
 from protocol.wire.rollouts import Reason, Verdict
 from tests.simulation.rollout_trainer import RolloutTrainer, right_batch
 
@@ -19,11 +19,11 @@ BAD = RolloutVerdict(Verdict.REJECT, Reason.WRONG_COMPUTATION, "it says so", Non
 class Cheat(RolloutTrainer):
     """Makes rollouts that no honest peer makes."""
 
-    def batch(self, task: GenerateTask) -> bytes:
+    def batch(self, task: RolloutTask) -> bytes:
         entries: list[dict[str, Any]] = json.loads(right_batch(task, self._weights[task.version]))
         return self.spoil(task, entries)
 
-    def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
         """The bytes that it makes of the right ones."""
         raise NotImplementedError
 
@@ -31,14 +31,14 @@ class Cheat(RolloutTrainer):
 class OtherWeights(Cheat):
     """Generates with other weights than the version's."""
 
-    def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
         return right_batch(task, b"a smaller model")
 
 
 class OneBad(Cheat):
     """One rollout of each batch is made up, with a proof that fits what it says."""
 
-    def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
         entries[-1]["output"] = "00" * 8
         return json.dumps(entries).encode()
 
@@ -46,21 +46,21 @@ class OneBad(Cheat):
 class OtherProblems(Cheat):
     """Solves the problem that it likes best."""
 
-    def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
         return json.dumps([{**entry, "problem": 1} for entry in entries]).encode()
 
 
 class Rubbish(Cheat):
     """Sends bytes that are no rollouts."""
 
-    def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
         return b"\xff" * 3000
 
 
 class Overstates(RolloutTrainer):
     """States more tokens than it made, for they are credited."""
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         made = await super().generate(task, path, on_progress)
         return Generated(made.rollouts, made.tokens + 1)
 
@@ -68,21 +68,21 @@ class Overstates(RolloutTrainer):
 class AcceptsAll(RolloutTrainer):
     """A validator that verifies nothing."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         return (GOOD,) * (len(task.problems) * task.copies)
 
 
 class FalseScores(RolloutTrainer):
     """A validator that says of each right answer that it is worth nothing."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         return tuple(replace(each, reward=each.reward and 0.0) for each in super().verdicts(task, data))
 
 
 class FalseScoresOfPrograms(RolloutTrainer):
     """The same, of those alone that another computer may come to."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         found = super().verdicts(task, data)
         return tuple(each if each.exact else replace(each, reward=each.reward and 0.0) for each in found)
 
@@ -90,14 +90,14 @@ class FalseScoresOfPrograms(RolloutTrainer):
 class RejectsAll(RolloutTrainer):
     """Accuses everybody."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         return (BAD,) * (len(task.problems) * task.copies)
 
 
 class Contrary(RolloutTrainer):
     """Says the contrary of what it finds."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         found = super().verdicts(task, data)
         return tuple(BAD if each.verdict is Verdict.ACCEPT else GOOD for each in found)
 
@@ -105,7 +105,7 @@ class Contrary(RolloutTrainer):
 class Turncoat(RolloutTrainer):
     """Honest until it has a vote and a good name, then accuses everybody."""
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         found = super().verdicts(task, data)
         return (BAD,) * len(found) if task.version >= TURNS_AT else found
 

@@ -12,8 +12,7 @@ import trio
 from protocol.chain.electorate import tolerated
 from protocol.events.events import Event, RoundCommitted
 from protocol.node.node import Node
-from protocol.run.fitting import CHUNK_STEP
-from protocol.run.manifest import Admission, SignedManifest
+from protocol.run.manifest import CHUNK_STEP, Admission, SignedManifest
 from protocol.transport.interface import NetworkError
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from peer.cli import main
 from peer.trainer_process.process import RolloutProcess
-from protocol.trainer_link import Generated, GenerateTask
+from protocol.trainer_link import Generated, RolloutTask
 
 honest = RolloutProcess.generate
 
 
 async def _generate(
-    self: RolloutProcess, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]
+    self: RolloutProcess, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]
 ) -> Generated:
     made = await honest(self, task, path, on_progress)
     data = bytearray(path.read_bytes())

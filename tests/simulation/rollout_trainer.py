@@ -23,12 +23,11 @@ from protocol.trainer_link import (
     ComputeTask,
     Contribution,
     Generated,
-    GenerateTask,
     Progress,
+    RolloutTask,
     RolloutVerdict,
     SharedTaskFile,
     Tried,
-    VerifyTask,
 )
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.rollouts import Reason, Verdict
@@ -124,7 +123,7 @@ class RolloutTrainer(ArithmeticTrainer):
             if problem >= OWN_PROBLEMS:
                 self._task_of(problem)
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         self._alone()
         try:
             await self._resumed.wait()
@@ -138,11 +137,11 @@ class RolloutTrainer(ArithmeticTrainer):
         on_progress(count, count)
         return Generated(count, 8 * count)
 
-    def batch(self, task: GenerateTask) -> bytes:
+    def batch(self, task: RolloutTask) -> bytes:
         """What an honest peer makes; to be overridden."""
         return right_batch(task, self._weights[task.version])
 
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         self._alone()
         try:
             self._check_tasks(task.problems)
@@ -154,7 +153,7 @@ class RolloutTrainer(ArithmeticTrainer):
         finally:
             self._busy = False
 
-    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+    def verdicts(self, task: RolloutTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         """What an honest peer finds; to be overridden."""
         found = verdicts_on(task, data, self._weights[task.version])
         problems = [problem for problem in task.problems for _ in range(task.copies)]
@@ -173,20 +172,20 @@ def weights_of(theta: memoryview) -> bytes:
     return hash_bytes("weights", (np.frombuffer(theta, np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
-def right_batch(task: GenerateTask | VerifyTask, weights: bytes) -> bytes:
+def right_batch(task: RolloutTask, weights: bytes) -> bytes:
     """The one batch that an honest peer makes of this task."""
     entries = [_entry(task, weights, problem, copy) for problem in task.problems for copy in range(task.copies)]
     return json.dumps(entries).encode()
 
 
-def _entry(task: GenerateTask | VerifyTask, weights: bytes, problem: int, copy: int) -> Entry:
+def _entry(task: RolloutTask, weights: bytes, problem: int, copy: int) -> Entry:
     key = task.run + f"{task.version} {task.peer} {problem} {copy}".encode()
     output = hash_bytes("output", key + weights)
     proof = hash_bytes("proof", output + weights)
     return {"problem": problem, "copy": copy, "output": output[:8].hex(), "proof": proof[:8].hex()}
 
 
-def verdicts_on(task: VerifyTask, data: bytes, weights: bytes) -> tuple[RolloutVerdict, ...]:
+def verdicts_on(task: RolloutTask, data: bytes, weights: bytes) -> tuple[RolloutVerdict, ...]:
     """What an honest peer finds in these bytes."""
     right, count = json.loads(right_batch(task, weights)), len(task.problems) * task.copies
     try:

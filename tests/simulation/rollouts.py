@@ -26,7 +26,7 @@ from protocol.formats.model import ModelConfig
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.sections import DataSection, RlSection
-from protocol.trainer_link import GenerateTask
+from protocol.trainer_link import RolloutTask
 from protocol.wire.hashes import tree_root
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
@@ -171,7 +171,7 @@ def _noting(judge: RolloutJudge, seat: Seat, kind: type[RolloutTrainer]) -> Call
         if kind.batch is RolloutTrainer.batch:
             honest = trainer.batch
 
-            def batch(task: GenerateTask) -> bytes:
+            def batch(task: RolloutTask) -> bytes:
                 data = honest(task)
                 judge.right.add(name_of(data))
                 return data

@@ -11,7 +11,7 @@ import trio
 from protocol.events.events import RolloutsGenerated, RolloutsUsed
 from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission
-from protocol.trainer_link import Generated, GenerateTask
+from protocol.trainer_link import Generated, RolloutTask
 from protocol.wire.presence import Role
 from tests.attacks.rollout_liars import (
     AcceptsAll,
@@ -215,7 +215,7 @@ def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_wei
     begun: list[int] = []
 
     class Slow(RolloutTrainer):
-        async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        async def generate(self, task: RolloutTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
             begun.append(task.version)
             if len(begun) > 1:
                 return await super().generate(task, path, on_progress)

@@ -25,7 +25,7 @@ from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import RETRY_S, BatchFetcher, BatchVerifier, RolloutMaker, is_sure
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, TrainerDied, VerifyTask
+from protocol.trainer_link import Generated, RolloutTask, RolloutVerdict, TrainerDied
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.presence import Role
 from protocol.wire.questions import LeavesReply
@@ -66,7 +66,7 @@ class MakerStage:
         )
         self.worker = RolloutMaker(others, RL, self.files, others, inline, trainer)
 
-    async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
+    async def generate(self, task: RolloutTask, path: Path, on_progress: object) -> Generated:
         await trio.lowlevel.checkpoint()
         self.made += 1
         self.tasks.append(task.problems)
@@ -280,7 +280,7 @@ class CheckStage:
     """A validator whose trainer process holds version 3, of which the last record admitted a set.  length: of its chain."""
 
     def __init__(self) -> None:
-        self.length, self.asked = 3, list[VerifyTask]()
+        self.length, self.asked = 3, list[RolloutTask]()
         tasks: Any = SimpleNamespace(_replica=SimpleNamespace(history=self))
         tasks.at = lambda version: self.roster_at(min(version, self.length)).tasks
         tasks.on = lambda version, tip: TaskSets.on(tasks, version, tip)
@@ -294,7 +294,7 @@ class CheckStage:
     def roster_at(self, rounds: int) -> Any:
         return SimpleNamespace(tasks=SETS if rounds == 3 else TasksInForce())
 
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         await trio.lowlevel.checkpoint()
         self.asked.append(task)
         return (RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 1),) * BODY.rollouts

@@ -16,8 +16,7 @@ from kernels.layout import chunk_count
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
-from protocol.run.fitting import LEAST_CHECKPOINT_CHUNK_BYTES
-from protocol.run.manifest import MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
+from protocol.run.manifest import LEAST_CHECKPOINT_CHUNK_BYTES, MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
     TOKENS_A_PARAMETER,
     TUNING_ROUNDS,

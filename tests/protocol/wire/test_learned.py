@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from protocol.run.fitting import used_problems
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.hashes import Hash, hash_bytes
@@ -71,9 +70,3 @@ def test_the_most_batches_of_as_many_peers_fit_into_a_gossiped_ready() -> None:
     learned = learned_from([UsedBatch(author, root(number), 2**39) for number, author in enumerate(authors)], 0.5)
     ready = a_first_ready(rollouts=learned, weights=bytes(32), admission=bytes(512))
     assert len(pack(Identity.from_seed(bytes(32)), RUN, ready).raw) < MAX_GOSSIP_BYTES
-
-
-def test_a_run_whose_record_has_no_room_for_its_batches_is_refused_with_what_would_do() -> None:
-    assert [*used_problems(64, 32)] == [] and [*used_problems(4, 512)] == []
-    (problem,) = used_problems(64, 512)
-    assert problem.text.endswith("max_members = 4 would do")
