@@ -6,12 +6,8 @@ import argparse
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from peer.commands import add_command, whole_number
-
-if TYPE_CHECKING:
-    from peer.commands import Subparsers
+from peer.commands import Subparsers, add_command, option, whole_number
 
 
 def register(subparsers: Subparsers) -> None:
@@ -24,37 +20,30 @@ def register(subparsers: Subparsers) -> None:
         epilog="In a terminal, /help lists the commands of the conversation.  Text from a pipe gets one answer: "
         "`echo text | peer chat FOLDER`.",
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="a run ID or its beginning for its newest state on this computer, or a folder with a model, as `peer export` "
+    option(
+        parser,
+        "model MODEL",
+        "a run ID or its beginning for its newest state on this computer, or a folder with a model, as `peer export` "
         "or transformers write it (default: the running run, else the latest one here)",
+        nargs="?",
     )
-    parser.add_argument(
-        "--temp", type=_temperature, default=0.7, metavar="X", help="temperature (default: 0.7; 0: the most probable tokens)"
-    )
-    parser.add_argument(
-        "--max-tokens",
+    option(parser, "--temp X", "temperature (default: 0.7; 0: the most probable tokens)", type=_temperature, default=0.7)
+    option(
+        parser,
+        "--max-tokens N",
+        "tokens of an answer; at most half of what the model reads (default: 512)",
         type=whole_number(1, 1 << 16),
         default=512,
-        metavar="N",
-        help="tokens of an answer; at most half of what the model reads (default: 512)",
     )
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="cpu, cuda, … (default: a GPU if there is one and no peer trains here)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object for the answer to a text from a pipe")
+    option(parser, "--device NAME", "cpu, cuda, … (default: a GPU if there is one and no peer trains here)", default="auto")
+    option(parser, "--json", "one JSON object for the answer to a text from a pipe")
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk, or answer the text of a pipe."""
     # Before torch is loaded: OpenMP's idle threads sleep, instead of keeping a core busy that a trainer could use.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from peer.chat.source import ChatSource
+    from peer.chat.model import ChatSource
     from peer.chat.terminal import ChatSession, ChatTerminal, answer_once, read_text
     from peer.console.streams import share_reporter
     from peer.errors import ExitCode, PeerError

@@ -6,15 +6,13 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command, add_run
+from peer.commands import Subparsers, add_command, add_run, option
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from peer.commands import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
@@ -30,15 +28,14 @@ def register(subparsers: Subparsers) -> None:
         "them: all credit of a member counts for the team that it named last.  The JSON object has whole peer IDs, `me`, "
         "`names`, each member's `team`, the `teams`, the number of `fragments` of which a round exchanges one, and a "
         "`remark` if the tokens cannot be audited.",
+        json=True,
     )
     add_run(ledger)
-    ledger.add_argument("--json", action="store_true", help="one JSON object")
-    rollouts = add_command(subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts)
-    add_run(rollouts)
-    rollouts.add_argument(
-        "--last", metavar="N", type=int, default=SHOWN, help=f"number of batches to show (default {SHOWN})"
+    rollouts = add_command(
+        subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts, json=True
     )
-    rollouts.add_argument("--json", action="store_true", help="one JSON object")
+    add_run(rollouts)
+    option(rollouts, "--last N", f"number of batches to show (default {SHOWN})", type=int, default=SHOWN)
 
 
 def run_ledger(args: argparse.Namespace) -> int:

@@ -11,12 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command, whole_number
+from peer.commands import Subparsers, add_command, option, whole_number
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from peer.commands import Subparsers
     from peer.weights.held_out import HeldOutOptions
 
 
@@ -30,44 +29,42 @@ def register(subparsers: Subparsers) -> None:
         epilog="With --corpus it prints the loss in nats per token, the perplexity, and the bits for each byte of text, by "
         "source.  Of chats the assistant's messages count, and of preferences the chosen answers.  With --harness it prints "
         "the metrics of each task.",
+        json=True,
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a folder with a model, as `peer export` or transformers write it, or a run ID or its beginning for the newest "
+    option(
+        parser,
+        "model MODEL",
+        "a folder with a model, as `peer export` or transformers write it, or a run ID or its beginning for the newest "
         "state of the run on this computer",
     )
     measure = parser.add_mutually_exclusive_group(required=True)
-    measure.add_argument("--corpus", metavar="FOLDER", help="a corpus, as `peer data build` makes it")
-    measure.add_argument(
-        "--harness",
-        metavar="TASK,TASK,…",
-        help="tasks of lm-evaluation-harness, such as arc_easy,hellaswag, or YAML files that describe some (extra `eval`)",
+    option(measure, "--corpus FOLDER", "a corpus, as `peer data build` makes it")
+    option(
+        measure,
+        "--harness TASK,TASK,…",
+        "tasks of lm-evaluation-harness, such as arc_easy,hellaswag, or YAML files that describe some (extra `eval`)",
     )
-    parser.add_argument(
-        "--limit", type=whole_number(1, 1 << 40), metavar="N", help="with --harness: questions of each task (default: all)"
-    )
-    parser.add_argument(
-        "--tokens",
+    option(parser, "--limit N", "with --harness: questions of each task (default: all)", type=whole_number(1, 1 << 40))
+    option(
+        parser,
+        "--tokens N",
+        "held-out tokens of each source, about (default: 65536)",
         type=whole_number(1, 1 << 40),
         default=1 << 16,
-        metavar="N",
-        help="held-out tokens of each source, about (default: 65536)",
     )
-    parser.add_argument(
-        "--length",
+    option(
+        parser,
+        "--length N",
+        "tokens predicted in a row of text (default: as in the run; of a folder 1024, or fewer if it reads fewer)",
         type=whole_number(1, 1 << 17),
-        metavar="N",
-        help="tokens predicted in a row of text (default: as in the run; of a folder 1024, or fewer if it reads fewer)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--documents",
+        "masked: no document in a row sees another; joined: a row is one text (default: as in the run; of a folder masked)",
         choices=["masked", "joined"],
-        help="masked: no document in a row sees another; joined: a row is one text (default: as in the run; of a folder "
-        "masked)",
     )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    option(parser, "--device NAME", "cpu, cuda, … (default: a GPU if there is one)", default="auto")
 
 
 def run(args: argparse.Namespace) -> int:

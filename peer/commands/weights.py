@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from peer.commands import add_command, add_run, whole_number
+from peer.commands import Subparsers, add_command, add_run, option, whole_number
 from peer.console.asking import show
 from peer.errors import ExitCode, PeerError
-
-if TYPE_CHECKING:
-    from peer.commands import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    weights = add_command(
+    add_command(
         subparsers,
         "weights",
         "show the states that this peer serves, and the running transfers",
         run_weights,
         epilog="`peer export` writes the model to a folder.",
+        json=True,
     )
-    weights.add_argument("--json", action="store_true", help="one JSON object")
     export = add_command(
         subparsers,
         "export",
@@ -33,26 +30,22 @@ def register(subparsers: Subparsers) -> None:
         "push takes the token in HF_TOKEN, begins where the repository ends, and may be killed and started again.",
     )
     add_run(export)
-    export.add_argument("folder", metavar="FOLDER", nargs="?", help="new folder for the model; none with --push")
-    export.add_argument(
-        "--checkpoint",
+    option(export, "folder FOLDER", "new folder for the model; none with --push", nargs="?")
+    option(
+        export,
+        "--checkpoint ROUNDS",
+        "write the checkpoint after this many rounds (default: the newest state)",
         type=whole_number(0, 1 << 53),
-        metavar="ROUNDS",
-        help="write the checkpoint after this many rounds (default: the newest state)",
     )
-    export.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32, exact"
+    option(
+        export, "--dtype", "number format: bf16, rounded (default), or fp32, exact", choices=["bf16", "fp32"], default="bf16"
     )
-    export.add_argument(
-        "--push",
-        metavar="hf:OWNER/NAME",
-        help="commit the newest state to this repository of a hub instead, with a model card",
-    )
-    export.add_argument(
-        "--every",
+    option(export, "--push hf:OWNER/NAME", "commit the newest state to this repository of a hub instead, with a model card")
+    option(
+        export,
+        "--every ROUNDS",
+        "with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
         type=whole_number(1, 1 << 53),
-        metavar="ROUNDS",
-        help="with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
     )
     merge = add_command(
         subparsers,
@@ -62,32 +55,24 @@ def register(subparsers: Subparsers) -> None:
         epilog="Reads folders as `peer export` or transformers write them.  The tokenizer and the configuration are "
         "those of the first model, or of the base with ties.",
     )
-    merge.add_argument("models", metavar="MODEL", nargs="+", help="a folder with a model")
-    merge.add_argument("folder", metavar="FOLDER", help="new folder for the merged model")
-    merge.add_argument(
+    option(merge, "models MODEL", "a folder with a model", nargs="+")
+    option(merge, "folder FOLDER", "new folder for the merged model")
+    option(
+        merge,
         "--rule",
+        "linear: the weighted mean (default); slerp: a point on the arc between two models; ties: the differences "
+        "of several models from a base, without those that contradict each other",
         choices=["linear", "slerp", "ties"],
         default="linear",
-        help="linear: the weighted mean (default); slerp: a point on the arc between two models; ties: the differences "
-        "of several models from a base, without those that contradict each other",
     )
-    merge.add_argument("--weights", type=_weights, metavar="W,W,…", help="weight of each model (default: all equal)")
-    merge.add_argument(
-        "--t", type=float, metavar="T", help="slerp: position between the first model (0) and the second (1); default 0.5"
+    option(merge, "--weights W,W,…", "weight of each model (default: all equal)", type=_weights)
+    option(merge, "--t T", "slerp: position between the first model (0) and the second (1); default 0.5", type=float)
+    option(merge, "--base MODEL", "ties: folder of the model from which all others were trained")
+    option(
+        merge, "--density SHARE", "ties: share of each model's differences that is kept, the largest first (0.2)", type=float
     )
-    merge.add_argument("--base", metavar="MODEL", help="ties: folder of the model from which all others were trained")
-    merge.add_argument(
-        "--density",
-        type=float,
-        metavar="SHARE",
-        help="ties: share of each model's differences that is kept, the largest first (0.2)",
-    )
-    merge.add_argument(
-        "--scale", type=float, metavar="FACTOR", help="ties: factor on the differences that are added to the base (1)"
-    )
-    merge.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32"
-    )
+    option(merge, "--scale FACTOR", "ties: factor on the differences that are added to the base (1)", type=float)
+    option(merge, "--dtype", "number format: bf16, rounded (default), or fp32", choices=["bf16", "fp32"], default="bf16")
 
 
 BAR_CELLS = 64

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
-from peer.commands import contributions
+from peer.commands import contributions, seconds_of
 from peer.commands.status import describe_status
-from peer.commands.stop import seconds_of
 from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
 from peer.control.ledger import TeamCredit, team_credits
