@@ -111,8 +111,6 @@ def _json(text: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["Answering", "AsInRun", "MeasuredRates", "OnProgress", "Sampling", "measure", "survey"]
-
 TOKENIZER = "tokenizer.json"
 LONGEST = sys.float_info.min
 """Rate with the longest form in a line."""
