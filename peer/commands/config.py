@@ -51,6 +51,7 @@ def register(subparsers: Subparsers) -> None:
 def run_config(args: argparse.Namespace) -> int:
     """Print the settings, after a change if one is asked for."""
     from peer.control.client import ControlClient, ControlError
+    from peer.paths import data_dir
     from peer.settings.file import gather, known, with_kept_name
 
     name = known(args.setting) if args.setting is not None else None
@@ -65,17 +66,12 @@ def run_config(args: argparse.Namespace) -> int:
     except ControlError:  # no peer runs, or it does not answer the question
         found = {"running": False, **with_kept_name(gather({}), args.data_dir).as_map()}
     chosen = [each for each in found["settings"] if name in (None, each["name"])]
-    lines = [*describe_config(found, name), effect, _whose_file(args) if changes and not args.now else ""]
+    lines = [*describe_config(found, name), effect]
+    if changes and not args.now and "PEER_CONFIG" not in os.environ and args.data_dir != data_dir():
+        lines.append(
+            "All data directories of this user share peer.toml; set PEER_CONFIG to give this one a file of its own."
+        )
     return print_result(args, {**found, "settings": chosen}, filter(None, lines))
-
-
-def _whose_file(args: argparse.Namespace) -> str:
-    """Return a sentence for those who may expect that a change is one data directory's; empty for the usual one."""
-    from peer.paths import data_dir
-
-    if "PEER_CONFIG" in os.environ or args.data_dir == data_dir():
-        return ""
-    return "All data directories of this user share peer.toml; set PEER_CONFIG to give this one a file of its own."
 
 
 def _change(args: argparse.Namespace, name: str) -> str:

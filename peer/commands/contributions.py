@@ -40,14 +40,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run_ledger(args: argparse.Namespace) -> int:
     """Print the ledger of the records on disk, under the names that the peers have now."""
-    from peer.joining.purpose import ledger_remark
-    from peer.joining.run_source import stored_manifest
-    from protocol.wire.hashes import Hash
-
-    found = _find(args.data_dir, args.run_id)
-    signed = stored_manifest(Hash(bytes.fromhex(found["run"])), args.data_dir)
-    found["fragments"] = signed.manifest.fragments if signed is not None else 1
-    found["remark"] = ledger_remark(signed.manifest) if signed is not None else ""
+    found = find_ledger(args.data_dir, args.run_id)
     return print_result(args, found, describe_ledger(found))
 
 
@@ -81,13 +74,17 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
     return [*lines, found["remark"]] if found["remark"] else lines
 
 
-def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
+def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
+    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams.
+
+    fragments: those of which a round exchanges one.  remark: on tokens that cannot be audited, or empty.
+    """
     from dataclasses import asdict
 
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
     from peer.control.ledger import ledger_of, team_credits
+    from peer.joining.purpose import ledger_remark
     from peer.joining.run_source import stored_manifest
     from peer.joining.run_word import chosen_folder
     from peer.keyfile import KeyfileError, load_identity
@@ -116,7 +113,8 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     told = ledger_of(history.ledger.credits, history.length)
     members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
     teams = [asdict(each) for each in team_credits(told, history.teams)]
-    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams}
+    about = {"fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
+    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams, **about}
 
 
 SHOWN = 20

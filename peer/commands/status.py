@@ -76,14 +76,6 @@ def _held_out(status: PeerStatus) -> str:
     return text if status.eval_percent is None else f"{text}, the next is {status.eval_percent} % measured"
 
 
-def _reachable(status: PeerStatus) -> str:
-    """Describe whether and where other peers reach this one."""
-    if status.reachable == "unknown":
-        return "not known yet"
-    there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
-    return f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
-
-
 def _rollouts(role: str, told: RolloutStatus) -> str:
     """Describe this peer's work on rollouts, by its role, and the verdicts on them."""
     from protocol.formatting import amount, many, number
@@ -136,6 +128,10 @@ def describe_status(status: PeerStatus) -> list[str]:
     blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:
         blocks.append(f"copies    {copies(status.copies)}")
+    there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
+    reachable = f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
+    if status.reachable == "unknown":
+        reachable = "not known yet"
     members = f"{len(status.members)} in the last round" if status.round else "none before the first round"
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
@@ -159,7 +155,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"trainer   {trainer_line(status)}",
         *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
-        f"reachable {_reachable(status)}",
+        f"reachable {reachable}",
         f"members   {members}; {many(status.peers, 'other peer')} in the run now",
     ]
     if status.invite_command:

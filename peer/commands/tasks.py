@@ -16,7 +16,6 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.tasks.checking import Checked
-    from peer.tasks.rating import AsInRun
 
 FETCH_TIMEOUT_S = 300.0
 _count = whole_number(1, 1 << 20)
@@ -118,11 +117,12 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_rate(args: argparse.Namespace) -> int:
     """Measure the tasks of a file, or some of an environment; rates measured for a file survive an interruption."""
-    from peer.tasks.rating import Answering, Sampling, measure, survey
+    from peer.joining.run_source import named_run
+    from peer.tasks.rating import Answering, AsInRun, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
         raise PeerError("name a file of tasks or an --environment, and not both", ExitCode.USAGE)
-    run = _of_the_run(args)
+    run = AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
     temperature = run.temperature if args.temperature is None else args.temperature
     sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
     how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, run.ends, args.device)
@@ -144,14 +144,6 @@ def run_rate(args: argparse.Namespace) -> int:
         print(f"file        {target}")
         print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
     return ExitCode.OK
-
-
-def _of_the_run(args: argparse.Namespace) -> AsInRun:
-    """Return the settings of the named run that change rates; the defaults if no run is named."""
-    from peer.joining.run_source import named_run
-    from peer.tasks.rating import AsInRun
-
-    return AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
 
 
 class _Progress:

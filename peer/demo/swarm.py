@@ -359,7 +359,11 @@ class Screen:
         self._told = len(news)
 
     def _redraw(self) -> None:
-        lines = progress_lines(self._demo, shutil.get_terminal_size((80, 24)).columns, unicode=self._unicode)
+        demo, width, unicode = self._demo, shutil.get_terminal_size((80, 24)).columns - 1, self._unicode
+        aim = demo.play.aim
+        lines = [aim.headline(demo.seconds, unicode=unicode)]
+        lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
+        lines = [fit(line, width) for line in lines]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         sys.stderr.write(up + "".join(f"\r\x1b[K{line}\n" for line in lines))
         sys.stderr.flush()
@@ -369,14 +373,6 @@ class Screen:
 def can_draw(encoding: str | None) -> bool:
     """Return True if a stream of this encoding can show block characters."""
     return (encoding or "").lower().replace("-", "") == "utf8"
-
-
-def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
-    """Return one line for the swarm, and one for each peer."""
-    aim = demo.play.aim
-    lines = [aim.headline(demo.seconds, unicode=unicode)]
-    lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
-    return [fit(line, width - 1) for line in lines]
 
 
 def member_line(member: DemoMember, remark: str, *, unicode: bool) -> str:

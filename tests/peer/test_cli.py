@@ -13,7 +13,6 @@ import pytest
 from peer.cli import GROUPS, ORDER, SYNONYMS, build_parser, explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
-from peer.keyfile import identity_lock
 from protocol.formatting import visible
 from protocol.run.admission import DEFAULT_USES, read_token, verify_admission
 from protocol.run.invitation import read_invitation
@@ -89,7 +88,7 @@ def test_mistakes_in_words_are_told_in_one_line(words: str, told: str, capsys: p
     assert ended.value.code == ExitCode.USAGE and said.startswith(f"peer: {told}") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["leave", "finish", "pause", "run extend --rounds 5"])
+@pytest.mark.parametrize("words", ["leave", "finish", "pause", "resume", "run extend --rounds 5"])
 def test_without_a_peer_a_command_says_what_to_do(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = failure(capsys, *words.split())
     assert code == ExitCode.NOT_RUNNING
@@ -187,14 +186,6 @@ def test_an_exported_identity_can_be_imported(data: Path, tmp_path: Path, capsys
     assert failure(capsys, "id", "export", copy)[0] == ExitCode.IDENTITY
     assert failure(capsys, "id", "import", copy)[0] == ExitCode.IDENTITY
     assert failure(capsys, "id", "import", str(tmp_path / "none"))[0] == ExitCode.INPUT
-
-
-def test_a_locked_identity_is_not_replaced(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = str(tmp_path / "copy.pem")
-    assert main(["id"]) == main(["id", "export", copy]) == ExitCode.OK
-    with identity_lock(data):
-        code, text = failure(capsys, "id", "import", copy, "--force")
-    assert code == ExitCode.IDENTITY and "in use by process" in text
 
 
 def test_a_run_is_created_and_shown(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
