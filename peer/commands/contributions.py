@@ -79,8 +79,6 @@ def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
 
     fragments: those of which a round exchanges one.  remark: on tokens that cannot be audited, or empty.
     """
-    from dataclasses import asdict
-
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
     from peer.control.ledger import ledger_of, team_credits
@@ -112,7 +110,7 @@ def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
             me = identity.peer_id if (identity := load_identity(folder)) is not None else ""
     told = ledger_of(history.ledger.credits, history.length)
     members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
-    teams = [asdict(each) for each in team_credits(told, history.teams)]
+    teams = team_credits(told, history.teams)
     about = {"fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
     return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams, **about}
 

@@ -88,8 +88,7 @@ def run_track(args: argparse.Namespace) -> int:
     from peer.control.history import RunHistory
     from peer.joining.run_source import chosen_run
     from peer.paths import run_dir
-    from peer.tracking.points import points_due
-    from peer.tracking.trackers import open_tracker
+    from peer.tracking.trackers import open_tracker, points_due
     from protocol.formatting import many
 
     data = args.data_dir

@@ -88,7 +88,7 @@ def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFa
         "contributor_count": len(contributors),
         "contributors": contributors[:MOST_PEERS],
         "team_count": len(credited_teams),
-        "teams": [asdict(each) for each in credited_teams[:MOST_PEERS]],
+        "teams": credited_teams[:MOST_PEERS],
         # empty unless everybody may join and the peer that makes the page can be reached
         "invitation": own_invitation(status) if status is not None else "",
     }
