@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import Subparsers, add_command, add_run, option
+from peer.commands import Subparsers, add_command, add_run, option, whole_number
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
@@ -35,7 +35,9 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts, json=True
     )
     add_run(rollouts)
-    option(rollouts, "--last N", f"number of batches to show (default {SHOWN})", type=int, default=SHOWN)
+    option(
+        rollouts, "--last N", f"number of batches to show (default {SHOWN})", type=whole_number(1, MOST_SHOWN), default=SHOWN
+    )
 
 
 def run_ledger(args: argparse.Namespace) -> int:
@@ -125,8 +127,6 @@ def run_rollouts(args: argparse.Namespace) -> int:
     from peer.control.ledger import told_rollouts
     from peer.joining.run_word import chosen_folder
 
-    if not 1 <= args.last <= MOST_SHOWN:
-        raise PeerError(f"--last takes 1 to {MOST_SHOWN} batches", ExitCode.INPUT)
     folder = chosen_folder(args.run_id, args.data_dir, LOG_NAMES[0])
     found = told_rollouts(folder, args.last)
     if found is None:

@@ -74,6 +74,7 @@ def test_the_nearest_command_is_named(words: str, capsys: pytest.CaptureFixture[
             "run invite --port 70000",
             "argument --port: 70000 is not a whole number from 1 to 65535; `peer run invite --help`",
         ),
+        ("rollouts --last 0", "argument --last: 0 is not a whole number from 1 to 1000; `peer rollouts --help` explains"),
         ("run create", "the following arguments are required: RUN.toml; `peer run create --help` explains"),
         ("run", "the following arguments are required: COMMAND; `peer run --help` explains"),
         ("completion fish", "argument shell: invalid choice: 'fish' (choose from 'bash', 'zsh', 'tcsh'); `peer completion"),
