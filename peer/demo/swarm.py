@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -159,32 +159,6 @@ def start_member(part: DemoPart, folder: Path, manifest: Path, stop_after: int |
     return DemoMember(part, folder, process)
 
 
-def wait_for_all(members: Sequence[DemoMember]) -> None:
-    """Wait until the members that were asked to leave have left; raises PeerError if one does not exit cleanly."""
-    deadline = time.monotonic() + LEAVE_DEADLINE_S
-    for member in members:
-        try:
-            code = member.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired as error:
-            raise failure(member, "did not stop when asked to") from error
-        if code != 0:
-            raise failure(member, f"ended with exit code {code}")
-
-
-def end_all(members: Sequence[DemoMember]) -> None:
-    """End every process that still runs, and reap them all."""
-    for member in members:
-        if member.process.poll() is None:
-            member.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + LEAVE_DEADLINE_S
-    for member in members:
-        try:
-            member.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            member.process.kill()
-            member.process.wait()
-
-
 def failure(member: DemoMember, what: str) -> PeerError:
     """Return the error for a peer's failure, with the end of its log."""
     output = (member.folder / LOG).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -224,8 +198,16 @@ class Demo:
     def __exit__(self, *error: object) -> None:
         self._closing = True
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not stop the cleanup
-        end_all(self.members)
         for member in self.members:
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
+        for member in self.members:
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
             if member.stream is not None:
                 member.stream.close()
             if member.process.stdin is not None:
@@ -271,7 +253,14 @@ class Demo:
         for member in self.members:
             with suppress(ControlError):  # judged by its exit code
                 ControlClient(member.folder).request("leave")
-        wait_for_all(self.members)
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
+        for member in self.members:
+            try:
+                code = member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise failure(member, "did not stop when asked to") from error
+            if code != 0:
+                raise failure(member, f"ended with exit code {code}")
 
     # -- events -------------------------------------------------------------------------------------------------------
 
