@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peer.cli import main
-from peer.commands.weights import describe_weights
+from peer.commands.models import describe_weights
 from peer.errors import ExitCode
 
 COMING: dict[str, Any] = {
