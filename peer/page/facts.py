@@ -140,7 +140,10 @@ def _answers(answers: AnswersOfRound | None) -> list[dict[str, Any]]:
 
 
 def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut], steps_back: Sequence[StepBack]) -> dict[str, Any]:
-    """Return the curves.  Those that are empty have no values, such as `sources` of a run with a single source."""
+    """Return the curves: `sources` has the training loss by source, and is empty without several sources.
+
+    steps_back: times at which rounds were given up, of which the curves have no points.
+    """
 
     def points(value: Callable[[Round], float | None]) -> list[dict[str, Any]]:
         return [asdict(each) for each in curve(rounds, value, MOST_POINTS)]

@@ -11,14 +11,8 @@ import trio
 from peer.errors import ExitCode, PeerError
 from peer.measurements import speeds
 from peer.measurements.exchange import measure_exchange
-from peer.measurements.speeds import PIECE_BYTES, measure_codec, measure_disk, measure_training
+from peer.measurements.speeds import PIECE_BYTES, measure_disk, measure_training
 from protocol.run.manifest import demo_manifest
-
-
-def test_the_codec_is_measured() -> None:
-    speed = measure_codec(values=1 << 12, seconds=0.0)
-    assert speed.encode_parameters_per_s > 0 and speed.decode_parameters_per_s > 0
-    assert speed.encode_mb_per_s == pytest.approx(4e-6 * speed.encode_parameters_per_s)
 
 
 def test_the_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:
