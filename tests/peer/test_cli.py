@@ -162,15 +162,6 @@ def test_help_lists_every_command_in_a_group_and_join_first() -> None:
     assert all(f"\n  {heading}:\n" in shown for heading, _ in GROUPS)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from peer.cli import build_parser; build_parser().format_help()\n"
-        "print(sorted(set(sys.modules) & {'torch', 'trio', 'numpy', 'pydantic', 'cryptography', 'libp2p', 'textual'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_id_is_made_once(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["id"]) == main(["--data-dir", str(data), "id"]) == ExitCode.OK
     first, second = capsys.readouterr().out.split()
