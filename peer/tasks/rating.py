@@ -103,6 +103,8 @@ def _json(text: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+__all__ = ["Answering", "AsInRun", "MeasuredRates", "OnProgress", "Sampling", "measure", "survey"]
+
 TOKENIZER = "tokenizer.json"
 LONGEST = sys.float_info.min
 """Rate with the longest form in a line."""
