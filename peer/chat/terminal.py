@@ -176,7 +176,7 @@ class ChatTerminal:
             except UnicodeDecodeError:
                 _note("the text is not UTF-8; paste another one")
                 continue
-            if text.strip() == "/quit":
+            if text.startswith("/quit") and text.split()[0] == "/quit":
                 break
             if text.startswith("/"):
                 self._obey(text)
