@@ -72,21 +72,22 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse_unknown(self, words: Sequence[str], command: str) -> NoReturn:
         """Exit because of words that the command does not take.  command: the command with its program."""
-        shown = "".join(each if each.isprintable() else "?" for each in words[0])[:MAX_WORD]
+        shown = printable(words[0])
         rule = f"has no option {shown}" if shown.startswith("-") else f"does not take the word {shown}"
         self.exit(USAGE, f"peer: `{command}` {rule}; `{command} --help` explains the command\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = action.choices
         if isinstance(action, argparse._SubParsersAction) and choices is not None and value not in choices:
-            self._refuse(str(value), list(choices))
+            meant = nearest(str(value), list(choices), self.prog)
+            remedy = f"did you mean `{meant}`?" if meant else f"`{self.prog} --help` lists them"
+            self.exit(USAGE, f"peer: there is no command `{self.prog} {printable(str(value))}`; {remedy}\n")
         super()._check_value(action, value)
 
-    def _refuse(self, word: str, commands: list[str]) -> NoReturn:
-        shown = "".join(each if each.isprintable() else "?" for each in word)[:MAX_WORD]
-        meant = nearest(word, commands, self.prog)
-        remedy = f"did you mean `{meant}`?" if meant else f"`{self.prog} --help` lists them"
-        self.exit(USAGE, f"peer: there is no command `{self.prog} {shown}`; {remedy}\n")
+
+def printable(word: str) -> str:
+    """Return the beginning of a word that a person typed, with ? for characters that cannot be printed."""
+    return "".join(each if each.isprintable() else "?" for each in word)[:MAX_WORD]
 
 
 def nearest(word: str, commands: Sequence[str], program: str) -> str:

@@ -27,7 +27,11 @@ def check_rooms() -> None:
     """Raise PeerError if another package would be imported instead of one of ours; imports nothing."""
     for name in ROOMS:
         ours = ROOT / name / "__init__.py"
-        if not _names_us(ours):
+        try:
+            is_ours = OWNER in ours.read_bytes().lower()
+        except OSError:
+            is_ours = False
+        if not is_ours:
             raise PeerError(
                 f"{ours.parent} is not manyhands' own: it is damaged, or another package of that name was "
                 f"installed over it; {REMEDY}"
@@ -39,13 +43,6 @@ def check_rooms() -> None:
                 f"{shown} hides the part of manyhands of that name; take it off Python's path (PYTHONPATH, or "
                 f"the folder you are in), or {REMEDY}"
             )
-
-
-def _names_us(init: Path) -> bool:
-    try:
-        return OWNER in init.read_bytes().lower()
-    except OSError:
-        return False
 
 
 def _place(name: str) -> Path | None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from kernels.outside_files import read_outside
-from peer.chat.conversation import Conversation
 from peer.errors import ExitCode, PeerError
-from peer.paths import runtime_dir
+from peer.joining.run_source import chosen_run
+from peer.paths import make_private, runtime_dir
 from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
 from peer.resources.core_share import CoreShare, chosen_threads, share_of
+from peer.weights.folders import ExportedState, export
 from peer.weights.tokenizer_files import converses, folder_tokenizer, tokenizer_file
-from protocol.formatting import size
-from protocol.run.manifest import RunManifest
+from protocol.formatting import clean, many, size
+from protocol.run.manifest import RunManifest, SignedManifest
 from trainer.data.templates import TemplatedTokenizer, chat_template
 from trainer.data.tokens import ByteTokenizer, Tokenizer
 from trainer.device import default_dtype, is_gpu, pick_device
@@ -98,6 +101,71 @@ def _bytes(vocab: int) -> Tokenizer:
             ExitCode.INPUT,
         )
     return ByteTokenizer()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Source of a model to talk with: a folder, or the newest state of a run on this computer.
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """Model on disk.  folder: the named folder; empty for a run.  state: state of a run; None if the folder names none."""
+
+    weights: WeightsFolder
+    form: ChatForm
+    folder: str
+    state: ExportedState | None
+
+    @property
+    def sentence(self) -> str:
+        """Clause that names the model and the state that it speaks from."""
+        parts = [f"model {clean(self.folder, 500)}"] if self.folder else []
+        if self.state is not None:
+            which = "the final state of the run" if self.state.is_final else "the state"
+            parts += [
+                f"run {clean(self.state.name)} ({clean(self.state.run, 8)})",
+                f"{which} after {many(self.state.rounds, 'round')}",
+            ]
+        return ", ".join(parts)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        state = self.state
+        return {
+            "folder": self.folder or None,
+            "run": state.run if state else None,
+            "rounds": state.rounds if state else None,
+        }
+
+
+class ChatSource:
+    """Source that a word names: a folder, or a run ID or its beginning; the running run, or the latest, without a word."""
+
+    def __init__(self, word: str | None, data: Path, on_progress: Callable[[float], None] = lambda share: None) -> None:
+        self._folder = Path(word).absolute() if word is not None and Path(word).is_dir() else None
+        self._signed: SignedManifest | None = chosen_run(word, data, or_folder=True) if self._folder is None else None
+        self._data, self._on_progress = data, on_progress
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenedModel]:
+        """Give the model as it is now; a run's newest state is written to a folder that does not stay.
+
+        Raises `PeerError`.
+        """
+        try:
+            if self._signed is None:
+                assert self._folder is not None
+                weights = WeightsFolder(self._folder)
+                state = ExportedState.of_folder(self._folder)
+                yield OpenedModel(weights, form_of_folder(weights), str(self._folder), state)
+                return
+            with TemporaryDirectory(prefix=".chat-", dir=make_private(self._data)) as place:
+                folder, manifest = Path(place) / "model", self._signed.manifest
+                done = export(self._signed, self._data, folder, "fp32", None, self._on_progress)
+                yield OpenedModel(WeightsFolder(folder), form_of_run(manifest, folder), "", done.state)
+        except FolderError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -222,9 +290,3 @@ class ChatModel:
                 f"programs{beside}",
                 ExitCode.RESOURCES,
             )
-
-
-def conversation(form: ChatForm, model: ChatModel, most: int) -> tuple[Conversation, int]:
-    """Return a conversation with a model, and the most tokens of an answer: `most`, but at most half of what it reads."""
-    most = min(most, model.length // 2)
-    return Conversation(form.tokenizer, model.length - most, converses=form.converses), most

@@ -14,9 +14,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peer.chat.conversation import StreamedText, shown
-from peer.chat.model import AnswerCores, ChatModel, conversation
-from peer.chat.source import ChatSource, OpenedModel
+from peer.chat.conversation import Conversation, StreamedText, shown
+from peer.chat.model import AnswerCores, ChatModel, ChatSource, OpenedModel
 from peer.errors import ExitCode, PeerError
 from peer.files import write_atomically
 from protocol.formatting import many, visible
@@ -46,14 +45,18 @@ class ChatSession:
     """Conversation with the model of a source.  temperature: 0 takes the most probable token."""
 
     def __init__(self, source: ChatSource, device: str, temperature: float, most: int) -> None:
-        """Load the model.  most: number of tokens of an answer.  Raises `PeerError`."""
+        """Load the model.  Raises `PeerError`.
+
+        most: tokens of an answer; it has at most half of what the model reads.
+        """
         self.temperature = temperature
         self._source, cores = source, AnswerCores()
         with source.opened() as opened:
             self.model = ChatModel(opened.weights, device, cores)
             self.opened: OpenedModel = opened
-        self.conversation, self.most = conversation(opened.form, self.model, most)
-        self._tokenizer = opened.form.tokenizer
+        form, self.most = opened.form, min(most, self.model.length // 2)
+        self.conversation = Conversation(form.tokenizer, self.model.length - self.most, converses=form.converses)
+        self._tokenizer = form.tokenizer
 
     def take_newest(self) -> None:
         """Answer with the newest state from now on; the conversation goes on.  Raises `PeerError`."""
@@ -146,25 +149,25 @@ def _greeting(chat: ChatSession) -> str:
 # Loop in a terminal.
 
 
+HELP = """\
+  /reset      forget what was said
+  /newest     take the newest state of the run, or read the folder again
+  /temp X     set the temperature: 0 takes the most probable token, 1 draws as learned
+  /save FILE  write the conversation to a new file, as a chat that a run can learn from
+  /help       show these commands
+  /quit       leave; Ctrl-C or Ctrl-D do so, too"""
+
+
 class ChatTerminal:
     """Loop that reads texts and commands until the person leaves."""
 
     def __init__(self, chat: ChatSession, ask: Callable[[str], str] = input) -> None:
         self._chat, self._ask = chat, ask
-        self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
-            "/reset": (self._reset, "", "forget what was said"),
-            "/newest": (self._newest, "", "take the newest state of the run, or read the folder again"),
-            "/temp": (self._temperature, "X", "set the temperature: 0 takes the most probable token, 1 draws as learned"),
-            "/save": (self._save, "FILE", "write the conversation to a new file, as a chat that a run can learn from"),
-            "/help": (self._help, "", "show these commands"),
-            "/quit": (self._quit, "", "leave; Ctrl-C or Ctrl-D do so, too"),
-        }
-        self._leaves = False
 
     def run(self) -> int:
         """Talk until the person leaves."""
         print(f"{_greeting(self._chat)}.\n/help shows the commands; Ctrl-C stops an answer.")
-        while not self._leaves:
+        while True:
             try:
                 text = self._ask("> ")
             except (EOFError, KeyboardInterrupt):
@@ -173,6 +176,8 @@ class ChatTerminal:
             except UnicodeDecodeError:
                 _note("the text is not UTF-8; paste another one")
                 continue
+            if text.startswith("/quit") and text.split()[0] == "/quit":
+                break
             if text.startswith("/"):
                 self._obey(text)
             elif text.strip():
@@ -196,25 +201,29 @@ class ChatTerminal:
 
     def _obey(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")
-        known = self._commands.get(name)
-        if known is None:
-            return _note(f"there is no command {visible(name[:40])}; /help lists them")
+        rest = rest.strip()
         try:
-            known[0](rest.strip())
+            match name:
+                case "/reset":
+                    self._chat.conversation.reset()
+                    _note("what was said is forgotten")
+                case "/newest":
+                    self._chat.take_newest()
+                    _note(self._chat.opened.sentence)
+                case "/temp":
+                    self._set_temperature(rest)
+                case "/save":
+                    self._save(rest)
+                case "/help":
+                    print(HELP)
+                case _:
+                    _note(f"there is no command {visible(name[:40])}; /help lists them")
         except PeerError as error:
             _note(visible(error.text))
         except OSError as error:
             _note(f"{visible(rest)}: {error.strerror}; name another file")
 
-    def _reset(self, rest: str) -> None:
-        self._chat.conversation.reset()
-        _note("what was said is forgotten")
-
-    def _newest(self, rest: str) -> None:
-        self._chat.take_newest()
-        _note(self._chat.opened.sentence)
-
-    def _temperature(self, rest: str) -> None:
+    def _set_temperature(self, rest: str) -> None:
         value = math.nan
         with suppress(ValueError):
             value = float(rest)
@@ -235,13 +244,6 @@ class ChatTerminal:
         except ValueError:  # a null byte
             return _note(f"{visible(rest)} is not a valid file name; name another file")
         _note(f"{many(len(turns), 'turn')} saved in {visible(str(path))}")
-
-    def _help(self, rest: str) -> None:
-        for name, (_, value, does) in self._commands.items():
-            print(f"  {name + ' ' + value:<12}{does}")
-
-    def _quit(self, rest: str) -> None:
-        self._leaves = True
 
 
 def _note(text: str) -> None:

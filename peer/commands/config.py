@@ -6,14 +6,12 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command
+from peer.commands import Subparsers, add_command, option
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from peer.commands import Subparsers
 
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -34,12 +32,12 @@ def register(subparsers: Subparsers) -> None:
         epilog="A change is written to peer.toml, and passed to the peer that runs with this data directory.  A setting "
         "that a running peer cannot change takes effect when it starts again.  Flags override the environment, and the "
         "environment overrides peer.toml.",
+        json=True,
     )
-    config.add_argument("setting", metavar="SETTING", nargs="?", help="the setting to show or to change, such as max_up")
-    config.add_argument("value", metavar="VALUE", nargs="?", help="its new value")
-    config.add_argument("--unset", action="store_true", help="back to the default: remove the setting from peer.toml")
-    config.add_argument("--now", action="store_true", help="change only the running peer, until it stops; write nothing")
-    config.add_argument("--json", action="store_true", help="one JSON object")
+    option(config, "setting SETTING", "the setting to show or to change, such as max_up", nargs="?")
+    option(config, "value VALUE", "its new value", nargs="?")
+    option(config, "--unset", "back to the default: remove the setting from peer.toml")
+    option(config, "--now", "change only the running peer, until it stops; write nothing")
     completion = add_command(
         subparsers,
         "completion",
@@ -47,12 +45,13 @@ def register(subparsers: Subparsers) -> None:
         run_completion,
         epilog="To install it: " + "; ".join(HOW.values()) + ".",
     )
-    completion.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    option(completion, "shell", "the shell that reads the script", choices=SHELLS)
 
 
 def run_config(args: argparse.Namespace) -> int:
     """Print the settings, after a change if one is asked for."""
     from peer.control.client import ControlClient, ControlError
+    from peer.paths import data_dir
     from peer.settings.file import gather, known, with_kept_name
 
     name = known(args.setting) if args.setting is not None else None
@@ -67,17 +66,12 @@ def run_config(args: argparse.Namespace) -> int:
     except ControlError:  # no peer runs, or it does not answer the question
         found = {"running": False, **with_kept_name(gather({}), args.data_dir).as_map()}
     chosen = [each for each in found["settings"] if name in (None, each["name"])]
-    lines = [*describe_config(found, name), effect, _whose_file(args) if changes and not args.now else ""]
+    lines = [*describe_config(found, name), effect]
+    if changes and not args.now and "PEER_CONFIG" not in os.environ and args.data_dir != data_dir():
+        lines.append(
+            "All data directories of this user share peer.toml; set PEER_CONFIG to give this one a file of its own."
+        )
     return print_result(args, {**found, "settings": chosen}, filter(None, lines))
-
-
-def _whose_file(args: argparse.Namespace) -> str:
-    """Return a sentence for those who may expect that a change is one data directory's; empty for the usual one."""
-    from peer.paths import data_dir
-
-    if "PEER_CONFIG" in os.environ or args.data_dir == data_dir():
-        return ""
-    return "All data directories of this user share peer.toml; set PEER_CONFIG to give this one a file of its own."
 
 
 def _change(args: argparse.Namespace, name: str) -> str:

@@ -6,15 +6,13 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command, add_run
+from peer.commands import Subparsers, add_command, add_run, option, whole_number
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from peer.commands import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
@@ -30,27 +28,21 @@ def register(subparsers: Subparsers) -> None:
         "them: all credit of a member counts for the team that it named last.  The JSON object has whole peer IDs, `me`, "
         "`names`, each member's `team`, the `teams`, the number of `fragments` of which a round exchanges one, and a "
         "`remark` if the tokens cannot be audited.",
+        json=True,
     )
     add_run(ledger)
-    ledger.add_argument("--json", action="store_true", help="one JSON object")
-    rollouts = add_command(subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts)
-    add_run(rollouts)
-    rollouts.add_argument(
-        "--last", metavar="N", type=int, default=SHOWN, help=f"number of batches to show (default {SHOWN})"
+    rollouts = add_command(
+        subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts, json=True
     )
-    rollouts.add_argument("--json", action="store_true", help="one JSON object")
+    add_run(rollouts)
+    option(
+        rollouts, "--last N", f"number of batches to show (default {SHOWN})", type=whole_number(1, MOST_SHOWN), default=SHOWN
+    )
 
 
 def run_ledger(args: argparse.Namespace) -> int:
     """Print the ledger of the records on disk, under the names that the peers have now."""
-    from peer.joining.purpose import ledger_remark
-    from peer.joining.run_source import stored_manifest
-    from protocol.wire.hashes import Hash
-
-    found = _find(args.data_dir, args.run_id)
-    signed = stored_manifest(Hash(bytes.fromhex(found["run"])), args.data_dir)
-    found["fragments"] = signed.manifest.fragments if signed is not None else 1
-    found["remark"] = ledger_remark(signed.manifest) if signed is not None else ""
+    found = find_ledger(args.data_dir, args.run_id)
     return print_result(args, found, describe_ledger(found))
 
 
@@ -84,13 +76,15 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
     return [*lines, found["remark"]] if found["remark"] else lines
 
 
-def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams."""
-    from dataclasses import asdict
+def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
+    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams.
 
+    fragments: those of which a round exchanges one.  remark: on tokens that cannot be audited, or empty.
+    """
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
     from peer.control.ledger import ledger_of, team_credits
+    from peer.joining.purpose import ledger_remark
     from peer.joining.run_source import stored_manifest
     from peer.joining.run_word import chosen_folder
     from peer.keyfile import KeyfileError, load_identity
@@ -118,8 +112,9 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
             me = identity.peer_id if (identity := load_identity(folder)) is not None else ""
     told = ledger_of(history.ledger.credits, history.length)
     members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
-    teams = [asdict(each) for each in team_credits(told, history.teams)]
-    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams}
+    teams = team_credits(told, history.teams)
+    about = {"fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
+    return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams, **about}
 
 
 SHOWN = 20
@@ -132,8 +127,6 @@ def run_rollouts(args: argparse.Namespace) -> int:
     from peer.control.ledger import told_rollouts
     from peer.joining.run_word import chosen_folder
 
-    if not 1 <= args.last <= MOST_SHOWN:
-        raise PeerError(f"--last takes 1 to {MOST_SHOWN} batches", ExitCode.INPUT)
     folder = chosen_folder(args.run_id, args.data_dir, LOG_NAMES[0])
     found = told_rollouts(folder, args.last)
     if found is None:

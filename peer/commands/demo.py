@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command, whole_number
+from peer.commands import Subparsers, add_command, option, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from peer.commands import Subparsers
     from peer.demo.swarm import Play
 
 MAX_PEERS = 32
@@ -23,25 +22,19 @@ CHEATS = ("rollout", "validator")
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
     parser = add_command(subparsers, "demo", "train with several peers on this computer, as a test", run)
-    parser.add_argument("--rl", action="store_true", help="learn from rollouts: a trainer, two rollout peers, a validator")
-    parser.add_argument(
-        "--cheat", choices=CHEATS, help="with --rl: a rollout peer that cheats, or a second validator that lies"
-    )
-    parser.add_argument(
-        "--peers", type=whole_number(1, 1 << 20), metavar="N", help=f"number of peers (default: {PEERS}); not with --rl"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=whole_number(1, 1 << 20),
-        metavar="R",
-        help=f"number of rounds (default: {ROUNDS}); with --rl, number of rounds that learn from rollouts (default: "
+    option(parser, "--rl", "learn from rollouts: a trainer, two rollout peers, a validator")
+    option(parser, "--cheat", "with --rl: a rollout peer that cheats, or a second validator that lies", choices=CHEATS)
+    option(parser, "--peers N", f"number of peers (default: {PEERS}); not with --rl", type=whole_number(1, 1 << 20))
+    option(
+        parser,
+        "--rounds R",
+        f"number of rounds (default: {ROUNDS}); with --rl, number of rounds that learn from rollouts (default: "
         f"{RL_ROUNDS}, the least with which the reward rises)",
+        type=whole_number(1, 1 << 20),
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-    parser.add_argument("--keep", action="store_true", help="keep the peers' directories, and say where they are")
-    parser.add_argument(
-        "--run", dest="run_file", type=Path, metavar="RUN.toml", help="run file with another model or recipe than the demo's"
-    )
+    option(parser, "--json", "print one JSON object at the end, and nothing else")
+    option(parser, "--keep", "keep the peers' directories, and say where they are")
+    option(parser, "--run RUN.toml", "run file with another model or recipe than the demo's", dest="run_file", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:

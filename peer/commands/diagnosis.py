@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import Subparsers, add_command, option
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
-
-if TYPE_CHECKING:
-    from peer.commands import Subparsers
-
 
 PARTS = ("lines", "codec", "exchange", "training", "disk")
 SIZES = ("demo", "150m", "1b", "8b", "10b")
@@ -27,16 +22,11 @@ def register(subparsers: Subparsers) -> None:
         "check whether this computer and its network can take part in a run",
         run_doctor,
         epilog="Takes about half a minute.  The exit code is 0 if this computer can take part, else 1.",
+        json=True,
     )
-    doctor.add_argument(
-        "what",
-        metavar="WHAT",
-        nargs="*",
-        help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
-    )
-    doctor.add_argument("--json", action="store_true", help="one JSON object")
-    doctor.add_argument("--anew", action="store_true", help="also measure the training speed again")
-    doctor.add_argument("--local", action="store_true", help="meet only peers on this computer")
+    option(doctor, "what WHAT", "as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)", nargs="*")
+    option(doctor, "--anew", "also measure the training speed again")
+    option(doctor, "--local", "meet only peers on this computer")
     bench = add_command(
         subparsers,
         "bench",
@@ -44,22 +34,22 @@ def register(subparsers: Subparsers) -> None:
         run_bench,
         epilog="Takes about 15 seconds, with --train on a CPU minutes.  Lines are measured by the peer that runs here: a "
         "few MB from a few peers.",
+        json=True,
     )
-    bench.add_argument(
-        "--run",
+    option(
+        bench,
+        "--run RUN",
+        "explain the figures for this run (default: the run of the peer here, else the demo)",
         dest="what",
-        metavar="RUN",
-        help="explain the figures for this run (default: the run of the peer here, else the demo)",
     )
-    bench.add_argument(
-        "--train",
-        metavar="SIZE",
+    option(
+        bench,
+        "--train SIZE",
+        f"size of the model that trains: {', '.join(SIZES)} (default: {SIZES[0]})",
         choices=SIZES,
         default=SIZES[0],
-        help=f"size of the model that trains: {', '.join(SIZES)} (default: {SIZES[0]})",
     )
-    bench.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
-    bench.add_argument("--json", action="store_true", help="one JSON object")
+    option(bench, "--only PART", f"measure only some of: {', '.join(PARTS)}", nargs="+", choices=PARTS)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -67,7 +57,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     import trio
 
     from peer.console.streams import ProgressLine
-    from peer.doctor.checks import Check, CheckResult
+    from peer.doctor.checks import Check, CheckResult, flawed
     from peer.doctor.examination import Examination, fields, lines, may_take_part
     from peer.measurements.speeds import unless_interrupted
     from peer.paths import make_private
@@ -79,8 +69,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     try:
         preferences = gather({}).now
     except PeerError as error:
-        value, _, remedy = error.text.partition("; ")
-        wrong = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
+        wrong = [flawed("settings", CheckResult.FAIL, error.text, "see `peer config`")]
     progress, word = ProgressLine("looking at"), " ".join(args.what) or os.environ.get("PEER_RUN") or None
     examination = Examination(folder, preferences, word, progress.say, anew=args.anew, local=args.local)
     try:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import ATTACHED, add_command, become_interface, whole_number
+from peer.commands import ATTACHED, Subparsers, add_command, become_interface, option, whole_number
 from peer.environment import ChildKind
 from peer.errors import ExitCode, PeerError
 from peer.settings.preferences import SETTINGS
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from peer.commands import Subparsers
     from peer.daemon.settings import DaemonSettings
 
 
@@ -30,10 +29,8 @@ def register(subparsers: Subparsers) -> None:
         epilog="Without WHAT it joins the demo run, together with the peers that run it on this computer or network; "
         "the first one founds it.",
     )
-    parser.add_argument(
-        "what", metavar="WHAT", nargs="*", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
-    )
-    parser.add_argument("--headless", action="store_true", help="print log lines instead of showing the terminal interface")
+    option(parser, "what WHAT", "an invitation, a run file (you found the run), or a manifest (PEER_RUN)", nargs="*")
+    option(parser, "--headless", "print log lines instead of showing the terminal interface")
     group = parser.add_argument_group("settings", "also available in peer.toml and in the environment (`peer config`)")
     for setting in SETTINGS.values():
         group.add_argument(
@@ -44,29 +41,17 @@ def register(subparsers: Subparsers) -> None:
             metavar=None if setting.notation.choices else setting.placeholder,
             help=f"{setting.meaning} ({setting.variable})",
         )
-    parser.add_argument(
-        "--rounds", type=whole_number(1, 1 << 30), metavar="N", help="leave when the run has committed N rounds"
-    )
-    parser.add_argument(
-        "--until-end",
-        action="store_true",
-        help="leave when the run has ended (default: stay, and serve its final weights)",
-    )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="leave when standard input ends (for programs that start a peer)"
-    )
-    parser.add_argument(
-        "--ignore-closed-output",
-        action="store_true",
-        help="continue when nobody reads standard output any more (default: leave)",
-    )
-    parser.add_argument(
+    option(parser, "--rounds N", "leave when the run has committed N rounds", type=whole_number(1, 1 << 30))
+    option(parser, "--until-end", "leave when the run has ended (default: stay, and serve its final weights)")
+    option(parser, "--until-eof", "leave when standard input ends (for programs that start a peer)")
+    option(parser, "--ignore-closed-output", "continue when nobody reads standard output any more (default: leave)")
+    option(
+        parser,
         "--only-copy",
-        action="store_true",
-        help="vote at once although the data directory was copied or restored; say this only if no other copy runs and "
+        "vote at once although the data directory was copied or restored; say this only if no other copy runs and "
         "none is newer",
     )
-    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+    option(parser, "--local", "meet only peers on this computer")
 
 
 def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command, add_group, whole_number
+from peer.commands import Subparsers, add_command, add_group, option, seconds_of, whole_number
 from peer.errors import ExitCode, PeerError, told_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peer.commands import Subparsers
     from peer.joining.purpose import Speed
     from protocol.run.invitation import Anchor, Invitation
     from protocol.run.manifest import RunManifest, SignedManifest
     from protocol.wire.hashes import Hash
     from protocol.wire.identity import Identity, PeerId
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -39,8 +35,8 @@ def register(subparsers: Subparsers) -> None:
         epilog="It keeps the signed manifest in the data directory.  The last line that it prints is the invitation.  By "
         "default a run admits by invitation; then this one admits up to 64 friends in 30 days: send it like a password.",
     )
-    create.add_argument("file", metavar="RUN.toml", help="the run file; docs/reference/run-file.md lists its fields")
-    create.add_argument("--out", metavar="FILE", help="also write the signed manifest to a file")
+    option(create, "file RUN.toml", "the run file; docs/reference/run-file.md lists its fields")
+    option(create, "--out FILE", "also write the signed manifest to a file")
     _add_addresses(create)
 
     show = add_command(
@@ -52,14 +48,8 @@ def register(subparsers: Subparsers) -> None:
         "and organiser, and a token's role, peer or uses, and expiry.  The peers of an invitation are asked for "
         "its manifest, for up to 20 s.",
     )
-    show.add_argument(
-        "what", metavar="WHAT", nargs="+", help="a run file, a manifest, an invitation or a run ID (its first 8 digits)"
-    )
-    show.add_argument(
-        "--all",
-        action="store_true",
-        help="print every field with its meaning, as a run file; the description is its comments",
-    )
+    option(show, "what WHAT", "a run file, a manifest, an invitation or a run ID (its first 8 digits)", nargs="+")
+    option(show, "--all", "print every field with its meaning, as a run file; the description is its comments")
 
     invite = add_command(
         group,
@@ -68,29 +58,27 @@ def register(subparsers: Subparsers) -> None:
         run_invite,
         epilog="The guest's `peer id` prints the guest's ID.  Send the guest the invitation that this command prints.",
     )
-    invite.add_argument(
-        "what", metavar="RUN", nargs="?", help="a run ID (its first 8 digits) or a manifest (default: your run)"
+    option(invite, "what RUN", "a run ID (its first 8 digits) or a manifest (default: your run)", nargs="?")
+    option(invite, "peer PEER_ID", "ID of the guest, the only peer that may use the invitation", nargs="?")
+    option(invite, "--bearer", "admit anybody who has the invitation; keep it secret")
+    option(
+        invite, "--uses N", "number of peers that --bearer admits (default: 64, at most 4096)", type=whole_number(1, 4096)
     )
-    invite.add_argument(
-        "peer", metavar="PEER_ID", nargs="?", help="ID of the guest, the only peer that may use the invitation"
-    )
-    invite.add_argument("--bearer", action="store_true", help="admit anybody who has the invitation; keep it secret")
-    invite.add_argument(
-        "--uses", type=int, metavar="N", help="number of peers that --bearer admits (default: 64, at most 4096)"
-    )
-    invite.add_argument(
+    option(
+        invite,
         "--role",
+        "role for which the token admits",
         choices=["trainer", "rollout", "validator", "seed"],
         default="trainer",
-        help="role for which the token admits",
     )
-    invite.add_argument(
-        "--expires",
-        metavar="TIME",
+    option(
+        invite,
+        "--expires TIME",
+        "time until the token expires: 30m, 12h, 30d (default); members stay in the run",
         default="30d",
-        help="time until the token expires: 30m, 12h, 30d (default); members stay in the run",
+        type=seconds_of,
     )
-    invite.add_argument("--until-round", type=int, metavar="N", help="the guest must become a member by round N")
+    option(invite, "--until-round N", "the guest must become a member by round N", type=whole_number(0, 1 << 53))
     _add_addresses(invite)
 
     extend = add_command(
@@ -100,14 +88,10 @@ def register(subparsers: Subparsers) -> None:
         run_extend,
         epilog="Your peer must be running.  The new total takes effect with the next record.",
     )
-    extend.add_argument("what", metavar="RUN", nargs="?", help="a run ID or its beginning (default: the running run)")
+    option(extend, "what RUN", "a run ID or its beginning (default: the running run)", nargs="?")
     total = extend.add_mutually_exclusive_group(required=True)
-    total.add_argument(
-        "--tokens", type=whole_number(1, 1 << 53), metavar="N", help="the run's new total, if it counts tokens"
-    )
-    total.add_argument(
-        "--rounds", type=whole_number(1, 1 << 53), metavar="N", help="the run's new total, if it counts rounds"
-    )
+    option(total, "--tokens N", "the run's new total, if it counts tokens", type=whole_number(1, 1 << 53))
+    option(total, "--rounds N", "the run's new total, if it counts rounds", type=whole_number(1, 1 << 53))
 
 
 def run_create(args: argparse.Namespace) -> int:
@@ -334,20 +318,13 @@ def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -
 
 def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: PeerId | None, key: Identity | None) -> bytes:
     """Return a token for the guest, or for the holders of `key`; exactly one of the two is given."""
-    from protocol.run.admission import DEFAULT_USES, MAX_USES, bearer_token, bound_token
+    from protocol.run.admission import DEFAULT_USES, bearer_token, bound_token
     from protocol.wire.canonical import Malformed
     from protocol.wire.presence import Role
 
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", args.expires)
-    if match is None:
-        raise PeerError(f"--expires {args.expires} is not a time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
-    role, expires = Role(args.role), int(time.time()) + int(match[1]) * _SECONDS[match[2]]
-    if args.until_round is not None and not 0 <= args.until_round <= 1 << 53:
-        raise PeerError(f"--until-round is {args.until_round}; give the number of a round, at least 0", ExitCode.USAGE)
+    role, expires = Role(args.role), int(time.time()) + args.expires
     if args.uses is not None and key is None:
         raise PeerError("--uses is allowed only with --bearer; add --bearer, or remove --uses", ExitCode.USAGE)
-    if args.uses is not None and not 1 <= args.uses <= MAX_USES:
-        raise PeerError(f"--uses is {args.uses}; give a number from 1 to {MAX_USES}", ExitCode.USAGE)
     if guest is not None and key is not None:
         raise PeerError("--bearer admits anybody; remove it, or the guest's ID", ExitCode.USAGE)
     if guest is None and key is None:
@@ -367,16 +344,16 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
 
 
 def _add_addresses(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        metavar="ADDR",
+    option(
+        parser,
+        "--address ADDR",
+        "address at which guests find a first peer, as HOST[:PORT] or a multiaddr; may be repeated (default: where "
+        "others reached your peer)",
         action="append",
         default=[],
-        help="address at which guests find a first peer, as HOST[:PORT] or a multiaddr; may be repeated (default: where "
-        "others reached "
-        "your peer)",
     )
-    parser.add_argument("--port", type=int, help="name this computer's addresses with this port instead")
+    port = whole_number(1, 65_535)
+    option(parser, "--port PORT", "name this computer's addresses with this port instead", type=port)
 
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None, list[str]]:
@@ -385,11 +362,8 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
 
-    port = args.port or DEFAULT_PORT
-    if not 1 <= port <= 65535:
-        raise PeerError(f"{port} is not a port; give --port a number from 1 to 65535", ExitCode.USAGE)
     if args.address or args.port:
-        addresses, anchor, remark = dialable(args.address, peer, port), find_anchor(run, data), ""
+        addresses, anchor, remark = dialable(args.address, peer, args.port or DEFAULT_PORT), find_anchor(run, data), ""
     else:
         found = find_addresses(run, peer, data)
         addresses, anchor, remark = found.addresses, found.anchor, found.remark

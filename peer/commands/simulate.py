@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import Subparsers, add_command, option
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from peer.commands import Subparsers
     from protocol.run.manifest import RunManifest
 
 
@@ -25,27 +24,25 @@ def register(subparsers: Subparsers) -> None:
         epilog="A quantity is a value, or a range LOW..HIGH over whose logarithm the peers are spread evenly.  A TOML file "
         "has a section [[peers]] for each group of peers, with count and any of speed, up, down, rtt and online; the "
         "options are used for the others.  Nothing is sent, and a run file's text is not read.",
+        json=True,
     )
-    parser.add_argument("what", metavar="RUN", help="a run file, a manifest or a run ID")
-    parser.add_argument("--peers", metavar="N", default="8", help="number of peers, or a TOML file with groups (default: 8)")
-    parser.add_argument(
-        "--speed",
-        metavar="TOKENS",
-        help="tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else for 1 TFLOP/s, "
+    option(parser, "what RUN", "a run file, a manifest or a run ID")
+    option(parser, "--peers N", "number of peers, or a TOML file with groups (default: 8)", default="8")
+    option(
+        parser,
+        "--speed TOKENS",
+        "tokens a second of a trainer, as 5000 or 2000..20000 (default: as `peer bench` measured, else for 1 TFLOP/s, "
         "at most 50000)",
     )
-    parser.add_argument(
-        "--up", metavar="RATE", default="20mbit", help="upload of a peer, as 20mbit (default) or 5mbit..50mbit"
-    )
-    parser.add_argument("--down", metavar="RATE", default="100mbit", help="download of a peer (default: 100mbit)")
-    parser.add_argument("--rtt", metavar="TIME", default="40ms", help="round-trip time between peers (default: 40ms)")
-    parser.add_argument(
-        "--online",
-        metavar="TIMES",
+    option(parser, "--up RATE", "upload of a peer, as 20mbit (default) or 5mbit..50mbit", default="20mbit")
+    option(parser, "--down RATE", "download of a peer (default: 100mbit)", default="100mbit")
+    option(parser, "--rtt TIME", "round-trip time between peers (default: 40ms)", default="40ms")
+    option(
+        parser,
+        "--online TIMES",
+        "mean times for which a peer is online and offline, as 8h/16h, or always (default)",
         default="always",
-        help="mean times for which a peer is online and offline, as 8h/16h, or always (default)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run_simulate(args: argparse.Namespace) -> int:
@@ -77,10 +74,10 @@ def run_simulate(args: argparse.Namespace) -> int:
     groups = read_groups(args.peers, options)
     peers, rules = PlannedPeers.of(groups), RoundRules.of(manifest)
     try:
-        proposal = propose(manifest, rules, peers)
-        settings = {"run file": RoundSetting.of(manifest), "proposed": proposal.setting}
+        setting, why = propose(manifest, rules, peers)
+        settings = {"run file": RoundSetting.of(manifest), "proposed": setting}
         if settings["run file"] == settings["proposed"]:
-            settings = {"run file, as proposed": proposal.setting}
+            settings = {"run file, as proposed": setting}
         forecasts = [
             NamedForecast.of(manifest, name, setting, forecast_rounds(RoundLoad.of(manifest, setting), rules, peers))
             for name, setting in settings.items()
@@ -90,11 +87,11 @@ def run_simulate(args: argparse.Namespace) -> int:
     needs = RunNeeds.of(manifest)
     source = (assumed_by(manifest) if pace is None else pace.of) if is_assumed else ""
     told = [*peers_line(groups, source), "", *table(forecasts, needs), ""]
-    told += [f"The proposal: {proposal.why}.", *end_line(manifest, forecasts), *remarks(forecasts[-1], rules.max_members)]
+    told += [f"The proposal: {why}.", *end_line(manifest, forecasts), *remarks(forecasts[-1], rules.max_members)]
     width, unicode = shutil.get_terminal_size((100, 24)).columns, can_draw(sys.stdout.encoding)
     for each in forecasts:
         told += ["", f"{each.name}:", *drawing(each.forecast.trace, width, unicode=unicode)]
-    return print_result(args, fields(manifest, groups, forecasts, needs, proposal.why), told)
+    return print_result(args, fields(manifest, groups, forecasts, needs, why), told)
 
 
 def _manifest(args: argparse.Namespace) -> RunManifest:

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import Subparsers, add_command, option
 from peer.console.asking import print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from peer.commands import Subparsers
     from peer.joining.run_source import KnownRun
     from protocol.events.status import PeerStatus, RolloutStatus
 
@@ -22,16 +21,15 @@ MANY_FRUITLESS = 3
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command lines."""
-    status = add_command(subparsers, "status", "show what the peer here is doing", run_status)
-    status.add_argument("--json", action="store_true", help="one JSON object")
-    runs = add_command(
+    add_command(subparsers, "status", "show what the peer here is doing", run_status, json=True)
+    add_command(
         subparsers,
         "runs",
         "list the runs that this peer has been in",
         run_runs,
         epilog="`peer join ID` continues one of them, without an invitation; its first 8 digits suffice.",
+        json=True,
     )
-    runs.add_argument("--json", action="store_true", help="one JSON object")
     identity = add_command(
         subparsers,
         "id",
@@ -41,14 +39,10 @@ def register(subparsers: Subparsers) -> None:
     )
     group = identity.add_subparsers(title="commands", metavar="COMMAND")
     export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_id_export)
-    export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
+    option(export, "file FILE", "a new file (PEM, mode 0600), or - for the terminal")
     bring = add_command(group, "import", "take the private key from a file", run_id_import)
-    bring.add_argument(
-        "file", metavar="FILE", help="a file written by `peer id export`, or one line of base64; - reads stdin"
-    )
-    bring.add_argument(
-        "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
-    )
+    option(bring, "file FILE", "a file written by `peer id export`, or one line of base64; - reads stdin")
+    option(bring, "--force", "replace the identity that is there, and keep it as `identity.old-N.pem`")
 
 
 START_S = 30.0
@@ -80,14 +74,6 @@ def _held_out(status: PeerStatus) -> str:
             source = f"mean of {status.eval_members} members"
         text = f"{number(status.eval_loss)} on held-out rows after {many(status.eval_rounds or 0, 'round')} ({source})"
     return text if status.eval_percent is None else f"{text}, the next is {status.eval_percent} % measured"
-
-
-def _reachable(status: PeerStatus) -> str:
-    """Describe whether and where other peers reach this one."""
-    if status.reachable == "unknown":
-        return "not known yet"
-    there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
-    return f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
 
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
@@ -142,6 +128,10 @@ def describe_status(status: PeerStatus) -> list[str]:
     blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:
         blocks.append(f"copies    {copies(status.copies)}")
+    there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
+    reachable = f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
+    if status.reachable == "unknown":
+        reachable = "not known yet"
     members = f"{len(status.members)} in the last round" if status.round else "none before the first round"
     rows = [*contribution_rows(status), *computer_rows(status), *limit_rows(status)]
     lines = [
@@ -165,7 +155,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         f"trainer   {trainer_line(status)}",
         *(f"{word:<9} {text}" for word, text in rows),
         f"running   for {duration(status.uptime_s)}, version {clean(status.version)}",
-        f"reachable {_reachable(status)}",
+        f"reachable {reachable}",
         f"members   {members}; {many(status.peers, 'other peer')} in the run now",
     ]
     if status.invite_command:

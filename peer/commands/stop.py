@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import Subparsers, add_command, option, seconds_of
 from peer.console.asking import ask
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from peer.commands import Subparsers
 
 
 def register(subparsers: Subparsers) -> None:
@@ -44,12 +41,12 @@ def register(subparsers: Subparsers) -> None:
         run_pause,
         epilog="It prints the end of the pause.  A peer that is restarted meanwhile stays paused.",
     )
-    pause.add_argument(
-        "time",
-        metavar="TIME",
+    option(
+        pause,
+        "time TIME",
+        "length of the pause: 45s, 30m, 2h, 1d (default: until `peer resume`)",
         nargs="?",
         type=seconds_of,
-        help="length of the pause: 45s, 30m, 2h, 1d (default: until `peer resume`)",
     )
     add_command(subparsers, "resume", "go on after a pause", run_resume)
 
@@ -115,9 +112,6 @@ def _leave_and_wait(folder: Path) -> str:
     return left or f"left ({stream.end})"
 
 
-UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
 def run_pause(args: argparse.Namespace) -> int:
     """Pause the peer here."""
     from protocol.formatting import clean
@@ -134,11 +128,3 @@ def run_resume(args: argparse.Namespace) -> int:
     rests = ask(args, "resume").get("rests", "")
     print(f"Resumed, but {clean(rests, 200)}." if rests else "Resumed.")
     return ExitCode.OK
-
-
-def seconds_of(text: str) -> int:
-    """Return the seconds in "30m"; a number alone is minutes."""
-    match = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a time; write it like 45s, 30m, 2h or 1d")
-    return int(match[1]) * UNITS[match[2]]

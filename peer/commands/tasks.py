@@ -10,14 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command, whole_number
+from peer.commands import Subparsers, add_command, option, whole_number
 from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
-    from peer.commands import Subparsers
     from peer.tasks.checking import Checked
-    from peer.tasks.rating import AsInRun
 
 FETCH_TIMEOUT_S = 300.0
 _count = whole_number(1, 1 << 20)
@@ -42,8 +40,7 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.set_defaults(json=False)
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listed = add_command(group, "list", "list the admitted and offered sets with their counts", run_list)
-    listed.add_argument("--json", action="store_true", help="one JSON object")
+    add_command(group, "list", "list the admitted and offered sets with their counts", run_list, json=True)
     publish = add_command(
         group,
         "publish",
@@ -51,12 +48,10 @@ def register(subparsers: Subparsers) -> None:
         run_publish,
         epilog="The peer must be running; it serves the file until the other peers have it.",
     )
-    publish.add_argument(
-        "source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/guides/environments.md)"
-    )
-    publish.add_argument("--name", help="name that people see, up to 64 plain characters (default: the file's name)")
+    option(publish, "source FILE", "JSON lines, plain or compressed by zstd (docs/guides/environments.md)")
+    option(publish, "--name NAME", "name that people see, up to 64 plain characters (default: the file's name)")
     show = add_command(group, "show", "fetch a set that is offered, check it, and show some of its tasks", run_show)
-    show.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
+    option(show, "id ID", "the beginning of the set's ID, 6 digits or more")
     admit = add_command(
         group,
         "admit",
@@ -64,15 +59,15 @@ def register(subparsers: Subparsers) -> None:
         run_admit,
         epilog="It takes effect for everybody at the version whose record has the signed amendment.",
     )
-    admit.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
-    admit.add_argument(
-        "--percent",
+    option(admit, "id ID", "the beginning of the set's ID, 6 digits or more")
+    option(
+        admit,
+        "--percent P",
+        "percentage of all problems that come from the sets (1 to 90; default: unchanged, 50 at first)",
         type=whole_number(1, 90),
-        metavar="P",
-        help="percentage of all problems that come from the sets (1 to 90; default: unchanged, 50 at first)",
     )
     remove = add_command(group, "remove", "as the organiser: stop using the problems of a set", run_remove)
-    remove.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
+    option(remove, "id ID", "the beginning of the set's ID, 6 digits or more")
     rate = add_command(
         group,
         "rate",
@@ -81,50 +76,37 @@ def register(subparsers: Subparsers) -> None:
         epilog="Tasks with a solve_rate outside a run's min_solve_rate and max_solve_rate are left out of it.  No peer has "
         "to run.  After an interruption, the same command continues where it stopped.",
     )
-    rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/guides/environments.md)")
-    rate.add_argument(
-        "--environment",
-        metavar="NAME",
-        help='instead of a file, tasks of an environment as run files name it, "add(digits=3)"; nothing is written',
+    option(rate, "source FILE", "JSON lines (docs/guides/environments.md)", nargs="?")
+    option(
+        rate,
+        "--environment NAME",
+        'instead of a file, tasks of an environment as run files name it, "add(digits=3)"; nothing is written',
     )
-    rate.add_argument(
-        "--problems", type=_count, default=64, metavar="N", help="number of problems, spread over the --environment (64)"
-    )
-    rate.add_argument(
-        "--model", metavar="FOLDER", required=True, help="folder of the model, as `peer export` or transformers write it"
-    )
-    rate.add_argument("--samples", type=_count, default=8, metavar="N", help="number of answers to each task (8)")
-    rate.add_argument("--out", metavar="FILE", help="a new file for the result (default: FILE with .rated in its name)")
-    rate.add_argument(
-        "--run",
+    option(rate, "--problems N", "number of problems, spread over the --environment (64)", type=_count, default=64)
+    option(rate, "--model FOLDER", "folder of the model, as `peer export` or transformers write it", required=True)
+    option(rate, "--samples N", "number of answers to each task (8)", type=_count, default=8)
+    option(rate, "--out FILE", "a new file for the result (default: FILE with .rated in its name)")
+    option(
+        rate,
+        "--run RUN",
+        "a run file, manifest or run ID: answers take its length, temperature, template and end tokens",
         dest="what",
-        metavar="RUN",
-        help="a run file, manifest or run ID: answers take its length, temperature, template and end tokens",
     )
-    rate.add_argument(
-        "--max-tokens",
-        type=_count,
-        metavar="N",
-        help="maximum length of an answer (default: the run's, else 1024)",
-    )
-    rate.add_argument("--temperature", type=float, metavar="T", help="temperature of sampling (default: the run's, else 1)")
-    rate.add_argument(
+    option(rate, "--max-tokens N", "maximum length of an answer (default: the run's, else 1024)", type=_count)
+    option(rate, "--temperature T", "temperature of sampling (default: the run's, else 1)", type=float)
+    option(
+        rate,
         "--template",
+        "layout of prompts (default: the run's, else as in a run that begins with FOLDER)",
         choices=["raw", "plain", "chatml", "llama3"],
-        help="layout of prompts (default: the run's, else as in a run that begins with FOLDER)",
     )
-    rate.add_argument(
-        "--at-once",
-        type=_count,
-        default=32,
-        metavar="N",
-        help="number of answers generated at once (32); fewer take less memory",
-    )
-    rate.add_argument(
+    option(rate, "--at-once N", "number of answers generated at once (32); fewer take less memory", type=_count, default=32)
+    option(
+        rate,
         "--device",
+        "device to compute on; auto uses a GPU if there is one",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="device to compute on; auto uses a GPU if there is one",
     )
 
 
@@ -135,11 +117,12 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_rate(args: argparse.Namespace) -> int:
     """Measure the tasks of a file, or some of an environment; rates measured for a file survive an interruption."""
-    from peer.tasks.rating import Answering, Sampling, measure, survey
+    from peer.joining.run_source import named_run
+    from peer.tasks.rating import Answering, AsInRun, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
         raise PeerError("name a file of tasks or an --environment, and not both", ExitCode.USAGE)
-    run = _of_the_run(args)
+    run = AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
     temperature = run.temperature if args.temperature is None else args.temperature
     sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
     how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, run.ends, args.device)
@@ -161,14 +144,6 @@ def run_rate(args: argparse.Namespace) -> int:
         print(f"file        {target}")
         print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
     return ExitCode.OK
-
-
-def _of_the_run(args: argparse.Namespace) -> AsInRun:
-    """Return the settings of the named run that change rates; the defaults if no run is named."""
-    from peer.joining.run_source import named_run
-    from peer.tasks.rating import AsInRun
-
-    return AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
 
 
 class _Progress:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from peer.commands import add_command, become_interface, whole_number
+from peer.commands import Subparsers, add_command, become_interface, option, whole_number
 from peer.environment import ChildKind, child_environment
 from peer.errors import ExitCode, PeerError
-
-if TYPE_CHECKING:
-    from peer.commands import Subparsers
-
 
 WEB_PORT = 8321
 
@@ -27,21 +22,21 @@ def register(subparsers: Subparsers) -> None:
         run_watch,
         epilog="q closes the view, and the peer goes on; ? shows every key.  Any number of views may watch one peer.",
     )
-    watch.add_argument(
-        "address",
-        metavar="ADDRESS",
-        nargs="?",
-        help="address of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: "
+    option(
+        watch,
+        "address ADDRESS",
+        "address of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: "
         "the peer here",
+        nargs="?",
     )
-    watch.add_argument(
-        "--web",
-        metavar="PORT",
+    option(
+        watch,
+        "--web PORT",
+        f"show it in a browser on this computer instead, at this port of 127.0.0.1 (default: {WEB_PORT}); needs the "
+        "extra `web`",
         nargs="?",
         type=whole_number(1024, 65_535),
         const=WEB_PORT,
-        help=f"show it in a browser on this computer instead, at this port of 127.0.0.1 (default: {WEB_PORT}); needs the "
-        "extra `web`",
     )
     replay = add_command(
         subparsers,
@@ -50,11 +45,11 @@ def register(subparsers: Subparsers) -> None:
         run_replay,
         epilog="space plays and stops, the arrows move, n goes to the next round; ? shows every key.",
     )
-    replay.add_argument(
-        "events",
-        metavar="EVENTS",
+    option(
+        replay,
+        "events EVENTS",
+        "an events.jsonl, or the folder of a run or of a peer (default: the last run of the peer here)",
         nargs="?",
-        help="an events.jsonl, or the folder of a run or of a peer (default: the last run of the peer here)",
     )
 
 

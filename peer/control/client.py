@@ -191,10 +191,6 @@ class EventStream:
                 return stamped
         return None
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor, for callers that wait for several things."""
-        return self._connection.fileno()
-
     def close(self) -> None:
         """End the stream; `next` returns None from now on."""
         self.end = self.end or "closed"

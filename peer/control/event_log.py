@@ -137,7 +137,12 @@ class EventLog:
         else:
             self._progress.pop(subject(event), None)
             self._recent.append(stamped)
-            self._queue_line(stamped)
+            if self._file is not None:
+                if len(self._pending) >= MAX_PENDING:
+                    self._pending.popleft()
+                    self.lines_lost += 1
+                self._pending.append(to_line(stamped))
+                self._wake.set()
         for subscriber in list(self._subscribers):
             if not subscriber.offer(stamped):
                 self._subscribers.remove(subscriber)
@@ -188,15 +193,6 @@ class EventLog:
         self._closed = True
         for subscriber in self._subscribers:
             subscriber.close()
-
-    def _queue_line(self, stamped: Stamped) -> None:
-        if self._file is None:
-            return
-        if len(self._pending) >= MAX_PENDING:
-            self._pending.popleft()
-            self.lines_lost += 1
-        self._pending.append(to_line(stamped))
-        self._wake.set()
 
     def _take(self) -> list[str]:
         lines = list(self._pending)

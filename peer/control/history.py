@@ -159,7 +159,12 @@ class RunHistory:
             self._add(commit)
         is_done = self.length < start + AT_ONCE
         if self._is_complete and self.length <= start + MOST_NEW:
-            self._credit_today(_work(self._mine) - before)
+            self._begin_day()
+            tokens = _work(self._mine) - before
+            self._tokens_today += tokens
+            if tokens and self._last_day != self._day:
+                self._days = self._days + 1 if self._last_day == self._day - timedelta(days=1) else 1
+                self._last_day = self._day
         self._is_complete = self._is_complete or is_done
         if is_done:  # rounds that were given up are of today: older ones are rarely given up
             self._tokens_today = max(0, self._tokens_today - max(0, self._replaced - _work(self._mine)))
@@ -223,13 +228,6 @@ class RunHistory:
     @property
     def _mine(self) -> Credit:
         return self.ledger.credits.get(self._me, Credit())
-
-    def _credit_today(self, tokens: int) -> None:
-        self._begin_day()
-        self._tokens_today += tokens
-        if tokens and self._last_day != self._day:
-            self._days = self._days + 1 if self._last_day == self._day - timedelta(days=1) else 1
-            self._last_day = self._day
 
     def _begin_day(self) -> None:
         if self._day != (today := self._today()):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,29 +99,20 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
     }
 
 
-@dataclass(frozen=True)
-class TeamCredit:
-    """Sum of the credit of a team's members.  peers: number of them.  share: as of a member."""
-
-    team: str
-    peers: int
-    tokens: int
-    share: float
-    accepted_tokens: int
-
-
-def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[TeamCredit]:
+def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the credit of each team, in the order in which members are listed.
 
+    Each is `{team, peers, tokens, share, accepted_tokens}`: the number of the team's members, and the sums of their credit.
     told: the ledger.  teams: the team of each member.  The whole credit of a member counts for the team that it names now,
     also the credit from before it joined that team.
     """
-    of_team: dict[str, list[Mapping[str, Any]]] = {}
+    credits: dict[str, dict[str, Any]] = {}
     for member in told["members"]:
         if team := teams.get(member["peer"], ""):
-            of_team.setdefault(team, []).append(member)
-    credits = []
-    for team, members in of_team.items():
-        tokens, accepted = (sum(member[what] for member in members) for what in ("tokens", "accepted_tokens"))
-        credits.append(TeamCredit(team, len(members), tokens, sum(member["share"] for member in members), accepted))
-    return sorted(credits, key=lambda each: (-each.tokens - each.accepted_tokens, -each.tokens, each.team))
+            sums = credits.setdefault(team, {"team": team, "peers": 0, "tokens": 0, "share": 0.0, "accepted_tokens": 0})
+            sums["peers"] += 1
+            for name in ("tokens", "share", "accepted_tokens"):
+                sums[name] += member[name]
+    return sorted(
+        credits.values(), key=lambda each: (-each["tokens"] - each["accepted_tokens"], -each["tokens"], each["team"])
+    )

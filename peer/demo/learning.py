@@ -43,27 +43,18 @@ from trainer.rl.rating import Rater, Sampling
 
 
 @dataclass(frozen=True)
-class SampleAnswer:
-    """Answer to show.  prompt, answer: texts of a model or a stranger, with any characters.  score: 0 to 1."""
-
-    prompt: str
-    answer: str
-    score: float
-
-    @property
-    def verdict(self) -> str:
-        """Verdict in words: right, wrong, or the score in between."""
-        return {0.0: "wrong", 1.0: "right"}.get(self.score, f"score {self.score:.2f}")
-
-
-@dataclass(frozen=True)
 class MeasuredState:
-    """Answers of one state.  rounds: rounds before the state.  scores: mean by problem.  rollouts: number of answers."""
+    """Answers of one state.  rounds: rounds before the state.  scores: mean by problem.  rollouts: number of answers.
+
+    prompt, answer, score: an answer to show; texts of a model or a stranger, with any characters, and 0 to 1.
+    """
 
     rounds: int
     scores: tuple[float, ...]
     rollouts: int
-    sample: SampleAnswer
+    prompt: str
+    answer: str
+    score: float
 
     @property
     def mean(self) -> float:
@@ -236,9 +227,9 @@ class Learning:
         def told(measured: MeasuredState) -> str:
             return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
 
-        def sample(measured: MeasuredState) -> str:
-            shown = measured.sample
-            return f"{_shown(shown.prompt)} -> {_shown(shown.answer) or 'nothing'}: {shown.verdict}"
+        def sample(state: MeasuredState) -> str:
+            verdict = {0.0: "wrong", 1.0: "right"}.get(state.score, f"score {state.score:.2f}")
+            return f"{_shown(state.prompt)} -> {_shown(state.answer) or 'nothing'}: {verdict}"
 
         start, end = compared.start, compared.end
         change = f"{compared.gain:+.3f} ± {compared.error:.3f} on the same {len(end.scores)} problems"
@@ -276,13 +267,16 @@ class Learning:
         }
 
     def _measured_fields(self, measured: MeasuredState) -> dict[str, Any]:
-        sample = measured.sample
         return {
             "version": self._version(measured),
             "reward": measured.mean,
             "problems": len(measured.scores),
             "rollouts": measured.rollouts,
-            "sample": {"prompt": _shown(sample.prompt), "answer": _shown(sample.answer), "score": sample.score},
+            "sample": {
+                "prompt": _shown(measured.prompt),
+                "answer": _shown(measured.answer),
+                "score": measured.score,
+            },
         }
 
     def fault(self) -> str:
@@ -363,7 +357,7 @@ class Examiner:
     def measure(self, rounds: int, theta: F32) -> MeasuredState:
         """Let the parameters `theta` (n), the state after `rounds` rounds, answer.  Raises SandboxUnavailable.
 
-        The sample is the first answer to a problem of median length.
+        The answer to show is the first to a problem of median length.
         """
         weights = torch.empty(len(theta), dtype=torch.bfloat16)
         load(theta, weights)
@@ -373,9 +367,7 @@ class Examiner:
         prompts = {problem: self._environment.problem(problem).prompt for problem in self._problems}
         shown = sorted(self._problems, key=lambda problem: (len(prompts[problem]), problem))[len(self._problems) // 2]
         answer = answers[shown, 0]
-        return MeasuredState(
-            rounds, tuple(scores), len(answers), SampleAnswer(prompts[shown], answer.turns[-1], answer.score)
-        )
+        return MeasuredState(rounds, tuple(scores), len(answers), prompts[shown], answer.turns[-1], answer.score)
 
 
 def newest_state(signed: SignedManifest, folder: Path) -> tuple[int, F32]:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -159,32 +159,6 @@ def start_member(part: DemoPart, folder: Path, manifest: Path, stop_after: int |
     return DemoMember(part, folder, process)
 
 
-def wait_for_all(members: Sequence[DemoMember]) -> None:
-    """Wait until the members that were asked to leave have left; raises PeerError if one does not exit cleanly."""
-    deadline = time.monotonic() + LEAVE_DEADLINE_S
-    for member in members:
-        try:
-            code = member.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired as error:
-            raise failure(member, "did not stop when asked to") from error
-        if code != 0:
-            raise failure(member, f"ended with exit code {code}")
-
-
-def end_all(members: Sequence[DemoMember]) -> None:
-    """End every process that still runs, and reap them all."""
-    for member in members:
-        if member.process.poll() is None:
-            member.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + LEAVE_DEADLINE_S
-    for member in members:
-        try:
-            member.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            member.process.kill()
-            member.process.wait()
-
-
 def failure(member: DemoMember, what: str) -> PeerError:
     """Return the error for a peer's failure, with the end of its log."""
     output = (member.folder / LOG).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -224,8 +198,16 @@ class Demo:
     def __exit__(self, *error: object) -> None:
         self._closing = True
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not stop the cleanup
-        end_all(self.members)
         for member in self.members:
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
+        for member in self.members:
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
             if member.stream is not None:
                 member.stream.close()
             if member.process.stdin is not None:
@@ -271,7 +253,14 @@ class Demo:
         for member in self.members:
             with suppress(ControlError):  # judged by its exit code
                 ControlClient(member.folder).request("leave")
-        wait_for_all(self.members)
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
+        for member in self.members:
+            try:
+                code = member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise failure(member, "did not stop when asked to") from error
+            if code != 0:
+                raise failure(member, f"ended with exit code {code}")
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -359,7 +348,11 @@ class Screen:
         self._told = len(news)
 
     def _redraw(self) -> None:
-        lines = progress_lines(self._demo, shutil.get_terminal_size((80, 24)).columns, unicode=self._unicode)
+        demo, width, unicode = self._demo, shutil.get_terminal_size((80, 24)).columns - 1, self._unicode
+        aim = demo.play.aim
+        lines = [aim.headline(demo.seconds, unicode=unicode)]
+        lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
+        lines = [fit(line, width) for line in lines]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         sys.stderr.write(up + "".join(f"\r\x1b[K{line}\n" for line in lines))
         sys.stderr.flush()
@@ -369,14 +362,6 @@ class Screen:
 def can_draw(encoding: str | None) -> bool:
     """Return True if a stream of this encoding can show block characters."""
     return (encoding or "").lower().replace("-", "") == "utf8"
-
-
-def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
-    """Return one line for the swarm, and one for each peer."""
-    aim = demo.play.aim
-    lines = [aim.headline(demo.seconds, unicode=unicode)]
-    lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
-    return [fit(line, width - 1) for line in lines]
 
 
 def member_line(member: DemoMember, remark: str, *, unicode: bool) -> str:

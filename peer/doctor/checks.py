@@ -84,6 +84,12 @@ def ok(name: str, value: str, limit: str = "") -> Check:
     return Check(name, CheckResult.OK, value, limit)
 
 
+def flawed(name: str, verdict: CheckResult, sentence: str, remedy: str = "", limit: str = "") -> Check:
+    """Return a check from a sentence, whose remedy stands behind a semicolon.  remedy: of a sentence that has none."""
+    value, _, own = sentence.partition("; ")
+    return Check(name, verdict, value, limit, own or remedy)
+
+
 def at_least(
     name: str, found: float, least: float, show: Callable[[float], str], remedy: str, verdict: CheckResult
 ) -> Check:

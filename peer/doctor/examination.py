@@ -17,7 +17,7 @@ import trio
 from peer.control.client import ControlClient, ControlError
 from peer.daemon.settings import choose
 from peer.doctor import checks, corpora
-from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
+from peer.doctor.checks import Check, CheckResult, flawed, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
 from peer.joining.run_source import stored_manifest
@@ -87,8 +87,7 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
     try:
         speed = measure_lines(folder, status.run)
     except PeerError as error:
-        value, _, remedy = error.text.partition("; ")
-        return Check("lines", CheckResult.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
+        return flawed("lines", CheckResult.UNKNOWN, clean(error.text, 300), "ask again when the round has begun")
     down, up = speed.down_bytes_per_s, speed.up_bytes_per_s
     slowest, remedy = min(down or LEAST_LINE, up or LEAST_LINE), "stop other programs that use the line, or raise the caps"
     verdict = CheckResult.WARN if slowest < LEAST_LINE else CheckResult.OK
@@ -334,8 +333,7 @@ class Examination:
 
     def _failed(self, name: str, error: Exception) -> None:
         text = error.text if isinstance(error, PeerError) else str(error)
-        value, _, remedy = text.partition("; ")
-        self.checks.append(Check(name, CheckResult.FAIL, value, "", remedy or "see `peer join --help`"))
+        self.checks.append(flawed(name, CheckResult.FAIL, text, "see `peer join --help`"))
 
 
 def _run(found: Findings) -> list[Check]:

@@ -16,7 +16,7 @@ import trio
 from peer.daemon.settings import RunChoice, chosen_port
 from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
-from peer.doctor.checks import Check, CheckResult, OpenedPort, ok, port_keeping, reachable, skewed
+from peer.doctor.checks import Check, CheckResult, OpenedPort, flawed, ok, port_keeping, reachable, skewed
 from peer.doctor.corpora import ask_peers, find_corpora
 from peer.errors import PeerError
 from peer.joining.lobby import Lobby, fetch_manifest
@@ -166,8 +166,7 @@ def _nobody(how: Visit, search: Search) -> Check:
     if not how.choice.addresses:
         remedy = "nothing to do if you are the first; otherwise join with an invitation from somebody who takes part"
         return Check("peers", CheckResult.WARN, "no peer of this run on this computer or network", "at least 1", remedy)
-    said, _, remedy = search.failure(MEET_S).partition("; ")
-    return Check("peers", CheckResult.FAIL, said, "at least 1", remedy)
+    return flawed("peers", CheckResult.FAIL, search.failure(MEET_S), limit="at least 1")
 
 
 async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, bytes]:
@@ -177,8 +176,7 @@ async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, 
     standing = await trio.to_thread.run_sync(find_standing, *known)
     if standing.problem is None:
         return None, standing.admission
-    value, _, remedy = standing.problem.partition("; ")
-    return Check("admission", CheckResult.FAIL, value, "", remedy or "ask the run's organiser"), b""
+    return flawed("admission", CheckResult.FAIL, standing.problem, "ask the run's organiser"), b""
 
 
 async def _greet(how: Visit, signed: SignedManifest, proof: bytes, network: Libp2pNetwork) -> list[Check]:
@@ -200,7 +198,5 @@ async def _greet(how: Visit, signed: SignedManifest, proof: bytes, network: Libp
     if welcomes:
         admitted = ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
         return [admitted, *skew]
-    value, _, remedy = (refusals or ["nobody answered"])[0].partition("; ")
-    return [
-        Check("admission", CheckResult.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")
-    ]
+    refusal = (refusals or ["nobody answered"])[0]
+    return [flawed("admission", CheckResult.FAIL, refusal, "try again, or ask the run's organiser", "at least 1 peer")]

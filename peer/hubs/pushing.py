@@ -157,7 +157,10 @@ class Pusher:
             files: dict[str, Path | bytes] = {path.name: path for path in sorted(self._model.iterdir())}
             total = sum(path.stat().st_size for path in self._model.iterdir())
             if CARD not in head.files or MARK.encode() in self._repository.read(CARD, head.commit):
-                files[CARD] = self._card(state)
+                rounds, held_out = self._history.rounds, self._history.held_out.get(state.rounds)
+                tokens = rounds[state.rounds - 1].tokens if 0 < state.rounds <= len(rounds) else 0
+                facts = CardFacts(state, tokens, held_out, self._options.dtype, "tokenizer.json" in files)
+                files[CARD] = model_card(self._signed.manifest, facts, self._repository.name)
             gone = frozenset(path for path in head.files if _is_weights(path)) - files.keys()
             begun = time.monotonic()
             commit = self._repository.commit(head.commit, f"State after {many(state.rounds, 'round')}", files, gone)
@@ -185,13 +188,6 @@ class Pusher:
             if state.run == self._signed.run.hex() and 0 <= state.rounds < MOST_ROUNDS:
                 return state
         raise PeerError(f"{name} has the model of another run; name another repository", ExitCode.INPUT)
-
-    def _card(self, state: ExportedState) -> bytes:
-        rounds = self._history.rounds
-        tokens = rounds[state.rounds - 1].tokens if 0 < state.rounds <= len(rounds) else 0
-        held_out = self._history.held_out.get(state.rounds)
-        facts = CardFacts(state, tokens, held_out, self._options.dtype, (self._model / "tokenizer.json").exists())
-        return model_card(self._signed.manifest, facts, self._repository.name)
 
 
 def _is_weights(path: str) -> bool:

@@ -392,7 +392,7 @@ async def measure(
     must have.  model: named size that trains.
     """
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
-        "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
+        "lines": lambda: trio.to_thread.run_sync(measure_lines, folder, run, abandon_on_cancel=True),  # type: ignore[call-arg]
         "codec": lambda: trio.to_thread.run_sync(measure_codec),
         "exchange": measure_exchange,
         "training": partial(measure_training, model=model),
@@ -406,8 +406,3 @@ async def measure(
         except PeerError as error:
             figures.missing[part], problems[part] = error.text, error
     return figures, problems
-
-
-async def _abandonable(work: Callable[[], Any]) -> Any:
-    """Run `work` in a thread; on cancellation, do not wait for the thread."""
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs of trio

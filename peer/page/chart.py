@@ -60,15 +60,15 @@ class Axis:
     whole: bool = False
 
 
-def ticks(low: float, high: float, *, whole: bool = False, count: int = TICKS) -> list[float]:
-    """Return round values from `low` to `high`, about `count`.  whole: only whole numbers."""
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return about `TICKS` round values from `low` to `high`.  whole: only whole numbers."""
     if not high > low:
         return [low]
-    size = 10.0 ** math.floor(math.log10((high - low) / count))
+    size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
     steps = [size * each for each in (1, 2, 2.5, 5, 10)]
     if whole:
         steps = [each for each in steps if each >= 1 and each == round(each)] or [1.0]
-    step = min(steps, key=lambda each: abs((high - low) / each - count))
+    step = min(steps, key=lambda each: abs((high - low) / each - TICKS))
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -44,12 +44,12 @@ def write_page(history: RunHistory, status: PeerStatus | None, folder: Path) -> 
     """
     facts = gather(history, status, time.time())
     page = document(facts, FACTS).encode()
-    told = json.dumps(facts.to_fields(), indent=1, allow_nan=False).encode()
+    told = json.dumps(facts, indent=1, allow_nan=False).encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in ((FACTS, told), (PAGE, page)):
         remove_left_overs(folder, name)
         write_atomically(folder / name, content, mode=READABLE)
-    return Written(folder / PAGE, facts.run.name, facts.run.rounds, len(page) + len(told))
+    return Written(folder / PAGE, facts["run"]["name"], facts["run"]["rounds"], len(page) + len(told))
 
 
 async def keep_page(

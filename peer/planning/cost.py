@@ -103,19 +103,12 @@ class RoundRules:
     min_members: int
     max_members: int
     state_bytes: int
-    seasoning_rounds: int = 3
 
     @classmethod
     def of(cls, manifest: RunManifest) -> RoundRules:
         """Return the rules of a run."""
         rounds = manifest.rounds
-        return cls(
-            rounds.grace_s,
-            rounds.min_members,
-            rounds.max_members,
-            manifest.state_bytes,
-            rounds.seasoning_rounds,
-        )
+        return cls(rounds.grace_s, rounds.min_members, rounds.max_members, manifest.state_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -287,73 +287,60 @@ def _fair_s(traffic: RoundTraffic, trainers: Trainers, voters: Indices, quorum_s
 # The forecast: means over rounds of the peers that are online.
 
 
-class _RoundFigures(NamedTuple):
-    """Figures of a round if nobody goes away, in the words of `Forecast`.  tokens: tokens of all members that count."""
+def _round_figures(load: RoundLoad, found: SettledRound, gossiped: float) -> dict[str, float]:
+    """Return the figures of a round if nobody goes away, in the words of `Forecast`.
 
-    round_s: float
-    exchange_s: float
-    agreement_s: float
-    members: float
-    exchange_share: float
-    utilisation: float
-    late: float
-    surplus: float
-    waits_peers: float
-    waits_exchange: float
-    tokens: float
-    up_bytes: float
-    down_bytes: float
-
-    @classmethod
-    def of(cls, load: RoundLoad, found: SettledRound, gossiped: float) -> _RoundFigures:
-        """Return the figures.  gossiped: bytes that each peer sends, and receives, besides."""
-        traffic, members = found.traffic, found.members
-        trained = (found.stops - found.begun) + (found.ends - found.goes_on)
-        surplus = found.is_ready.copy()
-        surplus[members] = False
-        present_s = found.seconds * len(trained)
-        return cls(
-            round_s=found.seconds,
-            exchange_s=traffic.exchange_s,
-            agreement_s=traffic.agreement_s,
-            members=len(members),
-            exchange_share=found.adds_s / found.seconds,
-            utilisation=trained.sum() / present_s,
-            late=trained[~found.is_ready].sum() / present_s,
-            surplus=trained[surplus].sum() / present_s,
-            waits_peers=(found.others_s - found.stops).sum() / present_s,
-            waits_exchange=(found.goes_on - found.others_s).sum() / present_s,
-            tokens=found.steps[members].sum() * load.step_tokens,
-            up_bytes=float(np.median(traffic.sent[members])) + gossiped,
-            down_bytes=float(np.median(traffic.received[members])) + gossiped,
-        )
+    gossiped: bytes that each peer sends, and receives, besides.  late: share of work that is too late for the record.
+    tokens: tokens of all members that count.
+    """
+    traffic, members = found.traffic, found.members
+    trained = (found.stops - found.begun) + (found.ends - found.goes_on)
+    surplus = found.is_ready.copy()
+    surplus[members] = False
+    present_s = found.seconds * len(trained)
+    return {
+        "round_s": found.seconds,
+        "exchange_s": traffic.exchange_s,
+        "agreement_s": traffic.agreement_s,
+        "members": len(members),
+        "exchange_share": found.adds_s / found.seconds,
+        "utilisation": trained.sum() / present_s,
+        "late": trained[~found.is_ready].sum() / present_s,
+        "surplus": trained[surplus].sum() / present_s,
+        "waits_peers": (found.others_s - found.stops).sum() / present_s,
+        "waits_exchange": (found.goes_on - found.others_s).sum() / present_s,
+        "tokens": found.steps[members].sum() * load.step_tokens,
+        "up_bytes": float(np.median(traffic.sent[members])) + gossiped,
+        "down_bytes": float(np.median(traffic.received[members])) + gossiped,
+    }
 
 
-def forecast_rounds(load: RoundLoad, rules: RoundRules, peers: PlannedPeers, *, seed: int = 1) -> Forecast:
-    """Return the forecast of a run's rounds.  Raises NeverTogether.  seed: draws who is online, votes and gets a place."""
+def forecast_rounds(load: RoundLoad, rules: RoundRules, peers: PlannedPeers) -> Forecast:
+    """Return the forecast of a run's rounds, the same for the same peers.  Raises NeverTogether."""
     if len(peers) < rules.min_members:
         raise NeverTogether(f"a round needs {rules.min_members} members, and {len(peers)} are described")
-    rng, goes = np.random.default_rng(seed), peers.offline_s > 0
+    rng, goes = np.random.default_rng(1), peers.offline_s > 0
     online = peers.online_s / (peers.online_s + peers.offline_s)
     draws = DRAWS if goes.any() else 1
     drawn = (rng.permutation(np.flatnonzero(rng.random(len(peers)) < online)) for _ in range(draws))
-    figures: list[_RoundFigures] = []
+    figures: list[dict[str, float]] = []
     up, down = np.zeros((2, len(peers)))
     trace = None
     for which in (each for each in drawn if len(each) >= rules.min_members):
         here = peers.take(which)
         found, gossip = settle(load, rules, here), gossip_cost(len(here))
         gossiped = gossip.bytes_per_s * found.seconds + gossip.round_bytes
-        figures.append(_RoundFigures.of(load, found, gossiped))
+        figures.append(_round_figures(load, found, gossiped))
         up[which] += DAY_S / draws * (found.traffic.sent + gossiped) / found.seconds
         down[which] += DAY_S / draws * (found.traffic.received + gossiped) / found.seconds
         trace = trace or found.trace(here.speed)
     if trace is None:
         raise NeverTogether(f"a round needs {rules.min_members} members, and so many are hardly ever online together")
-    shares = _RoundFigures(*np.mean(figures, axis=0).tolist())
-    rates = np.array([1 / each.round_s for each in figures])
-    mean = _RoundFigures(*np.average(figures, axis=0, weights=rates / rates.sum()).tolist())
-    round_s = mean.round_s * draws / len(figures)
+    rates = np.array([1 / each["round_s"] for each in figures])
+    rates /= rates.sum()
+    shares = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
+    mean = {name: float(np.average([each[name] for each in figures], weights=rates)) for name in figures[0]}
+    round_s = mean["round_s"] * draws / len(figures)
     # In each period online a peer first fetches what it missed, and its work in the round in which it leaves does not count.
     fetched = goes * WIRE * np.minimum((peers.offline_s / round_s + 1) * load.result_bytes, rules.state_bytes)
     down += DAY_S * fetched / (peers.online_s + peers.offline_s)
@@ -363,19 +350,19 @@ def forecast_rounds(load: RoundLoad, rules: RoundRules, peers: PlannedPeers, *, 
     return Forecast(
         step_s=float(np.median(load.step_tokens / peers.speed)),
         round_s=round_s,
-        exchange_s=mean.exchange_s,
-        agreement_s=mean.agreement_s,
-        members=mean.members,
-        exchange_share=shares.exchange_share,
-        utilisation=(1 - fetches) * shares.utilisation,
-        lost=(1 - fetches) * (shares.late + leaves * (shares.utilisation - shares.late)),
-        surplus=(1 - fetches) * shares.surplus,
-        waits_peers=(1 - fetches) * shares.waits_peers,
-        waits_exchange=(1 - fetches) * shares.waits_exchange,
+        exchange_s=mean["exchange_s"],
+        agreement_s=mean["agreement_s"],
+        members=mean["members"],
+        exchange_share=shares["exchange_share"],
+        utilisation=(1 - fetches) * shares["utilisation"],
+        lost=(1 - fetches) * (shares["late"] + leaves * (shares["utilisation"] - shares["late"])),
+        surplus=(1 - fetches) * shares["surplus"],
+        waits_peers=(1 - fetches) * shares["waits_peers"],
+        waits_exchange=(1 - fetches) * shares["waits_exchange"],
         fetches=fetches,
-        tokens_a_day=(1 - fetches) * (1 - leaves) * DAY_S / round_s * mean.tokens,
-        up_bytes=mean.up_bytes,
-        down_bytes=mean.down_bytes,
+        tokens_a_day=(1 - fetches) * (1 - leaves) * DAY_S / round_s * mean["tokens"],
+        up_bytes=mean["up_bytes"],
+        down_bytes=mean["down_bytes"],
         up_day=(float(up.mean()), float(up.max())),
         down_day=(float(down.mean()), float(down.max())),
         trace=trace,

@@ -36,14 +36,6 @@ MOST_WASTED = 0.01
 
 
 @dataclass(frozen=True)
-class SettingProposal:
-    """Proposed settings.  why: a sentence."""
-
-    setting: RoundSetting
-    why: str
-
-
-@dataclass(frozen=True)
 class _SettingTrial:
     setting: RoundSetting
     forecast: Forecast
@@ -54,15 +46,15 @@ class _SettingTrial:
         return self.forecast.exchange_share + self.forecast.lost
 
 
-def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> SettingProposal:
-    """Return the proposal for a run and its peers.  Raises NeverTogether."""
+def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> tuple[RoundSetting, str]:
+    """Return the proposed settings for a run and its peers, and a sentence that gives the reason.  Raises NeverTogether."""
     always = replace(peers, offline_s=np.zeros(len(peers)))
     tried: list[_SettingTrial] = []
     for codec, lengths in _preferences(len(peers)):
         for trial in _trials(codec, lengths, manifest, rules, always):
             tried.append(trial)
             if trial.waste < MOST_WASTED:
-                return SettingProposal(trial.setting, _reason(trial, tried))
+                return trial.setting, _reason(trial, tried)
         best = min(tried, key=lambda trial: trial.waste)
         if best.forecast.exchange_share < MOST_WASTED:
             break  # a smaller exchange would change nothing
@@ -70,7 +62,7 @@ def propose(manifest: RunManifest, rules: RoundRules, peers: PlannedPeers) -> Se
     why = f"no setting wastes less than {_percent(MOST_WASTED)} of the time, and this one wastes {_percent(best.waste)}" + (
         ", because of slow peers" if by_slow else "; a smaller model or faster lines would help"
     )
-    return SettingProposal(best.setting, why)
+    return best.setting, why
 
 
 def _preferences(peers: int) -> Sequence[tuple[str, Sequence[int]]]:

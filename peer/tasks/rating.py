@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -44,36 +44,28 @@ HEAD_BYTES, LINE_BYTES = 4096, 64
 """Limits of the line that identifies the measurement, and of each rate's line; a longer file is refused."""
 
 
-class KeptRates:
-    """Stored rates.  rates: by the task's number in the measured file."""
-
-    def __init__(self, path: Path, rates: dict[int, float], file: IO[str]) -> None:
-        self.path, self.rates, self._file = path, rates, file
-
-    def keep(self, task: int, rate: float) -> None:
-        """Store a rate, so that it outlives this process.  Raises OSError."""
-        self._file.write(_line(task, rate))
-        self._file.flush()
-        self.rates[task] = rate
+Keep = Callable[[int, float], None]
+"""Function that stores the rate of a task, so that it outlives this process.  Raises OSError."""
 
 
 @contextmanager
-def kept_rates(target: Path, measured: Mapping[str, Any], tasks: int) -> Iterator[KeptRates]:
-    """Open the rates that are stored for `target`.
+def kept_rates(path: Path, measured: Mapping[str, Any], tasks: int) -> Iterator[tuple[dict[int, float], Keep]]:
+    """Give the rates that are stored in `path`, by the task's number in the measured file, and a function that stores one.
 
     measured: facts on which the rates depend.  tasks: number of tasks.  Raises `PeerError` if the stored rates belong to
     another measurement.
     """
-    path = target.with_name(target.name + SUFFIX)
     rates = _read(path, measured, tasks)
-    lines = [json.dumps(measured) + "\n", *(_line(task, rate) for task, rate in rates.items())]
+    lines = [json.dumps(each) + "\n" for each in (measured, *rates.items())]
     write_atomically(path, "".join(lines).encode())  # without a line that a killed process left unfinished
     with path.open("a") as file:
-        yield KeptRates(path, rates, file)
 
+        def keep(task: int, rate: float) -> None:
+            file.write(json.dumps([task, rate]) + "\n")
+            file.flush()
+            rates[task] = rate
 
-def _line(task: int, rate: float) -> str:
-    return json.dumps([task, rate]) + "\n"
+        yield rates, keep
 
 
 def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, float]:
@@ -230,16 +222,17 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
         _rated(records, [LONGEST] * len(records), how.sampling.samples)  # fails before hours of measuring
         rater, of = _rater(how)
         shown = ShownAnswers(environment)
-        with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
-            on_progress(len(kept.rates), environment.size)
-            missing = [task for task in range(environment.size) if task not in kept.rates]
+        path = target.with_name(target.name + SUFFIX)
+        with kept_rates(path, {"tasks": digest_of(data), **of}, environment.size) as (kept, keep):
+            on_progress(len(kept), environment.size)
+            missing = [task for task in range(environment.size) if task not in kept]
             for task, rate in rater.rates(environment, missing, shown.note) if missing else ():
-                kept.keep(task, rate)
-                on_progress(len(kept.rates), environment.size)
-        rates = tuple(kept.rates[task] for task in range(environment.size))
+                keep(task, rate)
+                on_progress(len(kept), environment.size)
+        rates = tuple(kept[task] for task in range(environment.size))
         written = _rated(records, rates, how.sampling.samples)
         _write(target, written)
-        kept.path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     return MeasuredRates(rates, digest_of(written), shown.lines)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.chat.model import AnswerCores, form_of_run
-from peer.chat.source import ChatSource
+from peer.chat.model import AnswerCores, ChatSource, form_of_run
 from peer.chat.terminal import ChatSession, ChatTerminal, interruptions
 from peer.cli import main
 from peer.errors import ExitCode, PeerError

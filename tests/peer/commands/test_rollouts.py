@@ -103,7 +103,6 @@ def test_what_is_no_event_in_the_log_is_left_out(tmp_path: Path, capsys: pytest.
     [
         ([started()], [], "only a run with a section [rl] has any"),
         ([started()], ["ff"], "ff is not a run in"),
-        ([started()], ["--last", "0"], "--last takes 1 to 1000 batches"),
         (None, [], "there is no run in"),
     ],
 )

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from peer.cli import main
-from peer.commands.weights import describe_weights
-from peer.errors import ExitCode
+from peer.commands.models import describe_weights
 
 COMING: dict[str, Any] = {
     "what": "result",
@@ -45,9 +40,3 @@ def test_blobs_are_listed_with_what_is_on_its_way() -> None:
         "serves  1 checkpoint (after round 40; 8.0 kB)",
         "        3 results (of rounds 40 to 42; 3.0 kB)",
     ]
-
-
-def test_without_a_peer_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["weights"], ["weights", "--json"]):
-        assert main([*words, "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING
-        assert "no peer is running" in capsys.readouterr().err

@@ -14,10 +14,9 @@ import pytest
 import trio
 import trio.testing
 
-from peer.console.display import LOST, Lines, Output, Style, Thinner, show
-from peer.control.client import Stamped
+from peer.console.display import LOST, Lines, Output, Style, show
 from peer.control.event_log import EventLog
-from protocol.events.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged, RoundVoted
+from protocol.events.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged
 from tests.protocol.example_status import status
 
 PATIENCE_S = 20.0
@@ -180,13 +179,6 @@ def test_waiting_lines_are_bounded_in_size_too() -> None:
         assert [entry and (entry[0], entry[1][0]) for entry in taken] == [(7, "7"), (0, "8"), (0, "9"), None]
 
     trio.run(main)
-
-
-def test_the_thinner_lets_everything_else_pass() -> None:
-    thinner, voted = Thinner(1.0), Stamped(0.0, 0.0, RoundVoted(0, 0, "x"))
-    first, second = (Stamped(0.0, 0.0, progress(step)) for step in (1, 2))
-    assert thinner.take(first, 10.0) is first and thinner.take(second, 10.5) is None and thinner.due == 11.0
-    assert thinner.take(voted, 10.6) is voted and thinner.release(11.0) is second and thinner.due == float("inf")
 
 
 # -- descriptors ------------------------------------------------------------------------------------------------------

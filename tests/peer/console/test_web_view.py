@@ -98,7 +98,18 @@ STOLEN: tuple[Mapping[str, str], ...] = (
 
 @pytest.mark.parametrize("headers", STOLEN)
 @pytest.mark.parametrize(
-    "path", ["/ws", "/ws/", "/ws/wrong", f"/ws/{SECRET}x", f"/ws/{SECRET[:-1]}", "/ws/%ff", "/ws/%00", f"/ws?token={SECRET}"]
+    "path",
+    [
+        "/ws",
+        "/ws/",
+        "/ws/wrong",
+        f"/ws/{SECRET}x",
+        f"/ws/{SECRET[:-1]}",
+        "/ws/%ff",
+        "/ws/%00",
+        f"/ws?token={SECRET}",
+        "/ws/wrong/light",
+    ],
 )
 def test_nothing_but_the_secret_in_the_path_opens_a_view(
     path: str, headers: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
@@ -325,12 +336,9 @@ def test_the_interface_takes_the_shade_that_the_browser_prefers(shade: str, monk
 
 
 @pytest.mark.parametrize("path", [f"/ws/{SECRET}", f"/ws/{SECRET}/light", f"/ws/{SECRET}/dark", f"/ws/{SECRET}/pink"])
-def test_a_view_opens_in_any_shade_and_only_with_the_secret(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_opens_in_any_shade(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(session: ClientSession, port: int) -> None:
         async with session.ws_connect(address(port, path), headers=page(port)) as opened:
             assert (await opened.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
-        with pytest.raises(WSServerHandshakeError) as refused:
-            await session.ws_connect(address(port, path.replace(SECRET, "wrong")), headers=page(port))
-        assert refused.value.status == 403
 
     served(use, monkeypatch)

@@ -206,17 +206,6 @@ def test_connections_that_ask_nothing_make_room_for_one_that_asks(tmp_path: Path
     attacked(tmp_path, attack)
 
 
-def test_a_question_over_the_limit_is_not_read_to_its_end(tmp_path: Path) -> None:
-    async def attack(log: EventLog) -> None:
-        async with await connected(tmp_path) as stream:
-            await stream.send_all((1 << 30).to_bytes(4, "big"))
-            got = await answer(stream)
-            assert got is not None and "over the limit" in got["error"]
-            assert await answer(stream) is None
-
-    attacked(tmp_path, attack)
-
-
 @pytest.mark.slow
 def test_the_ledger_of_very_many_members_is_told_in_part() -> None:
     """An answer over the limit used to end the server, and the peer with it."""

@@ -84,12 +84,6 @@ def test_sources_are_bounded() -> None:
     assert len(curves_of(measured(1, 2.0, {str(each): 2.0 for each in range(999)})).by_source) == MOST_SOURCES
 
 
-def test_curves_survive_the_socket() -> None:
-    curves = curves_of(committed(0, 4.0, 90), measured(1, 3.9, {"web": 3.2}))
-    again = RunCurves.from_fields(json.loads(json.dumps(curves.to_fields())))
-    assert again.to_fields() == curves.to_fields()
-
-
 @pytest.mark.parametrize(
     "given",
     [

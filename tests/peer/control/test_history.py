@@ -45,20 +45,6 @@ def test_records_are_counted_once_and_the_credits_are_those_of_the_ledger(tmp_pa
     replica.state.close()
 
 
-def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
-    replica, history = a_replica(RUN, tmp_path), RunHistory(RUN, tmp_path)
-    grow(replica, 3, [ANN])
-    history.read()
-    replica.state.close()
-    replica.store.records.set_aside_from(1)
-    again = a_replica(RUN, tmp_path)
-    grow(again, 1, [ANN, BOB], salt=7)
-    again.state.close()
-    history.read()
-    assert len(history.rounds) == 2
-    assert history.ledger.credits == credits_in([again.history.commit_at(round) for round in range(2)])
-
-
 def kept(folder: Path) -> RunHistory:
     """Read the history, and write its file as a running peer does."""
     history = RunHistory(RUN, folder)

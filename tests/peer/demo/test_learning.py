@@ -18,7 +18,6 @@ from peer.demo.learning import (
     Examiner,
     Learning,
     MeasuredState,
-    SampleAnswer,
     StateExamination,
     newest_state,
     solved_task,
@@ -64,8 +63,8 @@ def test_a_state_that_answers_twice_has_gained_nothing_and_another_one_answers_t
     one, again, other = (examiner.measure(*state) for state in ((1, values), (2, values), (3, -values)))
     assert replace(again, rounds=1) == one, "the same noise for the same problems"
     assert Comparison(one, again).gain == Comparison(one, again).error == 0
-    assert (other.rollouts, len(other.scores), other.sample.prompt) == (16, 8, one.sample.prompt)
-    assert other.sample.answer != one.sample.answer
+    assert (other.rollouts, len(other.scores), other.prompt) == (16, 8, one.prompt)
+    assert other.answer != one.answer
 
 
 def test_before_the_first_round_the_newest_state_is_that_of_the_seed(tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_versions_are_rounds_that_learned_and_were_committed() -> None:
 
 
 def measured(rounds: int, *scores: float, prompt: str = "sort 21\n", answer: str = "12") -> MeasuredState:
-    return MeasuredState(rounds, scores, 2 * len(scores), SampleAnswer(prompt, answer, scores[0]))
+    return MeasuredState(rounds, scores, 2 * len(scores), prompt, answer, scores[0])
 
 
 def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:

@@ -11,20 +11,8 @@ import trio
 from peer.errors import ExitCode, PeerError
 from peer.measurements import speeds
 from peer.measurements.exchange import measure_exchange
-from peer.measurements.speeds import PIECE_BYTES, best_s, measure_codec, measure_disk, measure_training
+from peer.measurements.speeds import PIECE_BYTES, measure_disk, measure_training
 from protocol.run.manifest import demo_manifest
-
-
-def test_the_codec_is_measured() -> None:
-    speed = measure_codec(values=1 << 12, seconds=0.0)
-    assert speed.encode_parameters_per_s > 0 and speed.decode_parameters_per_s > 0
-    assert speed.encode_mb_per_s == pytest.approx(4e-6 * speed.encode_parameters_per_s)
-
-
-def test_the_best_of_three_times_at_least_counts_and_the_first_does_not() -> None:
-    calls: list[int] = []
-    assert best_s(lambda: calls.append(1), 0.0) > 0
-    assert len(calls) == 1 + 3
 
 
 def test_the_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def test_data_that_end_the_run_first_are_its_total(tmp_path: Path) -> None:
     signed = replace(SIGNED, manifest=SIGNED.manifest.model_copy(update={"data": data}))
     past = history(tmp_path, 40, 4, 10)
     past.signed = signed
-    run = gather(past, status(4), NOW).run
-    assert (run.unit, run.done, run.total) == ("tokens", run.tokens, 2000 * data.sequence_length)
+    run = gather(past, status(4), NOW)["run"]
+    assert (run["unit"], run["done"], run["total"]) == ("tokens", run["tokens"], 2000 * data.sequence_length)
 
 
 def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
     facts = told(tmp_path)
-    fields, page = json.loads(json.dumps(facts.to_fields(), allow_nan=False)), Reader(document(facts, "run.json"))
+    fields, page = json.loads(json.dumps(facts, allow_nan=False)), Reader(document(facts, "run.json"))
     assert fields["run"]["rounds"] == 40 and fields["run"]["id"] in page.text
     assert fields["peers_here"] == 4 and fields["contributor_count"] == 4
     for each in [*fields["peers"], *fields["contributors"]]:
@@ -92,13 +92,13 @@ def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
 
 def test_contributors_come_by_tokens_and_peers_by_pace(tmp_path: Path) -> None:
     facts = told(tmp_path)
-    assert [each.peer for each in facts.contributors] == [peer_id(number) for number in range(4)]
-    assert [each.peer for each in facts.peers] == [peer_id(number) for number in (3, 2, 1, 0)]
+    assert [each["peer"] for each in facts["contributors"]] == [peer_id(number) for number in range(4)]
+    assert [each["peer"] for each in facts["peers"]] == [peer_id(number) for number in (3, 2, 1, 0)]
 
 
 def test_a_page_tells_no_address_and_no_activity_of_a_peer(tmp_path: Path) -> None:
     facts = told(tmp_path)
-    for text in (document(facts, "run.json"), json.dumps(facts.to_fields())):
+    for text in (document(facts, "run.json"), json.dumps(facts)):
         assert "198.51.100." not in text and "computing" not in text and "direct" not in text
 
 
@@ -117,9 +117,9 @@ def test_rollouts_count_for_the_share_of_whoever_made_them(tmp_path: Path) -> No
     known = history(tmp_path, 40, 4)
     trained = sum(each.tokens for each in known.ledger.credits.values())
     known.ledger.credits[peer_id(7)] = Credit(0, 0, 12, trained)
-    first, *others = gather(known, status(2), NOW).contributors
-    assert (first.peer, first.share) == (peer_id(7), 0.5)
-    assert sum(each.share for each in others) == pytest.approx(0.5)
+    first, *others = gather(known, status(2), NOW)["contributors"]
+    assert (first["peer"], first["share"]) == (peer_id(7), 0.5)
+    assert sum(each["share"] for each in others) == pytest.approx(0.5)
 
 
 def test_the_loss_of_a_text_that_nobody_trains_on_is_left_out(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_loss_of_a_text_that_nobody_trains_on_is_left_out(tmp_path: Path) ->
         manifest = SIGNED.manifest.model_copy(update={"rl": RlSection(environment="add", warm_rounds=warm)})
         known.signed = replace(SIGNED, manifest=manifest)
         facts = gather(known, status(2), NOW)
-        assert bool(facts.curves.held_out) == shown
+        assert bool(facts["curves"]["held_out"]) == shown
 
 
 def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_path: Path) -> None:
@@ -136,10 +136,11 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     known.teams = {peer_id(1): "owls", peer_id(2): "owls", peer_id(3): "bats"}
     swarm = [replace(swarm_peer(3), team="owls"), replace(swarm_peer(9), team="cats")]
     facts = gather(known, status(2, swarm=swarm), NOW)
-    owls = [each for each in facts.contributors if each.team == "owls"]
-    (told,) = facts.teams
-    assert {each.peer for each in owls} == {peer_id(1), peer_id(2), peer_id(3)}, "the last has changed its team"
-    assert (told.team, told.peers, told.tokens, facts.team_count) == ("owls", 3, sum(each.tokens for each in owls), 1)
+    owls = [each for each in facts["contributors"] if each["team"] == "owls"]
+    (told,) = facts["teams"]
+    assert {each["peer"] for each in owls} == {peer_id(1), peer_id(2), peer_id(3)}, "the last has changed its team"
+    assert (told["team"], told["peers"], facts["team_count"]) == ("owls", 3, 1)
+    assert told["tokens"] == sum(each["tokens"] for each in owls)
     page = Reader(document(facts, "run.json"))
     assert "Teams" in page.text and "owls" in page.text and "cats" not in page.text, "cats have no credit"
     known.teams = {}
@@ -154,7 +155,7 @@ def test_a_step_back_is_marked_in_the_curves_and_said_below_them(tmp_path: Path)
     page = document(facts, "run.json")
     assert "went back 4 rounds, to round 40, on 2001-09-13; went back 3 rounds" in page and "and 1 time before" in page
     assert page.count('class="mark"') == 4 * 2 * len(re.findall("<figure>", page)), "by rounds and by tokens"
-    last = facts.to_fields()["curves"]["steps_back"][-1]
+    last = facts["curves"]["steps_back"][-1]
     assert last == {"at": "2001-09-13T01:46:40+00:00", "rounds": 40, "tokens": 76_000_000, "abandoned": 4}
     found.curves.steps_back = [StepBack(1e18, -1, 0, 1)]
     assert "9999-12-31" in document(gather(found, status(4), NOW), "run.json"), "of a damaged log"
@@ -163,13 +164,13 @@ def test_a_step_back_is_marked_in_the_curves_and_said_below_them(tmp_path: Path)
 def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path) -> None:
     facts = told(tmp_path)
     page = document(facts, "run.json")
-    assert [each.rounds for each in facts.samples] == [10, 20, 30, 40] and facts.samples[-1].peer == peer_id(0)
+    assert [each["rounds"] for each in facts["samples"]] == [10, 20, 30, 40] and facts["samples"][-1]["peer"] == peer_id(0)
     shown, earlier = page.split("<details>")[0], page.split("<details>")[1].split("</details>")[0]
-    newest = facts.samples[-1].completions["Every peer"]
+    newest = facts["samples"][-1]["completions"]["Every peer"]
     assert f"<blockquote><bdi>{newest}</bdi></blockquote>" in shown
     assert re.findall(r"after (\d+) rounds", earlier) == ["30", "20", "10"]
-    assert facts.samples[0].completions["Every peer"] in earlier and newest not in earlier
-    fields = json.loads(json.dumps(facts.to_fields()))["samples"][-1]
+    assert facts["samples"][0]["completions"]["Every peer"] in earlier and newest not in earlier
+    fields = json.loads(json.dumps(facts))["samples"][-1]
     assert fields["completions"]["def test_"].endswith("() -> None:↵    assert True")
     known = history(tmp_path, 40, 4)
     known.curves.samples.states.clear()
@@ -183,7 +184,10 @@ def test_a_trainer_shows_the_best_and_a_typical_answer(tmp_path: Path) -> None:
     )
     facts = gather(known, status(2), NOW)
     page = document(facts, "run.json")
-    assert [(each.kind, each.reward, each.text) for each in facts.answers] == [("best", 1.0, "4"), ("typical", 0.25, "b&a")]
+    assert [(each["kind"], each["reward"], each["text"]) for each in facts["answers"]] == [
+        ("best", 1.0, "4"),
+        ("typical", 0.25, "b&a"),
+    ]
     assert "Best, reward 1.00" in page and "2 + 2 = &lt;b&gt;" in page and "<bdi>b&amp;a</bdi>" in page
     assert "Answers" not in document(told(tmp_path / "text"), "run.json")
 
@@ -193,13 +197,13 @@ def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
         replace(swarm_peer(number), liveness=state) for number, state in enumerate(("alive", "gone", "left", "unproven"), 1)
     ]
     facts = told(tmp_path, swarm=swarm)
-    assert [each.peer for each in facts.peers] == [peer_id(1), peer_id(0)]
+    assert [each["peer"] for each in facts["peers"]] == [peer_id(1), peer_id(0)]
 
 
 def test_without_a_running_peer_the_page_tells_what_is_on_disk(tmp_path: Path) -> None:
     facts = gather(history(tmp_path, 40, 4), None, NOW)
     page = Reader(document(facts, "run.json"))
-    assert (facts.peers_here, facts.peers, facts.invitation) == (None, [], "")
+    assert (facts["peers_here"], facts["peers"], facts["invitation"]) == (None, [], "")
     assert "Here now" not in page.text and "Ask the organiser for an invitation" in page.text and "Contributors" in page.text
 
 
@@ -211,8 +215,8 @@ def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_pa
 def test_once_the_run_has_ended_the_page_says_how_to_get_the_model(tmp_path: Path) -> None:
     facts = told(tmp_path, run_ended=True)
     page = Reader(document(facts, "run.json"))
-    assert facts.run.ended and "the run has ended" in page.text and "Join in" not in page.text
-    assert f"peer join {facts.invitation} --until-end" in page.text and "peer export FOLDER" in page.text
+    assert facts["run"]["ended"] and "the run has ended" in page.text and "Join in" not in page.text
+    assert f"peer join {facts['invitation']} --until-end" in page.text and "peer export FOLDER" in page.text
 
 
 # -- the invitation -------------------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
     for _, attributes in Reader(page).elements:
         assert not any(attribute.startswith("on") or attribute in ("src", "style") for attribute in attributes)
     assert not HARMFUL.search(page) and len(page.encode()) < 200_000
-    assert not HARMFUL.search(json.dumps(facts.to_fields(), ensure_ascii=False))
+    assert not HARMFUL.search(json.dumps(facts, ensure_ascii=False))
 
 
 def test_the_policy_allows_the_style_sheet_of_the_page_and_nothing_else(tmp_path: Path) -> None:
@@ -279,7 +283,7 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
     known.rounds[5] = replace(known.rounds[5], loss=float("nan"))
     swarm = [replace(swarm_peer(1), tokens_per_s=float("inf"))]
     facts = gather(known, status(2, swarm=swarm, goal_left_s=float("inf")), NOW)
-    json.dumps(facts.to_fields(), allow_nan=False)
+    json.dumps(facts, allow_nan=False)
     assert not re.search(r"\b(nan|inf)\b", Reader(document(facts, "run.json")).text)
 
 
@@ -288,17 +292,17 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
 
 def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_path: Path) -> None:
     facts = gather(history(tmp_path), status(), NOW)
-    page, fields = document(facts, "run.json"), json.dumps(facts.to_fields(), indent=1)
-    assert facts.run.rounds == ROUNDS and len(facts.peers) == len(facts.contributors) == PEERS
-    assert len(facts.samples) <= MOST_SAMPLED
-    assert len(facts.curves.loss) <= page_facts.MOST_POINTS and facts.curves.loss[-1].rounds == ROUNDS
+    page, fields = document(facts, "run.json"), json.dumps(facts, indent=1)
+    assert facts["run"]["rounds"] == ROUNDS and len(facts["peers"]) == len(facts["contributors"]) == PEERS
+    assert len(facts["samples"]) <= MOST_SAMPLED
+    assert len(facts["curves"]["loss"]) <= page_facts.MOST_POINTS and facts["curves"]["loss"][-1]["rounds"] == ROUNDS
     assert len(page.encode()) < 400_000 and len(fields) < 400_000
 
 
 def test_of_very_many_peers_the_first_are_listed_and_all_are_counted(tmp_path: Path) -> None:
     crowd = [replace(swarm_peer(1), peer=PeerId(f"{number:052}"), name="x" * 40) for number in range(5000)]
     facts = told(tmp_path, swarm=crowd)
-    assert facts.peers_here == 5001 and len(facts.peers) == page_facts.MOST_PEERS
+    assert facts["peers_here"] == 5001 and len(facts["peers"]) == page_facts.MOST_PEERS
     assert len(document(facts, "run.json").encode()) < 400_000 and "and 4501 more" in document(facts, "run.json")
 
 

@@ -75,7 +75,7 @@ def test_the_command_goes_on_after_a_page_that_could_not_be_written(
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr("peer.commands.page.time.sleep", sleep)
+    monkeypatch.setattr("peer.commands.reports.time.sleep", sleep)
     words = ["--data-dir", str(tmp_path / "data"), "page", str(folder), "--every", "1s"]
     assert main(words) == ExitCode.INTERRUPTED
     error = capsys.readouterr().err
