@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from peer.corpora.build import MANIFEST, build
+from peer.corpora.build import build
 from peer.corpora.builtin import OPTIONS, TEXT, builtin_input, read_text
+from peer.corpora.folder import MANIFEST
 from protocol.sync.supplies import file_section
 
 ROOT = Path(__file__).parents[1]

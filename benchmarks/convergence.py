@@ -43,7 +43,8 @@ from benchmarks.diloco_bench import (
     rule_named,
 )
 from kernels.schedule import Place
-from peer.corpora.run_data import MANIFEST, RunData
+from peer.corpora.folder import MANIFEST
+from peer.corpora.run_data import RunData
 from protocol.corpora.manifest import read_manifest
 from protocol.formats.model import ModelConfig
 from protocol.formats.training import InnerConfig

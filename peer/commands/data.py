@@ -377,7 +377,7 @@ def _described(corpus: FinishedCorpus) -> dict[str, Any]:
         "digest": corpus.digest.hex(),
         "tokenizer": manifest.tokenizer.hex(),
         **facts,
-        "splits": [asdict(each) for each in summaries(manifest)],
+        "splits": summaries(manifest),
         "recipe": manifest.recipe,
     }
 
@@ -388,19 +388,20 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
     from protocol.formatting import amount, clean, size
 
     manifest, splits = corpus.manifest, summaries(corpus.manifest)
-    tokens = sum(each.tokens for each in splits)
+    tokens = sum(each["tokens"] for each in splits)
+    blocks, shards = (sum(each[name] for each in splits) for name in ("blocks", "shards"))
     block = size(manifest.block_tokens * manifest.bytes_per_token)
     lines = [
         f"corpus      {clean(str(corpus.path), 500)} ({size(tokens * manifest.bytes_per_token)})",
         f"digest      {corpus.digest.hex()}",
         f"kind        {manifest.kind.value}" + (f", rows of {manifest.row_tokens - 1} tokens" * bool(manifest.row_tokens)),
         f"tokenizer   {manifest.tokenizer.hex()[:16] if any(manifest.tokenizer) else BYTES}, {manifest.vocab} tokens",
-        f"blocks      {sum(each.blocks for each in splits)} of {block} in {sum(each.shards for each in splits)} shards",
+        f"blocks      {blocks} of {block} in {shards} shards",
     ]
     rows = [("SOURCE", "SPLIT", "TOKENS", "DOCUMENTS", "SHARE")]
     for each in splits:
-        share, which = f"{100 * each.share:.1f} %", each.split.replace("_", " ")
-        rows.append((each.source, which, amount(each.tokens), amount(each.documents), share))
+        share, which = f"{100 * each['share']:.1f} %", each["split"].replace("_", " ")
+        rows.append((each["source"], which, amount(each["tokens"]), amount(each["documents"]), share))
     return lines + table(rows, numbers=(2, 3, 4))
 
 

@@ -4,7 +4,7 @@
 2. Workers write parts: documents sorted by split and by the keyed hash that orders them (`peer.corpora.parts`).
 3. The parts are merged: of documents with one identity the first is kept, and the tokens of each split are counted.
 4. If the hashes do not hold out about the wanted share, the end of a document is held out (`peer.corpora.division`).
-5. The counts give the size of the blocks, and the blocks are written (`peer.corpora.blocks`).
+5. The counts give the size of the blocks, and the blocks are written (`peer.corpora.folder`).
 
 Everything lies in `OUT.partial`, with a journal of the finished parts and splits.  The finished corpus is renamed to OUT.
 An interrupted build goes on where it was if it is started again with the same inputs and options.  The bytes of the corpus
@@ -18,7 +18,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,27 +27,11 @@ from typing import Literal, cast
 
 import numpy as np
 
-from peer.corpora.blocks import SHARD_BYTES, SplitWriter
 from peer.corpora.conversations import Flagged, filled, packed
-from peer.corpora.division import (
-    Division,
-    SourceDocuments,
-    WrittenDocument,
-    divided,
-    division,
-    documents_of,
-    shortage,
-)
+from peer.corpora.division import Division, SourceDocuments, WrittenDocument, divided, division, documents_of, shortage
+from peer.corpora.folder import DIGEST, MANIFEST, TOKENIZER, SplitWriter
 from peer.corpora.forms import READING, Skipped
-from peer.corpora.inputs import (
-    BuildInput,
-    InputFile,
-    InputsSurvey,
-    files_of,
-    is_read_with,
-    source_names,
-    survey,
-)
+from peer.corpora.inputs import BuildInput, InputsSurvey, files_of, is_read_with, source_names, survey
 from peer.corpora.options import MOST_NAMED, BuildOptions, BuildTally, LeftOut, NamedRow
 from peer.corpora.parts import BuildJournal, PartRecord, Parts, sync_folder, write_durably
 from peer.corpora.readers import batches
@@ -69,13 +54,12 @@ from trainer.data.templates import TemplatedTokenizer
 
 VERSION = 1
 """Version of the build; another one may give other bytes for the same inputs."""
-MANIFEST, DIGEST, TOKENIZER = "corpus.msgpack", "corpus.digest", "tokenizer.json"
-"""Names of files in a corpus's folder."""
 PARTIAL = ".partial"
 LEAST_BLOCKS = 256
 """Number of blocks that the smallest training split has, if it has the tokens."""
 MOST_BLOCKS = 1 << 20
 """Number of blocks that a corpus of many sources has at most for the sake of the smallest one."""
+SHARD_BYTES = 256 << 20
 PROGRESS_S = 0.25
 INPUTS_NAMED = 100
 SMALL_BYTES = 1 << 20
@@ -101,23 +85,28 @@ class BuildProgress:
     left_s: float | None
 
 
+Tell = Callable[[BuildProgress], None]
+
+
 class _Meter:
-    """Speed of a phase.  tokens, done: amounts of an earlier process, which do not count for the speed."""
+    """Speed of a phase, told a few times a second.
 
-    def __init__(self, phase: str, total: int | None, tokens: int, done: int = 0) -> None:
-        self._phase, self._total, self._start = phase, total, time.monotonic()
-        self._tokens, self._done = tokens, done
+    earlier_tokens, earlier: tokens, and bytes or tokens, of an earlier process, which do not count for the speed.
+    """
 
-    def skip(self, done: int) -> None:
-        """Count what an earlier process did."""
-        self._done = done
+    def __init__(self, tell: Tell, phase: str, total: int | None, earlier_tokens: int = 0) -> None:
+        self._tell, self._phase, self._total, self._earlier_tokens = tell, phase, total, earlier_tokens
+        self._start, self._told, self.earlier = time.monotonic(), 0.0, 0
 
-    def progress(self, documents: int, tokens: int, done: int) -> BuildProgress:
-        """Return the state now."""
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        advance = done - self._done
+    def report(self, documents: int, tokens: int, done: int) -> None:
+        """Tell the state now, unless it was told just before."""
+        now = time.monotonic()
+        if now - self._told < PROGRESS_S and done != self._total:
+            return
+        seconds, advance, self._told = max(now - self._start, 1e-9), done - self.earlier, now
         left = (self._total - done) * seconds / advance if self._total is not None and advance > 0 else None
-        return BuildProgress(self._phase, documents, tokens, done, self._total, (tokens - self._tokens) / seconds, left)
+        speed = (tokens - self._earlier_tokens) / seconds
+        self._tell(BuildProgress(self._phase, documents, tokens, done, self._total, speed, left))
 
 
 @dataclass(frozen=True)
@@ -133,9 +122,6 @@ class BuildResult:
     survey: InputsSurvey
     cut: tuple[str, ...] = ()
     shortage: str = ""
-
-
-Tell = Callable[[BuildProgress], None]
 
 
 def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: Tell = lambda progress: None) -> BuildResult:
@@ -170,36 +156,27 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
 
 def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) -> None:
     """Raise `PeerError` for a build that cannot begin."""
-    names = source_names(inputs)
-    if out.exists():
-        raise PeerError(f"{out} exists already; choose a new folder, or remove it", ExitCode.INPUT)
-    for each in inputs:
-        if isinstance(each.origin, Path) and is_read_with(each.origin, out):
-            raise PeerError(
-                f"{out} lies in {each.origin}, so files of the build would be read as documents; choose one outside it",
-                ExitCode.INPUT,
-            )
-    if not 1 <= len(names) <= MAX_SOURCES:
-        raise PeerError(
-            f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "
-            f"{options.fields.words.source}",
-            ExitCode.INPUT,
-        )
-    if not 0 <= options.held_out_percent < 100:
-        raise PeerError(
-            f"the held-out share is a percentage from 0 to below 100; change {options.fields.words.held_out}", ExitCode.INPUT
-        )
-    if options.fields.most is not None and options.fields.least > options.fields.most:
-        raise PeerError(
-            f"no text has at least {options.fields.least} and at most {options.fields.most} characters; correct the limits",
-            ExitCode.INPUT,
-        )
-    is_text = options.tokens.kind is CorpusKind.TEXT
-    if is_text != (options.tokens.row_tokens == 0):
-        raise PeerError(
-            "a corpus of chats or preferences needs a row length, and a corpus of text takes none; correct it",
-            ExitCode.INPUT,
-        )
+    names, words, fields = source_names(inputs), options.fields.words, options.fields
+    folders = [each.origin for each in inputs if isinstance(each.origin, Path) and is_read_with(each.origin, out)]
+    flaws = {
+        f"{out} exists already; choose a new folder, or remove it": out.exists(),
+        f"{out} lies in {', '.join(map(str, folders[:1]))}, so files of the build would be read as documents; choose one "
+        "outside it": bool(folders),
+        f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "
+        f"{words.source}": not 1 <= len(names) <= MAX_SOURCES,
+        f"the held-out share is a percentage from 0 to below 100; change {words.held_out}": not (
+            0 <= options.held_out_percent < 100
+        ),
+        f"no text has at least {fields.least} and at most {fields.most} characters; correct the limits": (
+            fields.most is not None and fields.least > fields.most
+        ),
+        "a corpus of chats or preferences needs a row length, and a corpus of text takes none; correct it": (
+            (options.tokens.kind is CorpusKind.TEXT) != (options.tokens.row_tokens == 0)
+        ),
+    }
+    for flaw, is_there in flaws.items():
+        if is_there:
+            raise PeerError(flaw, ExitCode.INPUT)
 
 
 class _Build:
@@ -207,6 +184,7 @@ class _Build:
 
     def __init__(self, inputs: list[BuildInput], options: BuildOptions, out: Path, tell: Tell) -> None:
         self._inputs, self._options, self._out, self._tell = inputs, options, out, tell
+        self._names = source_names(inputs)
         self._partial = out.with_name(out.name + PARTIAL)
         self._parts_folder, self._corpus = self._partial / "parts", self._partial / "corpus"
         self._journal = BuildJournal(self._partial / "journal")
@@ -214,27 +192,28 @@ class _Build:
         self._splits: dict[int, Split] = {}
         self._divisions: list[Division] = []
         self._tally = BuildTally()
-        self._told = 0.0
         self._survey: InputsSurvey
 
     def run(self) -> BuildResult:
         """Go through all steps; those that the journal names are done."""
         self._survey = survey(self._inputs, self._options)
-        try:
-            self._read(self._prepare())
+        with closing(self._journal):
+            self._prepare()
+            if not self._splits:  # all rows were read before the first split was written
+                self._read()
             return self._write()
-        finally:
-            self._journal.close()
 
-    # -- preparation ---------------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> BuildOptions:
-        """Read the journal, or begin it; return the options with the tokenizer in the partial folder."""
-        head = {"version": VERSION, "inputs": self._survey.fingerprint, "options": self._options.described()}
-        head["reading"] = READING
+    def _prepare(self) -> None:
+        """Read the journal, or begin it; take the tokenizer that is checked, in the partial folder."""
         tokens = self._options.tokens
         content, reserved = tokens.content(), tokens.content(tokens.ends)
-        head["tokenizer"] = chunk_hash(content).hex() if content is not None else ""
+        head = {
+            "version": VERSION,
+            "inputs": self._survey.fingerprint,
+            "options": self._options.described(),
+            "reading": READING,
+            "tokenizer": chunk_hash(content).hex() if content is not None else "",
+        }
         lines = self._journal.read()
         is_resumable = not any(each.is_in_memory for each in self._inputs)
         if lines and is_resumable and lines[0] != head:
@@ -243,20 +222,15 @@ class _Build:
                 ExitCode.RESOURCES,
             )
         if not lines or not is_resumable:
-            self._journal.close()
-            for path in (self._parts_folder, self._corpus, self._partial / "journal"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            lines = []
-        self._parts_folder.mkdir(exist_ok=True)
-        self._corpus.mkdir(exist_ok=True)
-        checked = self._partial / TOKENIZER
+            for folder in (self._parts_folder, self._corpus):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            self._journal.begin(head)
         if content is not None and reserved is not None:
             write_durably(self._corpus / TOKENIZER, [content])
-            write_durably(checked, [reserved])
-            tokens = replace(tokens, tokenizer=checked, is_checked=True)
-        if not lines:
-            self._journal.write(head)
-        for line in lines[1:]:
+            write_durably(checked := self._partial / TOKENIZER, [reserved])
+            self._options = replace(self._options, tokens=replace(tokens, tokenizer=checked, is_checked=True))
+        for line in lines[1:] if is_resumable else ():
             if "part" in line:
                 self._records.append(PartRecord.from_json(line))
                 self._tally.add(self._records[-1].tally)
@@ -264,15 +238,13 @@ class _Build:
                 shards = [bytes.fromhex(root) for root in line["shards"]]
                 counts = {name: line[name] for name in ("tokens", "documents", "text_bytes")}
                 self._splits[line["split"]] = Split(**counts, shards=shards)
-        return replace(self._options, tokens=tokens)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, options: BuildOptions) -> None:
-        if self._splits:
-            return  # all rows were read before the first split was written
+    def _read(self) -> None:
+        options, total = self._options, self._survey.total_bytes
         done = {batch for record in self._records for batch in record.batches}
-        meter, counted = _Meter("read", self._survey.total_bytes, self._tally.tokens), BuildTally()
+        meter, counted = _Meter(self._tell, "read", total, self._tally.tokens), BuildTally()
         counted.add(self._tally)
         reached = 0
 
@@ -285,58 +257,43 @@ class _Build:
                 self._records.append(reply.part)
                 self._tally.add(reply.part.tally)
             counted.check(options)
-            self._report(meter.progress(counted.documents, counted.tokens, reached))
+            meter.report(counted.documents, counted.tokens, reached)
 
-        total = self._survey.total_bytes
         is_small = all(each.is_in_memory for each in self._inputs) or (total is not None and total <= SMALL_BYTES)
         workers = options.workers or (1 if is_small else cores())
-        pool = (
-            LocalPool(options, self._parts_folder, take)
-            if workers == 1
-            else ProcessPool(options, self._parts_folder, take, workers)
-        )
-        try:
+        folder = self._parts_folder
+        pool = LocalPool(options, folder, take) if workers == 1 else ProcessPool(options, folder, take, workers)
+        with closing(pool):
             for batch in batches(self._inputs, options, self._survey.traits):
                 if batch.number in done:
-                    meter.skip(batch.done_bytes)
-                    continue
-                pool.put(batch)
+                    meter.earlier = batch.done_bytes
+                else:
+                    pool.put(batch)
             pool.finish()
-        finally:
-            pool.close()
         self._tally.check(options, is_end=True)
-
-    def _report(self, progress: BuildProgress) -> None:
-        now = time.monotonic()
-        if now - self._told >= PROGRESS_S or progress.done == progress.total:
-            self._told = now
-            self._tell(progress)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write(self) -> BuildResult:
-        names = source_names(self._inputs)
-        parts = Parts(self._parts_folder, self._records, keep_repeated=bool(self._options.fields.keep_repeated))
-        try:
-            tokenizer = replace(self._options.tokens).open()
-            hashed = self._count(parts, names)
-            sources = [SourceDocuments(parts, place, hashed[2 * place][1]) for place in range(len(names))]
-            counts = self._divide(sources, names, hashed)
+        keep_repeated = bool(self._options.fields.keep_repeated)
+        tokenizer = self._options.tokens.open()
+        with closing(Parts(self._parts_folder, self._records, keep_repeated=keep_repeated)) as parts:
+            hashed = self._count(parts)
+            sources = [SourceDocuments(parts, place, hashed[2 * place][1]) for place in range(len(self._names))]
+            counts = self._divide(sources, hashed)
             shape = self._shape(tokenizer, [tokens for tokens, _ in counts])
-            meter, before = _Meter("write", sum(tokens for tokens, _ in counts), 0), (0, 0)
-            for group in range(2 * len(names)):
+            meter = _Meter(self._tell, "write", sum(tokens for tokens, _ in counts))
+            tokens = documents = 0
+            for group in range(2 * len(self._names)):
                 if group not in self._splits:
-                    documents = documents_of(
-                        sources[group // 2], self._divisions[group // 2], tokenizer, trains=not group % 2
-                    )
-                    stream = _SplitStream(documents, self._teller(meter, *before))
-                    self._splits[group] = split = self._split(stream, tokenizer, shape)
+                    place, trains = group // 2, not group % 2
+                    stream = documents_of(sources[place], self._divisions[place], tokenizer, trains=trains)
+                    self._splits[group] = split = self._split(stream, tokenizer, shape, meter, (tokens, documents))
                     line = {"split": group, **split.model_dump(exclude={"shards"})}
                     self._journal.write({**line, "shards": [root.hex() for root in split.shards]})
-                before = before[0] + counts[group][0], before[1] + counts[group][1]
-        finally:
-            parts.close()
-        manifest = self._manifest(names, tokenizer, shape)
+                tokens, documents = tokens + counts[group][0], documents + counts[group][1]
+        cut = tuple(name for name, each in zip(self._names, self._divisions, strict=True) if each.tokens)
+        manifest = self._manifest(tokenizer, shape, cut)
         raw = manifest.encode()
         write_durably(self._corpus / DIGEST, [f"{chunk_hash(raw).hex()}\n".encode()])
         write_durably(self._corpus / MANIFEST, [raw])
@@ -344,24 +301,12 @@ class _Build:
         os.rename(self._corpus, self._out)
         sync_folder(self._out.absolute().parent)
         lacks = shortage(manifest, self._options.held_out_percent, self._options.fields.words)
-        return BuildResult(manifest, self._tally, self._survey, self._cut, lacks)
+        return BuildResult(manifest, self._tally, self._survey, cut, lacks)
 
-    @property
-    def _cut(self) -> tuple[str, ...]:
-        names = source_names(self._inputs)
-        return tuple(name for name, each in zip(names, self._divisions, strict=True) if each.tokens)
-
-    def _teller(self, meter: _Meter, tokens: int, documents: int) -> Callable[[int, int], None]:
-        """Return a function that reports the progress in a split.  tokens, documents: of the splits before it."""
-        return lambda more, written: self._report(meter.progress(documents + more, tokens + written, tokens + written))
-
-    def _count(self, parts: Parts, names: Sequence[str]) -> list[tuple[int, int]]:
+    def _count(self, parts: Parts) -> list[tuple[int, int]]:
         """Return the tokens and documents of each split by their hashes, and count the repeated documents."""
-        counts = []
-        reason = LeftOut.SAME_ID if self._options.fields.identity else LeftOut.SAME_TEXT
-        repeated: list[tuple[int, int]] = []
-        total = 0
-        for group in range(2 * len(names)):
+        counts, repeated, total = list[tuple[int, int]](), list[tuple[int, int]](), 0
+        for group in range(2 * len(self._names)):
             tokens = documents = 0
             for some in parts.ranges(group):
                 tokens += sum(each.tokens for each in some.kept)
@@ -370,23 +315,31 @@ class _Build:
                 repeated = sorted([*repeated, *some.repeated])[:MOST_NAMED]
             counts.append((tokens, documents))
         if total:
-            named = self._named(repeated, reason)
+            reason, what = (LeftOut.SAME_ID, "ID") if self._options.fields.identity else (LeftOut.SAME_TEXT, "text")
+            wanted = {file for file, _ in repeated}
+            files = files_of(self._inputs, self._options.fields.leave_out or ())
+            names = {each.number: each.name for each in files if each.number in wanted}
+            flaw = f"it has the {what} of an earlier row"
+            named = [NamedRow(file, row, names.get(file, ""), flaw) for file, row in repeated]
             self._tally.add(BuildTally(left_out={reason: total}, named={reason.is_bad: named, not reason.is_bad: []}))
             self._tally.documents -= total
             self._tally.check(self._options, is_end=True)
         return counts
 
-    def _divide(
-        self, sources: Sequence[SourceDocuments], names: Sequence[str], hashed: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
+    def _divide(self, sources: Sequence[SourceDocuments], hashed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Divide each source; return the tokens and documents of each split.  hashed: the same by their hashes."""
         percent, is_text = self._options.held_out_percent, self._options.tokens.kind is CorpusKind.TEXT
         counts: list[tuple[int, int]] = []
-        for place, (source, name) in enumerate(zip(sources, names, strict=True)):
+        for place, (source, name) in enumerate(zip(sources, self._names, strict=True)):
             train, held_out = hashed[2 * place : 2 * place + 2]
             total, documents = train[0] + held_out[0], train[1] + held_out[1]
             if not total:
-                raise PeerError(self._nothing(name), ExitCode.INPUT)
+                first = self._tally.first(True) or self._tally.first(False)
+                reason = f"the first row left out is {first}" if first is not None else "its inputs have no rows"
+                raise PeerError(
+                    f"the source {name} has no document to learn from; {reason}; check the inputs and the options",
+                    ExitCode.INPUT,
+                )
             chosen, tokens = divided(train, held_out, percent), train[0]
             if chosen is None:
                 chosen = division(source.after(0), total, percent, is_text=is_text)
@@ -394,27 +347,6 @@ class _Build:
             self._divisions.append(chosen)
             counts += [(tokens, chosen.documents + bool(chosen.tokens)), (total - tokens, documents - chosen.documents)]
         return counts
-
-    def _named(self, rows: Sequence[tuple[int, int]], reason: LeftOut) -> list[NamedRow]:
-        """Return the rows with the names of their files."""
-        wanted = {file for file, _ in rows}
-        names: dict[int, str] = {}
-        each: InputFile
-        for each in files_of(self._inputs, self._options.fields.leave_out or ()):
-            if each.number in wanted:
-                names[each.number] = each.name
-            if len(names) == len(wanted):
-                break
-        what = "ID" if reason is LeftOut.SAME_ID else "text"
-        return [NamedRow(file, row, names.get(file, ""), f"it has the {what} of an earlier row") for file, row in rows]
-
-    def _nothing(self, name: str) -> str:
-        """Return the sentence for a source without a document to learn from."""
-        first = self._tally.first(True) or self._tally.first(False)
-        reason = "its inputs have no rows"
-        if first is not None:
-            reason = f"the first row left out is {first}"
-        return f"the source {name} has no document to learn from; {reason}; check the inputs and the options"
 
     def _shape(self, tokenizer: TemplatedTokenizer, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the tokens of a block and the blocks of a shard.
@@ -436,58 +368,63 @@ class _Build:
             )
         return block, min(MAX_SHARD_BLOCKS, max(1, SHARD_BYTES // (block * per_token)))
 
-    def _split(self, stream: _SplitStream, tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> Split:
-        """Write the blocks of a split."""
+    def _split(
+        self,
+        documents: Iterable[WrittenDocument],
+        tokenizer: TemplatedTokenizer,
+        shape: tuple[int, int],
+        meter: _Meter,
+        before: tuple[int, int],
+    ) -> Split:
+        """Write the blocks of a split.  before: tokens and documents of the splits before it, for the meter."""
         form = self._options.tokens
-        writer = SplitWriter(self._corpus, shape, tokenizer.dtype.itemsize, has_flags=form.kind is not CorpusKind.TEXT)
-        written = 0
-        try:
-            if form.kind is CorpusKind.TEXT:
-                for data in stream.payloads():
-                    writer.add(data)
-                written = stream.tokens
+        count = tokens = text_bytes = 0
+
+        def payloads() -> Iterator[bytes]:
+            nonlocal count, tokens, text_bytes
+            for document in documents:
+                count, tokens, text_bytes = count + 1, tokens + document.tokens, text_bytes + document.text_bytes
+                yield document.payload
+                meter.report(before[1] + count, before[0] + tokens, before[0] + tokens)
+
+        has_flags = form.kind is not CorpusKind.TEXT
+        with closing(SplitWriter(self._corpus, shape, tokenizer.dtype.itemsize, has_flags=has_flags)) as writer:
+            if has_flags:
+                dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+                rows: Iterator[Flagged] = (_flagged(payload, dtype) for payload in payloads())
+                if form.kind is CorpusKind.CHAT:
+                    rows = (filled(chats, form.row_tokens, tokenizer.end) for chats in packed(rows, form.row_tokens))
+                for row, flags in rows:
+                    writer.add(row.tobytes(), flags.tobytes())
             else:
-                for tokens, flags in self._rows(stream.payloads(), tokenizer):
-                    writer.add(tokens.tobytes(), flags.tobytes())
-                    written += len(tokens)
+                for payload in payloads():
+                    writer.add(payload)
             shards = writer.finish()
-        finally:
-            writer.close()
-        return Split(tokens=written, documents=stream.documents, text_bytes=stream.text_bytes, shards=list(shards))
+        return Split(tokens=writer.written, documents=count, text_bytes=text_bytes, shards=list(shards))
 
-    def _rows(self, payloads: Iterator[bytes], tokenizer: TemplatedTokenizer) -> Iterator[Flagged]:
-        """Yield the rows of a split of chats or preferences."""
-        form, dtype = self._options.tokens, np.dtype(tokenizer.dtype).newbyteorder("<")
-        documents = (_flagged(payload, dtype) for payload in payloads)
-        if form.kind is CorpusKind.PREFERENCE:
-            yield from documents
-            return
-        for chats in packed(documents, form.row_tokens):
-            yield filled(chats, form.row_tokens, tokenizer.end)
-
-    def _manifest(self, names: Sequence[str], tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> CorpusManifest:
-        form = self._options.tokens
-        content = self._corpus / TOKENIZER
+    def _manifest(self, tokenizer: TemplatedTokenizer, shape: tuple[int, int], cut: Sequence[str]) -> CorpusManifest:
+        form, token_bytes = self._options.tokens, tokenizer.dtype.itemsize
+        assert token_bytes in (1, 2, 4), "numpy has no other unsigned types for a vocabulary"
         try:
             return CorpusManifest(
                 kind=form.kind,
-                tokenizer=chunk_hash(content.read_bytes()) if form.tokenizer is not None else ZERO_HASH,
+                tokenizer=chunk_hash((self._corpus / TOKENIZER).read_bytes()) if form.tokenizer else ZERO_HASH,
                 vocab=tokenizer.vocab,
                 end=tokenizer.end,
-                token_bytes=_token_bytes(tokenizer),
+                token_bytes=cast(Literal[1, 2, 4], token_bytes),
                 row_tokens=form.row_tokens,
                 block_tokens=shape[0],
                 shard_blocks=shape[1],
-                recipe=self._recipe(),
+                recipe=self._recipe(cut),
                 sources=[
                     CorpusSource(name=name, train=self._splits[2 * place], held_out=self._splits[2 * place + 1])
-                    for place, name in enumerate(names)
+                    for place, name in enumerate(self._names)
                 ],
             )
         except (ValueError, Malformed) as error:
             raise PeerError(f"these inputs give no corpus: {error}; change the inputs or the options") from error
 
-    def _recipe(self) -> str:
+    def _recipe(self, cut: Sequence[str]) -> str:
         """Return the recipe: inputs, options, and the counts of rows left out or cut.
 
         Hidden files do not count: equal corpora have equal recipes, wherever a system leaves files of its own.
@@ -508,35 +445,12 @@ class _Build:
                 **({"cut": self._tally.cut} if self._tally.cut else {}),
                 **({"forms": read} if read else {}),
                 **({"passed_over": passed_over} if passed_over else {}),
-                **({"cut_for_held_out": list(self._cut)} if self._cut else {}),
+                **({"cut_for_held_out": list(cut)} if cut else {}),
             }
             text = json.dumps(recipe, sort_keys=True)
             if len(text) <= MAX_RECIPE_CHARS or not named:
                 return text
             named = named[: len(named) // 2]
-
-
-class _SplitStream:
-    """Documents of a split in their order, counted as they are yielded.  tell: called with documents and tokens so far."""
-
-    def __init__(self, documents: Iterator[WrittenDocument], tell: Callable[[int, int], None]) -> None:
-        self._documents, self._tell = documents, tell
-        self.documents = self.tokens = self.text_bytes = 0
-
-    def payloads(self) -> Iterator[bytes]:
-        """Yield the payloads of the documents."""
-        for document in self._documents:
-            self.documents += 1
-            self.tokens += document.tokens
-            self.text_bytes += document.text_bytes
-            yield document.payload
-            self._tell(self.documents, self.tokens)
-
-
-def _token_bytes(tokenizer: TemplatedTokenizer) -> Literal[1, 2, 4]:
-    size = tokenizer.dtype.itemsize
-    assert size in (1, 2, 4), "numpy has no other unsigned types for a vocabulary"
-    return cast(Literal[1, 2, 4], size)
 
 
 def _flagged(payload: bytes, dtype: np.dtype[np.unsignedinteger]) -> Flagged:

@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.corpora.build import MANIFEST, build
-from peer.corpora.folder import FinishedCorpus
+from peer.corpora.build import build
+from peer.corpora.folder import MANIFEST, FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions
 from peer.corpora.run_data import OwnDocuments, RunData, link_corpus

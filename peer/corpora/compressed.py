@@ -7,18 +7,17 @@ raises `BrokenFile` after its last readable bytes.
 from __future__ import annotations
 
 import bz2
-import gzip
 import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
 CHUNK_BYTES = 1 << 16
-ZSTD_CHUNK_BYTES = 1 << 11
+COMPRESSED_BYTES = 1 << 11
 """Compressed bytes that are expanded at a time.  Four of them can become 128 KiB, so this becomes at most 64 MiB."""
 MAX_WINDOW_BYTES = 128 << 20
 """Largest window of a zstd frame or an xz stream, which is kept in memory."""
@@ -43,7 +42,12 @@ def chunks_of(file: BinaryIO, note: Note = lambda read: None) -> Iterator[bytes]
 
     Raises `BrokenFile`, OSError.
     """
-    yield from (_READERS[compression] if (compression := compression_of(file)) else _plain)(file, note)
+    if ending := compression_of(file):
+        yield from _expanded(file, note, ending)
+        return
+    while chunk := file.read(CHUNK_BYTES):
+        note(file.tell())
+        yield chunk
 
 
 def compression_of(file: BinaryIO) -> str:
@@ -139,75 +143,34 @@ def elements_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
 
 # -- compressions ------------------------------------------------------------------------------------------------------
 
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
+_STREAMS: dict[str, Callable[[], Any]] = {
+    ".gz": partial(zlib.decompressobj, zlib.MAX_WBITS | 16),
+    ".zst": zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj,
+    ".xz": partial(lzma.LZMADecompressor, memlimit=MAX_WINDOW_BYTES),
+    ".bz2": bz2.BZ2Decompressor,
+}
+"""Makers of decompressors for one stream of a file."""
+_BOUNDED = (lzma.LZMADecompressor, bz2.BZ2Decompressor)
+"""Decompressors that keep what they were given until it is asked for; a byte of bzip2 may become a megabyte."""
 
-def _plain(file: BinaryIO, note: Note) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        note(file.tell())
-        yield chunk
 
-
-def _gzip(compressed: BinaryIO, note: Note) -> Iterator[bytes]:
+def _expanded(file: BinaryIO, note: Note, ending: str) -> Iterator[bytes]:
+    """Expand one stream after the other.  The libraries' own files notice no zstd file that is cut short, or no limit."""
+    stream, is_inside = _STREAMS[ending](), False
     try:
-        with gzip.open(compressed) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                note(compressed.tell())
-                yield chunk
-    except EOFError as error:
-        raise CutFile("the .gz file is cut short; copy it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenFile(f"the .gz file is damaged ({error}); copy it again") from error
-
-
-def _zstd(file: BinaryIO, note: Note) -> Iterator[bytes]:
-    """Expand frame after frame.  The library's stream reader would not notice a file that is cut short."""
-    library = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    frame = library.decompressobj()
-    is_inside = False
-    try:
-        while piece := file.read(ZSTD_CHUNK_BYTES):
+        while piece := file.read(COMPRESSED_BYTES):
             note(file.tell())
-            while piece:
-                if chunk := frame.decompress(piece):
+            while piece or (isinstance(stream, _BOUNDED) and not stream.needs_input):
+                chunk = stream.decompress(piece, CHUNK_BYTES) if isinstance(stream, _BOUNDED) else stream.decompress(piece)
+                if chunk:
                     yield chunk
-                is_inside = not frame.eof
-                piece = frame.unused_data if frame.eof else b""
-                if frame.eof:
-                    frame = library.decompressobj()
-    except zstandard.ZstdError as error:
-        raise BrokenFile(f"the .zst file is damaged ({error}); copy it again") from error
-    if is_inside:
-        raise CutFile("the .zst file is cut short; copy it again")
-
-
-def _streams(
-    ending: str, make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], file: BinaryIO, note: Note
-) -> Iterator[bytes]:
-    """Expand one stream after the other, at most `CHUNK_BYTES` at a time."""
-    stream, data, is_inside = make(), b"", False
-    try:
-        while True:
-            if not data and stream.needs_input:
-                if not (data := file.read(CHUNK_BYTES)):
-                    break
-                note(file.tell())
-            chunk, data, is_inside = stream.decompress(data, CHUNK_BYTES), b"", True
-            if chunk:
-                yield chunk
-            if stream.eof:
-                data = stream.unused_data.lstrip(b"\0")  # streams of xz may be padded
-                stream, is_inside = make(), False
-    except (lzma.LZMAError, OSError, ValueError) as error:
+                is_inside, piece = not stream.eof, b""
+                if stream.eof:
+                    piece, stream = stream.unused_data.lstrip(b"\0"), _STREAMS[ending]()  # streams may be padded
+    except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise BrokenFile(f"the {ending} file is damaged ({error}); copy it again") from error
     if is_inside:
         raise CutFile(f"the {ending} file is cut short; copy it again")
-
-
-_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
-_READERS: dict[str, Callable[[BinaryIO, Note], Iterator[bytes]]] = {
-    ".gz": _gzip,
-    ".zst": _zstd,
-    ".xz": partial(_streams, ".xz", partial(lzma.LZMADecompressor, memlimit=MAX_WINDOW_BYTES)),
-    ".bz2": partial(_streams, ".bz2", bz2.BZ2Decompressor),
-}

@@ -16,7 +16,6 @@ import bisect
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from peer.corpora.options import TokenFormat
 from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
 from trainer.data.chat import listed_messages, messages_of
-from trainer.data.rows import Mask, Tokens
+from trainer.data.rows import Tokens
 from trainer.data.templates import LEARNT, Message, TemplatedTokenizer
 
 WINDOW = 1024
@@ -42,6 +41,10 @@ ABOUT_ANSWERS = ("chosen_", "rejected_", "score_", "chosen-", "rejected-", "scor
 """Beginnings of the names of fields that judge an answer and do not change it."""
 
 
+Flagged = tuple[Tokens, npt.NDArray[np.uint8]]
+"""Tokens with a flag for each."""
+
+
 class NothingToLearn(Exception):
     """Error for a chat none of whose tokens counts in its row; the text completes a sentence."""
 
@@ -51,16 +54,6 @@ class Payload(NamedTuple):
 
     data: bytes
     tokens: int
-    text_bytes: int
-    is_cut: bool
-
-
-@dataclass(frozen=True)
-class _FlaggedTokens:
-    """Tokens of a conversation with their flags, cut to a row."""
-
-    tokens: Tokens
-    flags: npt.NDArray[np.uint8]
     text_bytes: int
     is_cut: bool
 
@@ -76,9 +69,8 @@ class ConversationEncoder:
     def encode(self, record: Mapping[str, Any]) -> Payload:
         """Return the tokens of a record.  Raises ValueError with the flaw, and `NothingToLearn`."""
         if not self._is_preference:
-            return _payload([self._conversation(messages_of(record))])
-        chosen, rejected = (self._conversation(messages) for messages in answers_of(record))
-        return _payload([self._row(chosen), self._row(rejected)])
+            return self._payload([messages_of(record)])
+        return self._payload(answers_of(record))
 
     def contents(self, record: Mapping[str, Any]) -> Iterator[str]:
         """Yield the texts of a record's messages.  Raises ValueError with the flaw."""
@@ -86,43 +78,26 @@ class ConversationEncoder:
             for message in messages:
                 yield message.content
 
-    def given(self, tokens: Tokens, counts: Mask, text_bytes: int) -> Payload:
-        """Return a chat whose tokens are given."""
-        if self._is_preference:
-            raise ValueError("a preference is no list of tokens")
-        return _payload([self._cut(tokens, np.asarray(counts, np.bool_), text_bytes)])
-
-    def _conversation(self, messages: list[Message]) -> _FlaggedTokens:
-        chat = self._tokenizer.chat(messages)
-        size = sum(len(each.content.encode()) for each in messages if each.role == LEARNT and not each.excluded)
-        return self._cut(np.array(chat.tokens, self._dtype), np.array(chat.mask, np.bool_), size)
-
-    def _cut(self, tokens: Tokens, counts: Mask, text_bytes: int) -> _FlaggedTokens:
-        is_cut = len(tokens) > self._row_tokens
-        tokens, counts = tokens[: self._row_tokens], counts[: self._row_tokens]
-        counts[:1] = False  # no token comes before a chat, so nothing predicts its first token
-        if not counts.any():
-            raise NothingToLearn("it has nothing to learn in its row")
-        flags = counts.astype(np.uint8) * np.uint8(COUNTS)
-        flags[0] |= BEGINS
-        if is_cut:
-            text_bytes = len(self._tokenizer.decode(tokens[counts].tolist()).encode())
-        return _FlaggedTokens(tokens.astype(self._dtype, copy=False), flags, text_bytes, is_cut)
-
-    def _row(self, conversation: _FlaggedTokens) -> _FlaggedTokens:
-        """Fill a conversation up to a row."""
-        tokens, flags = filled([(conversation.tokens, conversation.flags)], self._row_tokens, self._tokenizer.end)
-        return _FlaggedTokens(tokens, flags, conversation.text_bytes, conversation.is_cut)
-
-
-def _payload(rows: list[_FlaggedTokens]) -> Payload:
-    data = b"".join([*(each.tokens.tobytes() for each in rows), *(each.flags.tobytes() for each in rows)])
-    return Payload(
-        data,
-        sum(len(each.tokens) for each in rows),
-        sum(each.text_bytes for each in rows),
-        any(each.is_cut for each in rows),
-    )
+    def _payload(self, conversations: Iterable[list[Message]]) -> Payload:
+        rows, text_bytes, is_cut = list[Flagged](), 0, False
+        for messages in conversations:
+            chat = self._tokenizer.chat(messages)
+            tokens = np.array(chat.tokens[: self._row_tokens], self._dtype)
+            counts = np.array(chat.mask[: self._row_tokens], np.bool_)
+            counts[:1] = False  # no token comes before a chat, so nothing predicts its first token
+            if not counts.any():
+                raise NothingToLearn("it has nothing to learn in its row")
+            flags = counts.astype(np.uint8) * np.uint8(COUNTS)
+            flags[0] |= BEGINS
+            if len(chat.tokens) > self._row_tokens:
+                is_cut = True
+                text_bytes += len(self._tokenizer.decode(tokens[counts].tolist()).encode())
+            else:
+                text_bytes += sum(len(m.content.encode()) for m in messages if m.role == LEARNT and not m.excluded)
+            row = tokens, flags
+            rows.append(filled([row], self._row_tokens, self._tokenizer.end) if self._is_preference else row)
+        data = b"".join([*(tokens.tobytes() for tokens, _ in rows), *(flags.tobytes() for _, flags in rows)])
+        return Payload(data, sum(len(tokens) for tokens, _ in rows), text_bytes, is_cut)
 
 
 def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -137,7 +112,8 @@ def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]
     texts = [each for each in (prompt, chosen, rejected) if isinstance(each, str)]
     begun, chosen, rejected = _prompt(prompt), _turns(chosen), _turns(rejected)
     pair = [messages_of({**rest, "messages": _whole(begun, answer)}) for answer in (chosen, rejected)]
-    common = _common(*pair)
+    differing = (place for place, (ours, theirs) in enumerate(zip(*pair, strict=False)) if ours != theirs)
+    common = next(differing, min(map(len, pair)))
     if common == 0:
         if any(_turns(each) is each and len(_loose_turns(each)) >= MIN_TURNS for each in texts):
             raise ValueError(ANOTHER_FORM)
@@ -253,18 +229,8 @@ def _begins_with(reply: str, question: str) -> bool:
     return " " in question and reply.startswith(f"{question} ")
 
 
-def _common(one: list[Message], other: list[Message]) -> int:
-    """Return the number of messages that both conversations begin with."""
-    for place, (ours, theirs) in enumerate(zip(one, other, strict=False)):
-        if ours != theirs:
-            return place
-    return min(len(one), len(other))
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Packing of chats into rows.
-
-Flagged = tuple[Tokens, npt.NDArray[np.uint8]]
 
 
 def filled(chats: list[Flagged], width: int, end: int) -> Flagged:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -51,12 +51,10 @@ class EncodedDocument(NamedTuple):
     text_bytes: int
 
 
-@dataclass(frozen=True)
-class _Text:
+class _Text(NamedTuple):
     """Text that waits for its tokens."""
 
-    row: NamedRow
-    raw_bytes: int
+    raw: RawRow
     identity: bytes
     text: str
     text_bytes: int
@@ -70,25 +68,43 @@ class _Rejected(Exception):
         self.reason, self.flaw = reason, flaw
 
 
+@contextmanager
+def _rejecting_chats() -> Iterator[None]:
+    """Reject a row whose chat or preference has a flaw."""
+    try:
+        yield
+    except NothingToLearn as error:
+        raise _Rejected(LeftOut.NOTHING, str(error)) from error
+    except ValueError as error:
+        raise _Rejected(LeftOut.CHAT, str(error)) from error
+
+
+Used = TypeVar("Used")
+
+
 class DocumentEncoder:
     """Encoder of a build's rows."""
 
     def __init__(self, options: BuildOptions) -> None:
         """Open the tokenizer.  Raises `PeerError`."""
-        self._options, self._fields = options, options.fields
+        self._fields, self._is_text = options.fields, options.tokens.kind is CorpusKind.TEXT
         self._tokenizer = options.tokens.open()
         self._key = blake3(options.seed.to_bytes(8, "little", signed=True), derive_key_context=KEY_CONTEXT).digest()
         self._held_out = round(options.held_out_percent * HELD_OUT_STEPS / 100)
         self._dtype = np.dtype(self._tokenizer.dtype).newbyteorder("<")
         self._end = np.array([self._tokenizer.end], self._dtype)
-        self._json = self._fields.words.json if options.tokens.kind is CorpusKind.TEXT else "correct it"
+        self._json = self._fields.words.json if self._is_text else "correct it"
         self._conversations = ConversationEncoder(self._tokenizer, options.tokens)
 
     def encode(self, batch: RawBatch) -> tuple[list[EncodedDocument], BuildTally]:
         """Return the documents of a batch, and the counts of its rows."""
         tally = BuildTally()
-        found = self._chats(batch, tally) if self._options.tokens.kind is not CorpusKind.TEXT else self._texts(batch, tally)
-        documents = list(found)
+        if self._is_text:
+            found = [*self._used(batch, tally, lambda raw: self._given(batch.source, raw) or self._text(raw))]
+            documents = [each for each in found if isinstance(each, EncodedDocument)]
+            documents += self._encoded(batch, [each for each in found if isinstance(each, _Text)], tally)
+        else:
+            documents = [*self._used(batch, tally, lambda raw: self._chat(batch.source, raw, tally))]
         tally.documents += len(documents)
         tally.tokens += sum(document.tokens for document in documents)
         return documents, tally
@@ -98,63 +114,42 @@ class DocumentEncoder:
 
         tally: counts the rows, with those that are left out.
         """
-        for row, raw in self._rows(batch, tally):
-            try:
-                if self._options.tokens.kind is CorpusKind.TEXT:
-                    yield self._text(row, raw).text
-                    continue
-                record = _record(raw, self._json)
-                self._filter_fields(record)
-                yield from self._conversations.contents(record)
-            except _Rejected as error:
-                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
-            except ValueError as error:
-                tally.leave_out(LeftOut.CHAT, row_with(row, str(error)), raw.size)
 
-    # -- text ----------------------------------------------------------------------------------------------------------
+        def texts_of(raw: RawRow) -> list[str]:
+            if self._is_text:
+                return [self._text(raw).text]
+            record = _record(raw, self._json)
+            self._filter_fields(record)
+            with _rejecting_chats():
+                return [*self._conversations.contents(record)]
 
-    def _texts(self, batch: RawBatch, tally: BuildTally) -> Iterator[EncodedDocument]:
-        group: list[_Text] = []
-        size = 0
-        for row, raw in self._rows(batch, tally):
-            try:
-                if isinstance(raw.content, Document) and raw.content.tokens is not None:
-                    yield self._given(batch.source, row, raw.content)
-                    continue
-                text = self._text(row, raw)
-            except _Rejected as error:
-                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
-                continue
-            if group and size + len(text.text) > GROUP_CHARACTERS:
-                yield from self._encoded(batch.source, group, tally)
-                group, size = [], 0
-            group.append(text)
-            size += len(text.text)
-        yield from self._encoded(batch.source, group, tally)
+        for found in self._used(batch, tally, texts_of):
+            yield from found
 
-    def _rows(self, batch: RawBatch, tally: BuildTally) -> Iterator[tuple[NamedRow, RawRow]]:
-        """Yield the rows that can be read, and count all."""
+    def _used(self, batch: RawBatch, tally: BuildTally, use: Callable[[RawRow], Used]) -> Iterator[Used]:
+        """Yield what `use` returns for each row; count all rows, and those that are left out."""
         for raw in batch.rows:
             if raw.form in (RowForm.JSON, RowForm.OBJECT) and not raw.content.strip():
                 continue
             tally.rows += 1
             tally.bytes += raw.size
-            row = NamedRow(raw.file, raw.row, batch.names[raw.file], "")
-            if raw.form in (RowForm.LONG, RowForm.BROKEN):
-                reason = LeftOut.LONG if raw.form is RowForm.LONG else LeftOut.BROKEN
-                tally.leave_out(reason, row_with(row, raw.content), raw.size)
-            else:
-                yield row, raw
+            try:
+                if raw.form in (RowForm.LONG, RowForm.BROKEN):
+                    raise _Rejected(LeftOut.LONG if raw.form is RowForm.LONG else LeftOut.BROKEN, raw.content)
+                yield use(raw)
+            except _Rejected as error:
+                _leave_out(batch, raw, tally, error)
 
-    def _text(self, row: NamedRow, raw: RawRow) -> _Text:
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def _text(self, raw: RawRow) -> _Text:
         identity: bytes | None = None
+        record: Mapping[str, Any] = {}
         if raw.form in (RowForm.FILE, RowForm.PAGE):
             text = _decoded(raw.content)
             text = text_of_page(text) if raw.form is RowForm.PAGE else text
-            record: Mapping[str, Any] = {}
         elif raw.form is RowForm.DOCUMENT:
-            text, record = raw.content.text, {}
-            identity = raw.content.identity.encode(errors="surrogatepass") or None
+            text, identity = raw.content.text, raw.content.identity.encode(errors="surrogatepass") or None
         else:
             record = _record(raw, self._json)
             text = _text_of(record, self._fields)
@@ -169,7 +164,7 @@ class DocumentEncoder:
             raise _Rejected(LeftOut.LONG, f"its text has more than {MAX_DOCUMENT_BYTES >> 20} MiB; split it")
         if identity is None and self._fields.identity and raw.form not in (RowForm.FILE, RowForm.PAGE):
             identity = _identity_of(record, self._fields.identity)
-        return _Text(row, raw.size, data if identity is None else identity, text, len(data))
+        return _Text(raw, data if identity is None else identity, text, len(data))
 
     def _filter(self, record: Mapping[str, Any], text: str) -> None:
         fields = self._fields
@@ -186,7 +181,7 @@ class DocumentEncoder:
                 shown = "missing" if value is MISSING else repr(value)[:40]
                 raise _Rejected(LeftOut.FILTERED, f"its field {name[:40]} is {shown}")
 
-    def _encoded(self, source: int, texts: Sequence[_Text], tally: BuildTally) -> Iterator[EncodedDocument]:
+    def _encoded(self, batch: RawBatch, texts: Sequence[_Text], tally: BuildTally) -> Iterator[EncodedDocument]:
         pieces = [(owner, piece) for owner, text in enumerate(texts) for piece in _pieces(text.text)]
         found: list[list[Tokens]] = [[] for _ in texts]
         flaws: dict[int, str] = {}
@@ -199,20 +194,22 @@ class DocumentEncoder:
                     found[owner].append(tokens)
         for owner, text in enumerate(texts):
             if owner in flaws:
-                tally.leave_out(LeftOut.MARKED, row_with(text.row, f"its text {flaws[owner]}"), text.raw_bytes)
+                _leave_out(batch, text.raw, tally, _Rejected(LeftOut.MARKED, f"its text {flaws[owner]}"))
                 continue
             tokens = np.concatenate([*found[owner], self._end]).astype(self._dtype, copy=False)
-            yield self._document(source, text.row, text.identity, tokens.tobytes(), (len(tokens), text.text_bytes))
+            yield self._document(batch.source, text.raw, text.identity, tokens.tobytes(), (len(tokens), text.text_bytes))
 
-    def _given(self, source: int, row: NamedRow, document: Document) -> EncodedDocument:
-        """Return a document whose tokens are given; its end token is added if it is missing."""
-        assert document.tokens is not None
+    def _given(self, source: int, raw: RawRow) -> EncodedDocument | None:
+        """Return a document whose tokens are given; its end token is added if it is missing.  None for another row."""
+        document = raw.content
+        if not isinstance(document, Document) or document.tokens is None:
+            return None
         tokens = self._checked(document.tokens)
         if tokens[-1] != self._tokenizer.end:
             tokens = np.concatenate([tokens, self._end])
         payload = tokens.tobytes()
         identity = document.identity.encode(errors="surrogatepass") or payload
-        return self._document(source, row, identity, payload, (len(tokens), document.text_bytes))
+        return self._document(source, raw, identity, payload, (len(tokens), document.text_bytes))
 
     def _checked(self, tokens: Tokens) -> Tokens:
         if not len(tokens):
@@ -227,46 +224,27 @@ class DocumentEncoder:
 
     # -- chats ---------------------------------------------------------------------------------------------------------
 
-    def _chats(self, batch: RawBatch, tally: BuildTally) -> Iterator[EncodedDocument]:
-        for row, raw in self._rows(batch, tally):
-            try:
-                yield self._chat(batch.source, row, raw, tally)
-            except NothingToLearn as error:
-                tally.leave_out(LeftOut.NOTHING, row_with(row, str(error)))
-            except _Rejected as error:
-                tally.leave_out(error.reason, row_with(row, error.flaw), raw.size)
-
-    def _chat(self, source: int, row: NamedRow, raw: RawRow, tally: BuildTally) -> EncodedDocument:
+    def _chat(self, source: int, raw: RawRow, tally: BuildTally) -> EncodedDocument:
         identity: bytes | None = None
-        try:
-            if isinstance(raw.content, Document):
-                document, identity = raw.content, raw.content.identity.encode(errors="surrogatepass") or None
-                if document.tokens is None or document.counts is None:
-                    raise _Rejected(LeftOut.CHAT, "it has no tokens that count")
-                payload = self._conversations.given(self._checked(document.tokens), document.counts, document.text_bytes)
-            else:
-                record = _record(raw, self._json)
-                self._filter_fields(record)
-                payload = self._conversations.encode(record)
-                if self._fields.identity:
-                    identity = _identity_of(record, self._fields.identity)
-        except ValueError as error:
-            raise _Rejected(LeftOut.CHAT, str(error)) from error
+        record = _record(raw, self._json)
+        self._filter_fields(record)
+        with _rejecting_chats():
+            payload = self._conversations.encode(record)
+        if self._fields.identity:
+            identity = _identity_of(record, self._fields.identity)
         tally.cut += payload.is_cut
-        data = payload.data
-        return self._document(source, row, identity or data, data, (payload.tokens, payload.text_bytes))
+        return self._document(source, raw, identity or payload.data, payload.data, (payload.tokens, payload.text_bytes))
 
     def _document(
-        self, source: int, row: NamedRow, identity: bytes, payload: bytes, counts: tuple[int, int]
+        self, source: int, raw: RawRow, identity: bytes, payload: bytes, counts: tuple[int, int]
     ) -> EncodedDocument:
         digest = blake3(identity, key=self._key).digest(HASH_BYTES + 4)
         is_held_out = int.from_bytes(digest[HASH_BYTES:], "big") < self._held_out
-        return EncodedDocument(2 * source + is_held_out, digest[:HASH_BYTES], row.file, row.row, payload, *counts)
+        return EncodedDocument(2 * source + is_held_out, digest[:HASH_BYTES], raw.file, raw.row, payload, *counts)
 
 
-def row_with(row: NamedRow, flaw: str) -> NamedRow:
-    """Return the row with its flaw."""
-    return NamedRow(row.file, row.row, row.name, flaw)
+def _leave_out(batch: RawBatch, raw: RawRow, tally: BuildTally, error: _Rejected) -> None:
+    tally.leave_out(error.reason, NamedRow(raw.file, raw.row, batch.names[raw.file], error.flaw), raw.size)
 
 
 def field_of(record: Mapping[str, Any], name: str) -> Any:

@@ -1,24 +1,24 @@
-"""Finished corpus in a folder: its manifest, its documents, and the check of all its bytes."""
+"""Corpus in a folder: the writing of its blocks, its manifest, its documents, and the check of all its bytes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.outside_files import open_outside, read_outside
-from peer.corpora.blocks import leaves_path, shard_path
-from peer.corpora.build import DIGEST, MANIFEST, TOKENIZER
 from peer.corpora.options import MAX_DOCUMENT_BYTES, TokenFormat
+from peer.corpora.parts import sync_folder, write_durably
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import (
     BEGINS,
     COUNTS,
     MAX_MANIFEST_BYTES,
+    SHARDS,
     CorpusKind,
     CorpusManifest,
     Split,
@@ -30,7 +30,93 @@ from trainer.data.rows import Mask, Tokens
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import MAX_TOKENIZER_BYTES
 
+MANIFEST, DIGEST, TOKENIZER = "corpus.msgpack", "corpus.digest", "tokenizer.json"
+"""Names of files in a corpus's folder."""
+UNFINISHED = "unfinished"
+"""Name of the shard that is being written, in the folder of the shards."""
 REMEDY = "copy the corpus again, or build it again"
+
+
+def shard_path(folder: Path, root: bytes) -> Path:
+    """Return the path of a shard in a corpus's folder."""
+    return folder / SHARDS / f"{root.hex()}.shard"
+
+
+def leaves_path(folder: Path, root: bytes) -> Path:
+    """Return the path of the hashes of a shard's blocks."""
+    return folder / SHARDS / f"{root.hex()}.leaves"
+
+
+class SplitWriter:
+    """Writer of a split's stream of tokens.
+
+    folder: of the corpus.  shape: tokens of a block, and blocks of a shard.  token_bytes: of a token without its flags.
+    written: tokens that were added.
+    """
+
+    def __init__(self, folder: Path, shape: tuple[int, int], token_bytes: int, *, has_flags: bool) -> None:
+        self._folder, self._token_bytes, self._has_flags = folder, token_bytes, has_flags
+        self._block_tokens, self._shard_blocks = shape
+        self._tokens, self._flags = bytearray(), bytearray()
+        self._file: BinaryIO | None = None
+        self._leaves: list[Hash] = []
+        self._shards: list[Hash] = []
+        self.written = 0
+        (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+
+    def add(self, tokens: bytes | memoryview, flags: bytes | memoryview = b"") -> None:
+        """Append tokens, with a flag for each if the corpus has flags.  Raises OSError."""
+        self._tokens += tokens
+        self._flags += flags
+        self.written += len(tokens) // self._token_bytes
+        size = self._block_tokens * self._token_bytes
+        start = 0
+        while len(self._tokens) - start >= size:
+            first = start // self._token_bytes
+            self._write(self._tokens[start : start + size], self._flags[first : first + self._block_tokens])
+            start += size
+        if start:
+            del self._tokens[:start], self._flags[: start // self._token_bytes if self._has_flags else 0]
+
+    def finish(self) -> list[Hash]:
+        """Write the rest, and return the roots of all shards."""
+        if self._tokens:
+            self._write(self._tokens, self._flags)
+            self._tokens, self._flags = bytearray(), bytearray()
+        self._close_shard()
+        return self._shards
+
+    def close(self) -> None:
+        """Close the unfinished shard, if there is one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, tokens: bytearray, flags: bytearray) -> None:
+        block = bytes(tokens + flags)
+        if self._file is None:
+            self._file = (self._folder / SHARDS / UNFINISHED).open("wb")
+        self._file.write(block)
+        self._leaves.append(chunk_hash(block))
+        if len(self._leaves) == self._shard_blocks:
+            self._close_shard()
+
+    def _close_shard(self) -> None:
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+        root = tree_root(self._leaves)
+        write_durably(leaves_path(self._folder, root), self._leaves)
+        (self._folder / SHARDS / UNFINISHED).replace(shard_path(self._folder, root))
+        sync_folder(self._folder / SHARDS)
+        self._shards.append(root)
+        self._leaves = []
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Finished corpus.
 
 
 class StoredDocument(NamedTuple):
@@ -47,7 +133,7 @@ class FinishedCorpus:
         """Read the manifest.  Raises `PeerError` if the folder has none that can be read."""
         self.path = path
         try:
-            data = read_outside(path / MANIFEST, MAX_MANIFEST_BYTES)
+            self.raw = read_outside(path / MANIFEST, MAX_MANIFEST_BYTES)
         except OSError as error:
             raise PeerError(
                 f"{path} is not a corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that "
@@ -55,10 +141,10 @@ class FinishedCorpus:
                 ExitCode.INPUT,
             ) from error
         try:
-            self.manifest: CorpusManifest = read_manifest(data)
+            self.manifest: CorpusManifest = read_manifest(self.raw)
         except Malformed as error:
             raise PeerError(f"{path / MANIFEST} is damaged: {error}; {REMEDY}", ExitCode.INPUT) from error
-        self.digest = chunk_hash(data)
+        self.digest = chunk_hash(self.raw)
 
     @property
     def splits(self) -> Iterator[tuple[str, str, Split]]:
@@ -126,21 +212,20 @@ class FinishedCorpus:
 
     def _leaves(self, root: Hash) -> list[Hash]:
         path = leaves_path(self.path, root)
-        try:
-            data = read_outside(path, HASH_BYTES * self.manifest.shard_blocks, self.path)
-        except OSError as error:
-            raise self._damage(path, error.strerror or str(error)) from error
+        data = self._read(path, HASH_BYTES * self.manifest.shard_blocks)
         if not data or len(data) % HASH_BYTES:
             raise self._damage(path, "it has a wrong length")
         return [Hash(data[place : place + HASH_BYTES]) for place in range(0, len(data), HASH_BYTES)]
 
-    def _check_tokenizer(self) -> None:
-        path = self.path / TOKENIZER
+    def _read(self, path: Path, most_bytes: int) -> bytes:
         try:
-            data = read_outside(path, MAX_TOKENIZER_BYTES)
+            return read_outside(path, most_bytes, self.path)
         except OSError as error:
             raise self._damage(path, error.strerror or str(error)) from error
-        if chunk_hash(data) != self.manifest.tokenizer:
+
+    def _check_tokenizer(self) -> None:
+        path = self.path / TOKENIZER
+        if chunk_hash(self._read(path, MAX_TOKENIZER_BYTES)) != self.manifest.tokenizer:
             raise self._damage(path, "it is not the tokenizer of the corpus")
 
     def _check_manifest(self) -> None:
@@ -195,37 +280,14 @@ def _document(parts: list[tuple[Tokens, npt.NDArray[np.uint8]]], *, is_text: boo
         yield StoredDocument(tokens, counts)
 
 
-@dataclass(frozen=True)
-class SplitSummary:
-    """Counts of a split for people and programs.  share: of the corpus's training tokens, or of its held-out ones."""
-
-    source: str
-    split: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    blocks: int
-    shards: int
-    share: float
-
-
-def summaries(manifest: CorpusManifest) -> list[SplitSummary]:
-    """Return the counts of all splits."""
+def summaries(manifest: CorpusManifest) -> list[dict[str, Any]]:
+    """Return the counts of all splits.  share: of the corpus's training tokens, or of its held-out ones."""
     found = []
     for which in ("train", "held_out"):
         splits = [(source.name, getattr(source, which)) for source in manifest.sources]
         total = sum(split.tokens for _, split in splits)
-        found += [
-            SplitSummary(
-                name,
-                which,
-                split.tokens,
-                split.documents,
-                split.text_bytes,
-                manifest.blocks(split),
-                len(split.shards),
-                split.tokens / total if total else 0.0,
-            )
-            for name, split in splits
-        ]
+        for name, split in splits:
+            counts = {"tokens": split.tokens, "documents": split.documents, "text_bytes": split.text_bytes}
+            sizes = {"blocks": manifest.blocks(split), "shards": len(split.shards)}
+            found.append({"source": name, "split": which, **counts, **sizes, "share": split.tokens / max(1, total)})
     return found

@@ -11,7 +11,8 @@ Files are mapped, so a file of any size takes no memory.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
@@ -32,29 +33,25 @@ STREAM_TOKENS = 1 << 20
 """Tokens of a stream that are searched for end tokens at a time."""
 INDEX_DOCUMENTS = 1 << 16
 """Documents of an index whose places are converted at a time."""
-ENDINGS = (".bin", ".idx", ".ds", ".npy")
 
 
 def token_input(source: str, path: Path, end: int) -> BuildInput:
     """Return the documents of a token file as an input.  end: the end token.  Raises `PeerError` for another file."""
     path = path.with_suffix(".bin") if path.suffix == ".idx" else path
     check_file(path)
-    if path.suffix == ".bin":
-        return BuildInput(source, _documents(_megatron(path)), path.name)
-    if path.suffix == ".ds":
-        return BuildInput(source, _documents(_datatrove(path)), path.name)
-    if path.suffix == ".npy":
-        return BuildInput(source, _documents(_array(path, end)), path.name)
-    raise PeerError(
-        f"{path} is no token file that can be imported; give Megatron's .bin, DataTrove's .ds, or a .npy file",
-        ExitCode.INPUT,
-    )
-
-
-def _documents(arrays: Iterator[Tokens]) -> Iterator[Document]:
-    """Yield these documents; of those that are left out by their length, the beginning, because workers get copies."""
-    for tokens in arrays:
-        yield Document(tokens=tokens[: MAX_DOCUMENT_BYTES + 1])
+    readers: dict[str, Callable[[Path], Iterator[Tokens]]] = {
+        ".bin": _megatron,
+        ".ds": _datatrove,
+        ".npy": partial(_array, end=end),
+    }
+    if path.suffix not in readers:
+        raise PeerError(
+            f"{path} is no token file that can be imported; give Megatron's .bin, DataTrove's .ds, or a .npy file",
+            ExitCode.INPUT,
+        )
+    # Of a document that is left out by its length, the beginning, because workers get copies.
+    documents = (Document(tokens=tokens[: MAX_DOCUMENT_BYTES + 1]) for tokens in readers[path.suffix](path))
+    return BuildInput(source, documents, path.name)
 
 
 def _megatron(path: Path) -> Iterator[Tokens]:
@@ -69,7 +66,9 @@ def _megatron(path: Path) -> Iterator[Tokens]:
     if boundaries < 1 or head + 12 * sequences + 8 * boundaries > len(data):
         raise _broken(index, "it is too short for its sequences and documents")
     dtype = np.dtype(MEGATRON_TYPES[code])
-    sizes, places, firsts = _columns(data, head, sequences, boundaries)
+    sizes = np.frombuffer(data, "<i4", sequences, head)
+    places = np.frombuffer(data, "<i8", sequences, head + 4 * sequences)
+    firsts = np.frombuffer(data, "<i8", boundaries, head + 12 * sequences)
     tokens = _mapped(path, dtype)
     if firsts[0] != 0 or firsts[-1] != sequences or (firsts[1:] < firsts[:-1]).any():
         raise _broken(index, "its documents do not add up to its sequences")
@@ -85,22 +84,10 @@ def _megatron(path: Path) -> Iterator[Tokens]:
         yield np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
 
-Column = npt.NDArray[np.signedinteger]
-
-
-def _pairs(column: Column) -> Iterator[tuple[int, int]]:
+def _pairs(column: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield each two successive numbers of a mapped column, of which only a part is in memory as objects."""
     for start in range(0, len(column) - 1, INDEX_DOCUMENTS):
         yield from pairwise(column[start : start + INDEX_DOCUMENTS + 1].tolist())
-
-
-def _columns(data: Tokens, head: int, sequences: int, boundaries: int) -> tuple[Column, Column, Column]:
-    """Return lengths and places of the sequences, and the first sequences of the documents."""
-    found, place = [], head
-    for dtype, count in (("<i4", sequences), ("<i8", sequences), ("<i8", boundaries)):
-        found.append(np.frombuffer(data, dtype, count, place))
-        place += count * np.dtype(dtype).itemsize
-    return found[0], found[1], found[2]
 
 
 def _datatrove(path: Path) -> Iterator[Tokens]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from peer.corpora.compressed import ENDINGS
 from protocol.corpora.manifest import CorpusKind
@@ -166,6 +168,22 @@ def _is_page(ending: str, text: bytes) -> bool:
 # Files of a folder that are not training data.
 
 
+class FileFacts(NamedTuple):
+    """Facts about a file that decide in what form it is read.
+
+    form: by its content.  has_field: its beginning has the field of the text.  is_named: a person named the file itself.
+    is_about: it describes the data or their licence, by its name.  is_card: it begins as a data card.  split: "train" or
+    "other" if its path names a split of a data set; else "".
+    """
+
+    form: Form | Skipped
+    has_field: bool = False
+    is_named: bool = False
+    is_about: bool = False
+    is_card: bool = False
+    split: str = ""
+
+
 @dataclass
 class FolderTraits:
     """Traits of an input folder that decide about single files in it.
@@ -180,37 +198,38 @@ class FolderTraits:
     cards: set[str] = field(default_factory=set)
     size_bytes: int = 0
 
-    def note(self, name: str, form: Form | Skipped, *, has_field: bool) -> None:
+    def note(self, facts: FileFacts, size_bytes: int) -> None:
         """Take a file of the folder into account.  The cards must be known."""
-        if isinstance(form, Skipped):
+        self.size_bytes += size_bytes
+        if isinstance(facts.form, Skipped):
             return
-        if is_about(name):
+        if facts.is_about:
             self.has_records |= bool(self.cards)
             return
-        self.has_records |= form in RECORDS or (form is Form.OBJECT and has_field)
-        self.has_train |= split_of(name, form) == "train" and (form in RECORDS or self.is_carded(name))
-
-    def is_carded(self, name: str) -> bool:
-        """Return True for a file beside a data card or below it; elsewhere words in names mean nothing."""
-        return any(str(folder) in self.cards for folder in PurePosixPath(name).parents)
+        self.has_records |= facts.form in RECORDS or (facts.form is Form.OBJECT and facts.has_field)
+        self.has_train |= facts.split == "train"
 
 
-def decided(name: str, form: Form | Skipped, traits: FolderTraits, kind: CorpusKind, *, has_field: bool) -> Form | Skipped:
-    """Return the form in which a file of a folder is read, or the reason for which it is passed over.
+def form_read(facts: FileFacts, traits: FolderTraits, kind: CorpusKind, read_as: str | None) -> Form | Skipped:
+    """Return the form in which a file is read, or the reason for which it is passed over.
 
-    has_field: True if the beginning of the file has the field of the text.
+    read_as: name of the form in which a person has all files read that are text.
     """
+    form = facts.form
     if isinstance(form, Skipped):
         return form
+    if read_as is not None:
+        return form if form in BINARY_FORMS else Form[read_as.upper()]
     is_text = form in (Form.TEXT, Form.PAGE)
-    if is_about(name) and (traits.has_records or traits.has_train or (is_text and kind is not CorpusKind.TEXT)):
+    if facts.is_named:
+        return Form.LINES if is_text and kind is not CorpusKind.TEXT else form
+    if facts.is_about and (traits.has_records or traits.has_train or (is_text and kind is not CorpusKind.TEXT)):
         return Skipped.ABOUT
-    split = split_of(name, form) if form in RECORDS or traits.is_carded(name) else ""
-    if split == "other" and (traits.has_train or form in RECORDS):
+    if facts.split == "other" and (traits.has_train or form in RECORDS):
         return Skipped.OTHER_SPLIT if traits.has_train else Skipped.ONLY_TEST
     if kind is not CorpusKind.TEXT:
         return Skipped.NO_RECORDS if is_text else form
-    if form is Form.OBJECT and not has_field:
+    if form is Form.OBJECT and not facts.has_field:
         return Skipped.NO_RECORD if traits.has_records else Form.SETTINGS  # in a folder of code
     return form
 
@@ -220,13 +239,22 @@ def is_about(name: str) -> bool:
     return _ABOUT.fullmatch(bare_name(name).rpartition("/")[2]) is not None
 
 
-def is_card(head: bytes) -> bool:
-    """Return True for the beginning of a data card: a head of settings, as hubs have it in README.md."""
-    return _CARD.match(head.removeprefix(BOM)) is not None
+def facts_of(
+    name: str, head: bytes, cards: Set[str], text_field: str, *, is_whole: bool, is_compressed: bool, is_named: bool
+) -> FileFacts:
+    """Return the facts about a file.  head, is_whole, is_compressed: as in `form_of`.  cards: of its folder's traits."""
+    form = form_of(name, head, is_whole=is_whole, is_compressed=is_compressed)
+    if isinstance(form, Skipped):
+        return FileFacts(form)
+    has_field = re.search(rb'"' + re.escape(text_field.encode()) + rb'"\s*:', head) is not None
+    is_carded = any(str(folder) in cards for folder in PurePosixPath(name).parents)  # elsewhere words in names mean nothing
+    split = _split_of(name, form) if form in RECORDS or is_carded else ""
+    is_card = _CARD.match(head.removeprefix(BOM)) is not None
+    return FileFacts(form, has_field, is_named, is_about(name), is_card, split)
 
 
-def split_of(name: str, form: Form) -> str:
-    """Return "train" or "other" if a path names a split of a data set; else "".  The last word of the path decides."""
+def _split_of(name: str, form: Form) -> str:
+    """Return the split that a path names.  The last word of the path decides."""
     name = bare_name(name)
     if form not in RECORDS and (form is not Form.TEXT or PurePosixPath(name).suffix not in _PLAIN):
         return ""

@@ -8,7 +8,6 @@ that would pass over too large a share of an input.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -20,23 +19,21 @@ from blake3 import blake3
 from kernels.outside_files import UnusableFile, named_file, open_outside
 from peer.corpora.compressed import compression_of, head_of
 from peer.corpora.forms import (
-    BINARY_FORMS,
     COUNTED,
     HEAD_BYTES,
     UNMEASURED,
+    FileFacts,
     FolderTraits,
     Form,
     Skipped,
-    decided,
-    form_of,
+    facts_of,
+    form_read,
     is_about,
-    is_card,
 )
 from peer.corpora.options import MOST_NAMED, BuildOptions, FieldSelection
 from peer.errors import ExitCode, PeerError
-from protocol.corpora.manifest import CorpusKind
 from protocol.formatting import many, size
-from trainer.data.rows import Mask, Tokens
+from trainer.data.rows import Tokens
 
 UNNUMBERED = frozenset({Skipped.HIDDEN, Skipped.LEFT_OUT})
 """Reasons of paths that the build does not open, and that change nothing about it."""
@@ -49,14 +46,12 @@ class Document:
     """Document in memory: text, or tokens that are not encoded again.
 
     identity: decides the split and the place, and is unique in its source; empty for the text or tokens themselves.
-    counts: for tokens of a chat, true for those that count in the loss.  text_bytes: bytes of UTF-8 that the tokens stand
-    for.
+    text_bytes: bytes of UTF-8 that the tokens stand for.
     """
 
     identity: str = ""
     text: str = ""
     tokens: Tokens | None = None
-    counts: Mask | None = None
     text_bytes: int = 0
 
 
@@ -196,62 +191,18 @@ def is_read_with(folder: Path, path: Path) -> bool:
 
 
 @dataclass
-class SkippedFiles:
-    """Files that are passed over for one reason.  names: names of the first files."""
+class FileGroup:
+    """Files that have something in common.  names: of the first files."""
 
     files: int = 0
     bytes: int = 0
     names: list[str] = field(default_factory=list)
 
-    def add(self, other: SkippedFiles) -> None:
+    def add(self, other: FileGroup) -> None:
         """Add other files."""
         self.files += other.files
         self.bytes += other.bytes
         self.names = [*self.names, *other.names][:MOST_NAMED]
-
-
-@dataclass
-class _Counts:
-    """Counts of an input's files, for given traits of its folder."""
-
-    read: dict[Form, int] = field(default_factory=dict)
-    skipped: dict[Skipped, SkippedFiles] = field(default_factory=dict)
-    bytes: int = 0
-    settings: SkippedFiles = field(default_factory=SkippedFiles)
-
-    def note(self, name: str, form: Form | Skipped, file_bytes: int) -> None:
-        self.bytes += file_bytes
-        if isinstance(form, Skipped):
-            self.skipped.setdefault(form, SkippedFiles()).add(SkippedFiles(1, file_bytes, [name]))
-        else:
-            self.read[form] = self.read.get(form, 0) + 1
-            if form is Form.SETTINGS:
-                self.settings.add(SkippedFiles(1, file_bytes, [name]))
-
-    def check(self, name: str, options: BuildOptions) -> None:
-        """Raise `PeerError` if too large a share is passed over.  Links to what cannot be measured count as the rest.
-
-        If most of an input is JSON without the field of the text, it is data in an unknown form, not settings beside code.
-        """
-        counted = {reason: files for reason, files in self.skipped.items() if reason in COUNTED}
-        if 2 * self.settings.bytes > self.bytes:
-            counted[Skipped.NO_RECORD] = self.settings
-        unknown = counted.keys() & UNMEASURED
-        lost = sum(files.bytes for files in counted.values()) + (max(1, self.bytes) if unknown else 0)
-        total = self.bytes + (max(1, self.bytes) if unknown else 0)
-        if lost * 100 <= options.bad_percent * total:
-            return
-        worst = min(unknown) if unknown else max(counted, key=lambda reason: counted[reason].bytes)
-        files = sum(files.files for files in counted.values())
-        what = f"{size(lost)} of {size(total)}" if not unknown else "an unknown share"
-        more = f" ({many(files - 1, 'more file')} would be, too)" if files > 1 else ""
-        reason, _, remedy = worst.value.partition("; ")
-        remedy = f"{remedy}; or " if remedy else ""
-        raise PeerError(
-            f"{what} of {name} would be passed over, more than {options.bad_percent:g} %: {counted[worst].names[0]} is "
-            f"{reason}{more}; {remedy}{options.fields.words.skipped}",
-            ExitCode.INPUT,
-        )
 
 
 @dataclass(frozen=True)
@@ -266,117 +217,117 @@ class InputsSurvey:
     total_bytes: int | None
     traits: tuple[FolderTraits, ...]
     read: dict[Form, int]
-    skipped: dict[Skipped, SkippedFiles]
+    skipped: dict[Skipped, FileGroup]
 
     def to_json(self) -> dict[str, Any]:
         """Return what is read and passed over, for JSON."""
         return {
             "read": {form.name.lower(): count for form, count in sorted(self.read.items())},
-            "passed_over": {
-                reason.name.lower(): {"files": each.files, "bytes": each.bytes, "names": each.names}
-                for reason, each in sorted(self.skipped.items())
-            },
+            "passed_over": {reason.name.lower(): vars(each) for reason, each in sorted(self.skipped.items())},
         }
-
-
-TRAITS = tuple((records, train) for records in (False, True) for train in (False, True))
-"""All values of `has_records` and `has_train` of a folder."""
 
 
 def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
     """Look at the beginnings of all files.  Raises `PeerError` for an input that cannot be read, or mostly not.
 
-    The traits of a folder are known only after its last file, so its files are counted for all traits.  Only data cards
-    are looked for before.
+    The traits of a folder are known only after its last file, so its files are counted by the facts about them.  Only data
+    cards are looked for before.
     """
-    fields, inputs = options.fields, list(inputs)
+    inputs, leave_out = list(inputs), options.fields.leave_out or ()
     digest, files, is_known = blake3(), 0, True
-    traits = tuple(FolderTraits(cards=cards) for cards in _cards(inputs, options))
-    counts = [[_Counts() for _ in TRAITS] for _ in inputs]
-    for each in files_of(inputs, fields.leave_out or ()):
-        if each.skipped is not None and each.skipped in UNNUMBERED:
-            for counted in counts[each.place]:
-                counted.note(each.name, each.skipped, 0)
-            continue
-        files += 1
-        facts = [each.input.source, each.name]
+    traits = tuple(FolderTraits() for _ in inputs)
+    for each in files_of(inputs, leave_out):
+        if each.folder is not None and is_about(each.name) and _surveyed(each, traits, options)[0].is_card:
+            traits[each.place].cards.add(str(PurePosixPath(each.name).parent))
+    groups: list[dict[FileFacts, FileGroup]] = [{} for _ in inputs]
+    for each in files_of(inputs, leave_out):
+        stamp = [each.input.source, each.name]
         if each.path is None:
             is_known = False
         else:
-            seen, found = _surveyed(each, each.path, options)
-            facts += [str(found.st_size), str(found.st_mtime_ns)] if found is not None else [str(each.skipped)]
-            traits[each.place].note(each.name, seen.form, has_field=seen.has_field)
-            traits[each.place].size_bytes += found.st_size if found is not None else 0
-            for some, counted in zip(TRAITS, counts[each.place], strict=True):
-                final = form_read(each, seen, FolderTraits(*some, traits[each.place].cards), options)
-                counted.note(each.name, final, found.st_size if found is not None else 0)
-        digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
-    whole = _Counts()
-    for each_input, its_traits, its_counts in zip(inputs, traits, counts, strict=True):
-        chosen = its_counts[TRAITS.index((its_traits.has_records, its_traits.has_train))]
-        if Skipped.LEFT_OUT in chosen.skipped and not chosen.read and len(chosen.skipped.keys() - UNNUMBERED) == 0:
-            raise PeerError(
-                f"the patterns that leave files out match all files of {each_input.name}; leave out fewer", ExitCode.INPUT
-            )
-        chosen.check(each_input.name, options)
-        whole.bytes += chosen.bytes
-        for form, count in chosen.read.items():
-            whole.read[form] = whole.read.get(form, 0) + count
-        for reason, skipped in chosen.skipped.items():
-            whole.skipped.setdefault(reason, SkippedFiles()).add(skipped)
-    total = whole.bytes if is_known else None
-    return InputsSurvey(digest.hexdigest(), files, total, traits, whole.read, whole.skipped)
+            facts, found = _surveyed(each, traits, options)
+            stamp += [str(found.st_size), str(found.st_mtime_ns)] if found is not None else [str(each.skipped)]
+            size_bytes = found.st_size if found is not None else 0
+            traits[each.place].note(facts, size_bytes)
+            groups[each.place].setdefault(facts, FileGroup()).add(FileGroup(1, size_bytes, [each.name]))
+        if each.skipped not in UNNUMBERED:
+            files += 1
+            digest.update("\0".join(stamp).encode(errors="surrogateescape") + b"\n")
+    read, skipped, total = dict[Form, int](), dict[Skipped, FileGroup](), 0
+    for given, its_traits, its_groups in zip(inputs, traits, groups, strict=True):
+        formed: dict[Form | Skipped, FileGroup] = {}
+        for facts, group in its_groups.items():
+            form = form_read(facts, its_traits, options.tokens.kind, options.fields.read_as)
+            merged = formed.setdefault(form, FileGroup())
+            names = sorted([*merged.names, *group.names], key=lambda name: name.split("/"))  # the order of the files
+            merged.add(group)
+            merged.names = names[:MOST_NAMED]
+        _check_passed_over(given.name, formed, options)
+        for form, group in formed.items():
+            total += group.bytes
+            if isinstance(form, Skipped):
+                skipped.setdefault(form, FileGroup()).add(group)
+            else:
+                read[form] = read.get(form, 0) + group.files
+    return InputsSurvey(digest.hexdigest(), files, total if is_known else None, traits, read, skipped)
 
 
-def _cards(inputs: Sequence[BuildInput], options: BuildOptions) -> list[set[str]]:
-    """Return the folders of each input that have a data card."""
-    found: list[set[str]] = [set() for _ in inputs]
-    for each in files_of(inputs, options.fields.leave_out or ()):
-        if each.path is not None and each.folder is not None and is_about(each.name):
-            seen, _ = _surveyed(each, each.path, options)
-            if seen.is_card and not isinstance(seen.form, Skipped):
-                found[each.place].add(str(PurePosixPath(each.name).parent))
-    return found
+def _check_passed_over(name: str, formed: dict[Form | Skipped, FileGroup], options: BuildOptions) -> None:
+    """Raise `PeerError` if too large a share of an input is passed over.  formed: its files, by form or by reason.
+
+    Links to what cannot be measured count as much as the rest.  If most of an input is JSON without the field of the text,
+    it is data in an unknown form, not settings beside code.
+    """
+    if formed and formed.keys() <= UNNUMBERED and Skipped.LEFT_OUT in formed:
+        raise PeerError(f"the patterns that leave files out match all files of {name}; leave out fewer", ExitCode.INPUT)
+    counted = {reason: group for reason, group in formed.items() if isinstance(reason, Skipped) and reason in COUNTED}
+    total, settings = sum(group.bytes for group in formed.values()), formed.get(Form.SETTINGS)
+    if settings is not None and 2 * settings.bytes > total:
+        counted[Skipped.NO_RECORD] = settings
+    unknown, lost = counted.keys() & UNMEASURED, sum(group.bytes for group in counted.values())
+    what = f"{size(lost)} of {size(total)}"
+    if unknown:
+        what, lost, total = "an unknown share", lost + max(1, total), total + max(1, total)
+    if lost * 100 <= options.bad_percent * total:
+        return
+    worst = min(unknown) if unknown else max(counted, key=lambda reason: counted[reason].bytes)
+    files = sum(group.files for group in counted.values())
+    more = f" ({many(files - 1, 'more file')} would be, too)" if files > 1 else ""
+    reason, _, remedy = worst.value.partition("; ")
+    remedy = f"{remedy}; or " if remedy else ""
+    raise PeerError(
+        f"{what} of {name} would be passed over, more than {options.bad_percent:g} %: {counted[worst].names[0]} is "
+        f"{reason}{more}; {remedy}{options.fields.words.skipped}",
+        ExitCode.INPUT,
+    )
 
 
-class SeenForm(NamedTuple):
-    """Form of a file by its content.  has_field, is_card: its beginning has the text's field, or is that of a data card."""
-
-    form: Form | Skipped
-    has_field: bool = False
-    is_card: bool = False
-
-
-def _surveyed(each: InputFile, path: Path, options: BuildOptions) -> tuple[SeenForm, os.stat_result | None]:
-    """Return the form of a file by its content, and its status."""
-    if each.skipped is not None:
-        return SeenForm(each.skipped), None
+def _surveyed(
+    each: InputFile, traits: Sequence[FolderTraits], options: BuildOptions
+) -> tuple[FileFacts, os.stat_result | None]:
+    """Return the facts about a file, and its status."""
+    if each.skipped is not None or each.path is None:
+        return FileFacts(each.skipped or Form.TEXT), None
     try:
-        found = path.stat()
-        with open_outside(path, each.folder) as opened:
-            return seen_form(each, opened, options.fields), found
+        found = each.path.stat()
+        with open_outside(each.path, each.folder) as opened:
+            return opened_facts(each, opened, traits[each.place], options.fields), found
     except UnusableFile:
-        return SeenForm(Skipped.LINK), found
+        return FileFacts(Skipped.LINK), found
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable(each.path, error) from error
 
 
-def seen_form(each: InputFile, opened: BinaryIO, fields: FieldSelection) -> SeenForm:
-    """Return the form that an open file has by its content."""
+def opened_facts(each: InputFile, opened: BinaryIO, traits: FolderTraits, fields: FieldSelection) -> FileFacts:
+    """Return the facts about an open file."""
     is_compressed = bool(compression_of(opened))
     head, is_whole = head_of(opened, HEAD_BYTES)
-    name = re.escape(fields.text.partition(".")[0].encode())
-    form = form_of(each.name, head, is_whole=is_whole, is_compressed=is_compressed)
-    return SeenForm(form, re.search(rb'"' + name + rb'"\s*:', head) is not None, is_card(head))
-
-
-def form_read(each: InputFile, seen: SeenForm, traits: FolderTraits, options: BuildOptions) -> Form | Skipped:
-    """Return the form in which a file is read, or the reason for which it is passed over."""
-    kind, chosen, form = options.tokens.kind, options.fields.read_as, seen.form
-    if isinstance(form, Skipped):
-        return form
-    if chosen is not None:
-        return form if form in BINARY_FORMS else Form[chosen.upper()]
-    if each.folder is None:
-        return Form.LINES if kind is not CorpusKind.TEXT and form in (Form.TEXT, Form.PAGE) else form
-    return decided(each.name, form, traits, kind, has_field=seen.has_field)
+    return facts_of(
+        each.name,
+        head,
+        traits.cards,
+        fields.text.partition(".")[0],
+        is_whole=is_whole,
+        is_compressed=is_compressed,
+        is_named=each.folder is None,
+    )

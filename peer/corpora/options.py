@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode, PeerError, told_as
 from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
 from protocol.formatting import size
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
@@ -44,30 +44,24 @@ class TokenFormat:
 
     def open(self) -> TemplatedTokenizer:
         """Return the tokenizer.  Raises `PeerError` for a file that cannot be used."""
-        try:
-            if self.tokenizer is None:
-                return TemplatedTokenizer(ByteTokenizer(), self.template)
+        if self.tokenizer is None:
+            return TemplatedTokenizer(ByteTokenizer(), self.template)
+        with told_as(ExitCode.INPUT, ValueError):
             file = TokenizerFile(self.tokenizer, self.ends, is_checked=self.is_checked)
             return TemplatedTokenizer(file, self.template)
-        except ValueError as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
 
     def content(self, reserved: tuple[int, ...] = ()) -> bytes | None:
         """Return the checked tokenizer.json; None for bytes.  Raises `PeerError`."""
-        try:
+        with told_as(ExitCode.INPUT, ValueError):
             return None if self.tokenizer is None else checked_file(self.tokenizer, reserved)
-        except ValueError as error:
-            raise PeerError(str(error), ExitCode.INPUT) from error
 
 
 def special_token(path: Path, name: str) -> int:
     """Return the number of a token that is named, or numbered, in a tokenizer.json.  Raises `PeerError`."""
     if name.isascii() and name.isdigit():
         return int(name[:20])
-    try:
+    with told_as(ExitCode.INPUT, ValueError):
         special = names_in(path).special
-    except ValueError as error:
-        raise PeerError(str(error), ExitCode.INPUT) from error
     if name not in special:
         raise PeerError(
             f"{path} has no special token {name}, but {', '.join(sorted(special))[:200] or 'none'}; name one of them",
@@ -178,26 +172,13 @@ class LeftOut(StrEnum):
     @property
     def is_bad(self) -> bool:
         """True if the row is bad; the share of bad rows is limited."""
-        return self in BAD
+        return self not in HARMLESS
 
 
-BAD = frozenset(
-    {
-        LeftOut.JSON,
-        LeftOut.FIELD,
-        LeftOut.UTF8,
-        LeftOut.LONG,
-        LeftOut.BROKEN,
-        LeftOut.CHAT,
-        LeftOut.TOKENS,
-        LeftOut.SAME_ID,
-        LeftOut.BINARY,
-    }
-)
+HARMLESS = frozenset({LeftOut.EMPTY, LeftOut.FILTERED, LeftOut.SAME_TEXT, LeftOut.MARKED, LeftOut.NOTHING})
 
 
-@dataclass(order=True, frozen=True)
-class NamedRow:
+class NamedRow(NamedTuple):
     """Row that is left out.  file: number of its file among the inputs.  flaw: text that completes "FILE, row ROW: "."""
 
     file: int
@@ -207,6 +188,10 @@ class NamedRow:
 
     def __str__(self) -> str:
         return f"{self.name}, row {self.row}: {self.flaw}"
+
+
+SUMS = ("rows", "documents", "tokens", "cut", "bytes", "bad_bytes")
+"""Numbers of a `BuildTally`."""
 
 
 @dataclass
@@ -239,12 +224,8 @@ class BuildTally:
 
     def add(self, other: BuildTally) -> None:
         """Add the counts of other rows."""
-        self.rows += other.rows
-        self.documents += other.documents
-        self.tokens += other.tokens
-        self.cut += other.cut
-        self.bytes += other.bytes
-        self.bad_bytes += other.bad_bytes
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, count in other.left_out.items():
             self.left_out[reason] = self.left_out.get(reason, 0) + count
         for is_bad, rows in other.named.items():
@@ -281,27 +262,15 @@ class BuildTally:
     def to_json(self) -> dict[str, Any]:
         """Return the counts for JSON; `from_json` reads them again."""
         return {
-            "rows": self.rows,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "cut": self.cut,
-            "bytes": self.bytes,
-            "bad_bytes": self.bad_bytes,
+            **{name: getattr(self, name) for name in SUMS},
             "left_out": {reason.name.lower(): count for reason, count in sorted(self.left_out.items())},
-            "bad": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[True])[:MOST_NAMED]],
-            "skipped": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[False])[:MOST_NAMED]],
+            "bad": sorted(self.named[True])[:MOST_NAMED],
+            "skipped": sorted(self.named[False])[:MOST_NAMED],
         }
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
         """Return the counts that `to_json` wrote."""
-        return cls(
-            said["rows"],
-            said["documents"],
-            said["tokens"],
-            said["cut"],
-            {LeftOut[name.upper()]: count for name, count in said["left_out"].items()},
-            {True: [NamedRow(*row) for row in said["bad"]], False: [NamedRow(*row) for row in said["skipped"]]},
-            said.get("bytes", 0),
-            said.get("bad_bytes", 0),
-        )
+        left_out = {LeftOut[name.upper()]: count for name, count in said["left_out"].items()}
+        named = {is_bad: [NamedRow(*row) for row in said[name]] for is_bad, name in ((True, "bad"), (False, "skipped"))}
+        return cls(**{name: said[name] for name in SUMS}, left_out=left_out, named=named)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from peer.corpora.build import PARTIAL, BuildProgress
+from peer.corpora.folder import MANIFEST, FinishedCorpus
 from peer.corpora.inputs import HUB, is_read_with
-from peer.corpora.run_data import MANIFEST, RunData, built_name, point, run_data, token_format, tokenizer_flaw
+from peer.corpora.run_data import RunData, built_name, point, run_data, token_format, tokenizer_flaw
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private
 from peer.resources.room import DiskRoom
-from protocol.corpora.manifest import SHARDS, CorpusManifest, corpus_flaw, read_manifest
+from protocol.corpora.manifest import SHARDS, CorpusManifest, corpus_flaw
 from protocol.formatting import amount, roughly, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import LocalSection
@@ -116,21 +117,14 @@ class OwnData:
         """Return the data section of a run file that would build a corpus from this data."""
         data = self._manifest.data
         local = data.local or LocalSection()
-        section = {
+        return {
             "source": "local",
             "from": self.origin,
             "format": data.format,
             "sequence_length": data.sequence_length,
-            "held_out_percent": local.held_out_percent,
-            "text": local.text,
-            "id": local.id or None,
+            **{name: value for name, value in vars(local).items() if value},
             "where": {each.field: list(each.values) for each in local.where},
-            "least_characters": local.least_characters,
-            "most_characters": local.most_characters or None,
-            "most_rows": local.most_rows or None,
-            "keep_repeated": local.keep_repeated,
         }
-        return {name: value for name, value in section.items() if value is not None}
 
     def _remove_others(self, key: str) -> None:
         """Remove corpora of earlier states of the files, and builds of them."""
@@ -154,7 +148,7 @@ class OwnData:
             )
 
     def _checked(self, data: RunData, tokenizer: Path | None) -> CorpusManifest:
-        manifest, run = read_manifest((data.folders[0] / MANIFEST).read_bytes()), self._manifest
+        manifest, run = FinishedCorpus(data.folders[0]).manifest, self._manifest
         flaw = corpus_flaw(run, manifest, "the corpus") or tokenizer_flaw([manifest], tokenizer)
         if flaw:
             raise PeerError(

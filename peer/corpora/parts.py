@@ -238,6 +238,12 @@ class BuildJournal:
             os.truncate(self._path, len(whole))
         return [json.loads(line) for line in whole.splitlines()]
 
+    def begin(self, head: Mapping[str, Any]) -> None:
+        """Begin anew with a line that identifies the build.  Raises OSError."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+        self.write(head)
+
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line, durably once this returns.  Raises OSError."""
         if self._file is None:

@@ -21,19 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kernels.outside_files import UnusableFile, open_outside
 from peer.corpora.compressed import BrokenFile, CutFile, Note, chunks_of, elements_of, head_of, lines_of
-from peer.corpora.forms import HEAD_BYTES, UTF16, UTF32, FolderTraits, Form, Skipped
-from peer.corpora.inputs import (
-    HUB,
-    BuildInput,
-    Document,
-    InputFile,
-    files_of,
-    form_read,
-    seen_form,
-    source_names,
-    unreadable,
-)
-from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, FieldSelection
+from peer.corpora.forms import HEAD_BYTES, UTF16, UTF32, FolderTraits, Form, Skipped, form_read
+from peer.corpora.inputs import HUB, BuildInput, Document, InputFile, files_of, opened_facts, source_names, unreadable
+from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import CorpusKind
 from protocol.formatting import many
@@ -192,7 +182,8 @@ def _contents(file: InputFile, options: BuildOptions, traits: FolderTraits, note
         yield from _from_hub(origin) if isinstance(origin, str) else _from_memory(origin)
         return
     with open_outside(file.path, file.folder) as opened:
-        form = form_read(file, seen_form(file, opened, options.fields), traits, options)
+        facts = opened_facts(file, opened, traits, options.fields)
+        form = form_read(facts, traits, options.tokens.kind, options.fields.read_as)
         if not isinstance(form, Skipped) and _ends_lines_oddly(opened, form):
             flaw = "its lines end with carriage returns alone; save it with line feeds"
             yield RowForm.BROKEN, flaw, os.fstat(opened.fileno()).st_size
@@ -228,7 +219,12 @@ class OpenedFile:
 
     def columns(self, names: list[str]) -> list[str] | None:
         """Return the columns that the build reads; [] if the text's is missing, and None for all."""
-        return _columns(names, self.options.fields) if self.options.tokens.kind is CorpusKind.TEXT else None
+        if self.options.tokens.kind is not CorpusKind.TEXT:
+            return None
+        fields = self.options.fields
+        wanted = [fields.text, *([fields.identity] if fields.identity else []), *fields.where]
+        found = [name if name in names else name.partition(".")[0] for name in wanted]
+        return list(dict.fromkeys(name for name in found if name in names)) if found[0] in names else []
 
 
 Reader = Callable[[OpenedFile], Iterator[Content]]
@@ -450,13 +446,6 @@ def _value_bytes(values: Any) -> int:
     if inner:
         return VALUE_BYTES * count + sum(map(_value_bytes, inner))
     return VALUE_BYTES * count + int(values.nbytes)
-
-
-def _columns(names: list[str], fields: FieldSelection) -> list[str]:
-    """Return the columns that a build reads; none if the text's is missing."""
-    wanted = [fields.text, *([fields.identity] if fields.identity else []), *fields.where]
-    found = [name if name in names else name.partition(".")[0] for name in wanted]
-    return list(dict.fromkeys(name for name in found if name in names)) if found[0] in names else []
 
 
 def _from_hub(name: str) -> Iterator[Content]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.outside_files import read_outside
-from peer.corpora.blocks import SHARDS, shard_path
-from peer.corpora.build import BuildProgress, build
+from peer.corpora.build import Tell, build
+from peer.corpora.folder import MANIFEST, FinishedCorpus
 from peer.corpora.forms import READ_AS, READING, Form, Skipped
 from peer.corpora.inputs import HUB, BuildInput, Document, files_of
 from peer.corpora.options import BuildOptions, BuildTally, FieldSelection, LeftOut, OptionWords, TokenFormat
@@ -29,19 +28,16 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import CORPORA as LINKS
 from peer.paths import make_private
 from peer.trainer_process.process import TrainerPlaces
-from protocol.corpora.manifest import COUNTS, MAX_MANIFEST_BYTES, CorpusKind, CorpusManifest, corpora_flaw, read_manifest
+from protocol.corpora.manifest import COUNTS, SHARDS, CorpusKind, CorpusManifest, corpora_flaw
 from protocol.formats.section import shortened
 from protocol.formatting import amount, many
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, SOURCE_NAME, TOKENIZER, DataSection, builtin_source
 from protocol.sync.supplies import file_section
-from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.environment import Environment, example_tokens
 
-MANIFEST = "corpus.msgpack"
-"""Name of the manifest in the folder of a corpus."""
 WORDS = OptionWords(
     "name one with text in [data]",
     "held_out_percent in [data]",
@@ -63,7 +59,6 @@ MEMBERS_WORDS = replace(
 HELD_OUT_PERCENT, MOST_HELD_OUT = 5, 50
 """Share of the documents that is held out where a run file does not say it, and the largest one."""
 NOUNS = {CorpusKind.TEXT: "documents", CorpusKind.CHAT: "chats", CorpusKind.PREFERENCE: "preferences"}
-Tell = Callable[[BuildProgress], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ class RunData:
     @property
     def files(self) -> dict[str, bytes]:
         """Manifests of the corpora, by their names among the files of the run."""
-        return {f"{CORPORA}{number}": _manifest_bytes(folder) for number, folder in enumerate(self.folders)}
+        return {f"{CORPORA}{number}": FinishedCorpus(folder).raw for number, folder in enumerate(self.folders)}
 
     @property
     def places(self) -> TrainerPlaces:
@@ -131,7 +126,7 @@ class RunData:
 
         tokenizer: the tokenizer.json of the run; None for bytes.
         """
-        manifests = [_manifest(folder) for folder in self.folders]
+        manifests = [FinishedCorpus(folder).manifest for folder in self.folders]
         length = run.data.sequence_length
         flaw = corpora_flaw(run, manifests) or tokenizer_flaw(manifests, tokenizer)
         if flaw:
@@ -184,7 +179,7 @@ def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
         named = _inputs(section, beside) if names_corpora(section) else []
     for folder in (each.folder for each in named if each.folder is not None):
         if (folder / TOKENIZER).is_file():
-            return folder / TOKENIZER, [_manifest(folder).end]
+            return folder / TOKENIZER, [FinishedCorpus(folder).manifest.end]
     return None
 
 
@@ -214,14 +209,13 @@ def run_data(
     for them.
     """
     inputs = _inputs(section, beside, own)
-    raw = [each for each in inputs if each.folder is None]
-    made = _built(raw, _options(section, tokens), built, tell) if raw else None
-    ours = [made.folder] if made is not None else []
-    folders = list(dict.fromkeys([*(each.folder for each in inputs if each.folder is not None), *ours]))
-    manifests = [_manifest(folder) for folder in folders]
-    files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
-    remarks = [_remark(manifests[-1], made.tally)] if made is not None else []
-    return RunData(tuple(folders), _fields(section, inputs, manifests, files, folders), remarks)
+    corpora, remarks = [FinishedCorpus(folder) for folder in _folders(inputs)], list[tuple[str, str]]()
+    if raw := [each for each in inputs if each.folder is None]:
+        folder, tally = _built(raw, _options(section, tokens), built, tell)
+        corpora.append(FinishedCorpus(folder))
+        remarks.append(_remark(corpora[-1].manifest, tally))
+    fields = _fields(section, inputs, corpora, counts=section.get("source") != "local")
+    return RunData(tuple(each.path for each in corpora), fields, remarks)
 
 
 SKETCHED_ROWS = 1 << 20
@@ -238,35 +232,35 @@ def sketched_data(
     flaws = list(_option_flaws(section))
     try:
         inputs = _inputs(section, beside, own)
-        folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
-        manifests = [_manifest(folder) for folder in folders]
-        files = [file_section(_manifest_bytes(folder)).model_dump() for folder in folders]
-        if any(each.folder is None for each in inputs):
-            files.append(BUILTIN.model_dump())
-        return RunData((), _fields(section, inputs, manifests, files), flaws=flaws)
+        fields = _fields(section, inputs, [FinishedCorpus(folder) for folder in _folders(inputs)], counts=False)
+        return RunData((), fields, flaws=flaws)
     except PeerError as error:
         stand_in = {"corpora": [BUILTIN.model_dump()], "sources": [builtin_source(_length(section)).model_dump()]}
         return RunData((), stand_in, flaws=[*error.text.splitlines(), *flaws])
 
 
+def _folders(inputs: Sequence[NamedInput]) -> list[Path]:
+    """Return the folders of the corpora among the inputs, each once."""
+    return list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
+
+
 def _fields(
-    section: Mapping[str, Any],
-    inputs: Sequence[NamedInput],
-    manifests: Sequence[CorpusManifest],
-    files: Sequence[Mapping[str, Any]],
-    read: Sequence[Path] = (),
+    section: Mapping[str, Any], inputs: Sequence[NamedInput], corpora: Sequence[FinishedCorpus], *, counts: bool
 ) -> dict[str, Any]:
     """Return the fields of the data section in a run's manifest.
 
-    manifests: of the corpora in the order in which the inputs name them, then of the one that is built, if it is.  files: of
-    the corpora.  read: folders of the corpora whose tokens to learn from are counted, all or none.
+    corpora: those of `_folders`, then the one that is built, if it is; a stand-in is named for one that is not built yet.
+    counts: True to count the tokens to learn from in chats and preferences, whose flags are read for that.
     """
-    folders = list(dict.fromkeys(each.folder for each in inputs if each.folder is not None))
+    folders, files = _folders(inputs), [file_section(each.raw).model_dump() for each in corpora]
     sources: dict[str, dict[str, Any]] = {}
     for given in inputs:
         number = folders.index(given.folder) if given.folder is not None else len(folders)
-        is_known = number < len(manifests)
-        for name, rows in _rows(given, manifests[number], section) if is_known else [(given.source, SKETCHED_ROWS)]:
+        if number == len(files):
+            files.append(BUILTIN.model_dump())
+        corpus = corpora[number] if number < len(corpora) else None
+        named = [(given.source, SKETCHED_ROWS)] if corpus is None else _rows(given, corpus.manifest, section)
+        for name, rows in named:
             if name in sources:
                 raise PeerError(
                     f"two of [[data.sources]] are called {name}; give each a name of its own, or build its corpus with "
@@ -274,11 +268,11 @@ def _fields(
                     ExitCode.INPUT,
                 )
             said = {} if given.weight is None else {"weight": given.weight}
-            if read and manifests[number].kind is not CorpusKind.TEXT and section.get("source") != "local":
-                said["counted"] = counted_tokens(read[number], manifests[number], name)
+            if counts and corpus is not None and corpus.manifest.kind is not CorpusKind.TEXT:
+                said["counted"] = counted_tokens(corpus, name)
             sources[name] = {"name": name, "corpus": number, "rows": rows, **said}
     phases = _phases(section.get("phases", []), [*sources])
-    fields = {"corpora": list(files), "sources": _weighted([*sources.values()]), "phases": phases}
+    fields = {"corpora": files, "sources": _weighted([*sources.values()]), "phases": phases}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -356,81 +350,62 @@ def _length(section: Mapping[str, Any]) -> int:
     return said if isinstance(said, int) and said >= 1 else 8
 
 
-SIZES = ("least_characters", "most_characters", "most_rows")
-"""Numbers of a data section that choose documents."""
+OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "keep_repeated": (lambda value: isinstance(value, bool), "true or false"),
+    **dict.fromkeys(("text", "id"), (lambda value: isinstance(value, str), "the name of a field, in quotes")),
+    "where": (lambda value: isinstance(value, Mapping), 'fields with values, such as { language = "en" }'),
+    **dict.fromkeys(("least_characters", "most_characters", "most_rows"), (_is_count, "a whole number, at least 0")),
+    "read_as": (lambda value: isinstance(value, str) and value in READ_AS, f"one of {', '.join(READ_AS)}"),
+    "leave_out": (
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+        'a list of patterns, such as ["*.png"]',
+    ),
+    "held_out_percent": (
+        lambda value: _is_count(value) and 1 <= value <= MOST_HELD_OUT,
+        f"a whole number from 1 to {MOST_HELD_OUT} (the share of the documents that is held out)",
+    ),
+}
+"""Options of a data section that choose documents: the test of a value, and the rule that follows "it must be"."""
 
 
 def _option_flaws(section: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each mistake in the options of a data section."""
-    keep, percent = section.get("keep_repeated", False), section.get("held_out_percent", HELD_OUT_PERCENT)
-    if not isinstance(keep, bool):
-        yield f"[data] keep_repeated is {shortened(keep)}; it must be true or false"
-    elif keep and section.get("id"):
+    for name, (is_right, rule) in OPTIONS.items():
+        if name in section and not is_right(section[name]):
+            yield f"[data] {name} is {shortened(section[name])}; it must be {rule}"
+    if section.get("keep_repeated") is True and section.get("id"):
         yield "[data] id names documents that are the same; remove it, or keep_repeated"
-    for name in ("text", "id"):
-        if not isinstance(field := section.get(name, ""), str):
-            yield f"[data] {name} is {shortened(field)}; it must be the name of a field, in quotes"
-    if not isinstance(where := section.get("where", {}), Mapping):
-        yield f'[data] where is {shortened(where)}; it must be fields with values, such as {{ language = "en" }}'
-    for name in SIZES:
-        if not _is_count(size := section.get(name, 0)):
-            yield f"[data] {name} is {shortened(size)}; it must be a whole number, at least 0"
-    if (read_as := section.get("read_as")) is not None and (not isinstance(read_as, str) or read_as not in READ_AS):
-        yield f"[data] read_as is {shortened(read_as)}; it must be one of {', '.join(READ_AS)}"
-    leave_out = section.get("leave_out", [])
-    if not isinstance(leave_out, list) or not all(isinstance(each, str) for each in leave_out):
-        yield f'[data] leave_out is {shortened(leave_out)}; it must be a list of patterns, such as ["*.png"]'
-    if not _is_count(percent) or not 1 <= percent <= MOST_HELD_OUT:
-        yield (
-            f"[data] held_out_percent is {shortened(percent)}; it must be a whole number from 1 to {MOST_HELD_OUT} "
-            "(the share of the documents that is held out)"
-        )
 
 
 def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
     if flaws := list(_option_flaws(section)):
         raise PeerError("\n".join(flaws), ExitCode.INPUT)
-    names = {name: section.get(name) for name in ("text", "id")}
-    sizes = {name: section.get(name) for name in SIZES}
-    where, percent = section.get("where", {}), section.get("held_out_percent", HELD_OUT_PERCENT)
-    keep, read_as, leave_out = (
-        section.get("keep_repeated", False),
-        section.get("read_as"),
-        section.get("leave_out", []),
-    )
+    where: Mapping[str, Any] = section.get("where", {})
     fields = FieldSelection(
-        text=names["text"] or "text",
-        identity=names["id"],
-        least=max(1, sizes["least_characters"] or 1),
-        most=sizes["most_characters"],
-        most_rows=sizes["most_rows"],
-        keep_repeated=keep or None,
-        read_as=read_as,
-        leave_out=tuple(leave_out) or None,
+        text=section.get("text") or "text",
+        identity=section.get("id"),
+        least=max(1, section.get("least_characters", 1)),
+        most=section.get("most_characters"),
+        most_rows=section.get("most_rows"),
+        keep_repeated=section.get("keep_repeated") or None,
+        read_as=section.get("read_as"),
+        leave_out=tuple(section.get("leave_out", ())) or None,
         words=MEMBERS_WORDS if section.get("source") == "local" else WORDS,
         where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
     )
-    return BuildOptions(tokens, fields, held_out_percent=percent)
+    return BuildOptions(tokens, fields, held_out_percent=section.get("held_out_percent", HELD_OUT_PERCENT))
 
 
-@dataclass(frozen=True)
-class _BuiltCorpus:
-    """Corpus in a folder.  tally: counts of its rows; None if an earlier command built it."""
-
-    folder: Path
-    tally: BuildTally | None
-
-
-def _built(inputs: Sequence[NamedInput], options: BuildOptions, built: Path, tell: Tell) -> _BuiltCorpus:
-    """Build the corpus of these inputs, unless it is built already."""
+def _built(inputs: Sequence[NamedInput], options: BuildOptions, built: Path, tell: Tell) -> tuple[Path, BuildTally | None]:
+    """Build the corpus of these inputs, unless it is built; return its folder, and the counts of its rows if it was not."""
     folder = built / _key(inputs, options)
     if (folder / MANIFEST).is_file():
-        return _BuiltCorpus(folder, None)
+        return folder, None
     built.mkdir(mode=0o700, parents=True, exist_ok=True)
     chosen = [
         BuildInput(each.source, each.origin if each.own is None else each.own.make(), str(each.origin)) for each in inputs
     ]
-    return _BuiltCorpus(folder, build(chosen, options, folder, tell).tally)
+    return folder, build(chosen, options, folder, tell).tally
 
 
 def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, str]:
@@ -446,41 +421,27 @@ def _remark(manifest: CorpusManifest, tally: BuildTally | None) -> tuple[str, st
     told += ", the end of one of them" if recipe.get("cut_for_held_out") else ""
     if recipe.get("cut"):
         told += f"; {recipe['cut']} longer than a window are cut"
-    told += f"; read: {', '.join(_files(Form, recipe['forms']))}" if "forms" in recipe else ""
-    told += f"; passed over: {', '.join(_files(Skipped, recipe['passed_over']))}" if "passed_over" in recipe else ""
-    left = ", ".join(_left_out(LeftOut[name.upper()], count) for name, count in recipe["left_out"].items())
+    for heading, kind, name in (("read", Form, "forms"), ("passed over", Skipped, "passed_over")):
+        files = [
+            f"{many(count, 'file')} ({kind[each.upper()].value.partition(';')[0]})"
+            for each, count in recipe.get(name, {}).items()
+        ]
+        told += f"; {heading}: {', '.join(files)}" if files else ""
+    switches = {LeftOut.SAME_TEXT: " (keep_repeated = true in [data] keeps them)"}
+    reasons = {LeftOut[name.upper()]: count for name, count in recipe["left_out"].items()}
+    left = ", ".join(f"{count} {reason.value}{switches.get(reason, '')}" for reason, count in reasons.items())
     first = tally.first(True) if tally is not None else None
     return noun, told + (f"; left out: {left}" if left else "") + (f"; the first bad row is {first}" if first else "")
 
 
-def _files(kind: type[Form] | type[Skipped], counts: Mapping[str, int]) -> list[str]:
-    """Describe how many files were read in a form, or passed over for a reason."""
-    return [f"{many(count, 'file')} ({kind[name.upper()].value.partition(';')[0]})" for name, count in counts.items()]
-
-
-def _left_out(reason: LeftOut, count: int) -> str:
-    """Describe the rows that are left out for a reason, with the switch that keeps them, if there is one."""
-    switch = " (keep_repeated = true in [data] keeps them)" if reason is LeftOut.SAME_TEXT else ""
-    return f"{count} {reason.value}{switch}"
-
-
-def counted_tokens(folder: Path, manifest: CorpusManifest, name: str) -> int:
+def counted_tokens(corpus: FinishedCorpus, name: str) -> int:
     """Return the tokens to learn from in a source of chats or preferences: those whose predictions the loss counts.
 
-    Reads all flags of the source.  Raises `PeerError` for a corpus without one of its shards.
+    Reads the whole source.  Raises `PeerError` for damage.
     """
-    split = next(source.train for source in manifest.sources if source.name == name)
-    counted = 0
-    try:
-        for number in range(manifest.blocks(split)):
-            block = manifest.block(split, number)
-            tokens = block.size // manifest.bytes_per_token
-            start = block.number * manifest.block_tokens * manifest.bytes_per_token + tokens * manifest.token_bytes
-            flags = np.fromfile(shard_path(folder, block.shard), np.uint8, tokens, offset=start)
-            counted += int(np.count_nonzero(flags & COUNTS))
-    except OSError as error:
-        raise PeerError(f"{folder} lacks {error.filename} ({error.strerror}); build it again", ExitCode.INPUT) from error
-    return counted
+    split = next(source.train for source in corpus.manifest.sources if source.name == name)
+    flags = (corpus.tokens_and_flags(block)[1] for block in corpus.blocks(split))
+    return sum(int(np.count_nonzero(each & COUNTS)) for each in flags)
 
 
 def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
@@ -497,20 +458,6 @@ def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
         stat = file.path.stat()
         digest.update(f"{file.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _manifest(folder: Path) -> CorpusManifest:
-    try:
-        return read_manifest(_manifest_bytes(folder))
-    except Malformed as error:
-        raise PeerError(f"{folder} is not a readable corpus ({error}); build it again", ExitCode.INPUT) from error
-
-
-def _manifest_bytes(folder: Path) -> bytes:
-    try:
-        return read_outside(folder / MANIFEST, MAX_MANIFEST_BYTES)
-    except OSError as error:
-        raise PeerError(f"{folder} is not a readable corpus ({error.strerror}); build it again", ExitCode.INPUT) from error
 
 
 def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -572,12 +519,10 @@ def solved_examples(environment: Environment, tokenizer: TemplatedTokenizer) -> 
 
     Raises ValueError if the environment knows no solutions.
     """
-    count = min(environment.size, MOST_EXAMPLES)
-    return [_example(environment, number * environment.size // count, tokenizer) for number in range(count)]
-
-
-def _example(environment: Environment, number: int, tokenizer: TemplatedTokenizer) -> Document:
-    example = example_tokens(environment, number, tokenizer)
-    tokens = [*example.prompt, *example.output]
-    text = tokenizer.decode([token for token in tokens if token not in tokenizer.ends])
-    return Document(tokens=np.array(tokens, tokenizer.dtype), text_bytes=len(text.encode()))
+    count, found = min(environment.size, MOST_EXAMPLES), list[Document]()
+    for number in range(count):
+        example = example_tokens(environment, number * environment.size // count, tokenizer)
+        tokens = [*example.prompt, *example.output]
+        text = tokenizer.decode([token for token in tokens if token not in tokenizer.ends])
+        found.append(Document(tokens=np.array(tokens, tokenizer.dtype), text_bytes=len(text.encode())))
+    return found

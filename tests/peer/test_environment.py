@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from peer.corpora.options import BuildOptions
-from peer.corpora.workers import _start
+from peer.corpora.workers import start_worker
 from peer.demo.cast import DemoPart
 from peer.demo.swarm import start_member
 from peer.discovery import mdns, upnp
@@ -240,7 +240,8 @@ async def trainer(folder: Path) -> set[str]:
 
 
 def worker(folder: Path) -> set[str]:
-    with _start(BuildOptions(), folder) as process:
+    _, process = start_worker(BuildOptions(), folder)
+    with process:
         found = secrets_of(process.pid)
         process.kill()
     return found

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 from peer.cli import main
-from peer.corpora.blocks import leaves_path, shard_path
-from peer.corpora.build import DIGEST, MANIFEST, TOKENIZER
-from peer.corpora.folder import FinishedCorpus
+from peer.corpora.folder import DIGEST, MANIFEST, TOKENIZER, FinishedCorpus, leaves_path, shard_path
 from peer.errors import ExitCode
 from tests.peer.corpora.makers import END, mixed_folder, tokenizer_file, write_rows
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,10 @@ from hypothesis import strategies as st
 from peer.corpora import build as builds
 from peer.corpora import parts, workers
 from peer.corpora import readers as readings
-from peer.corpora.build import DIGEST, PARTIAL, build
-from peer.corpora.folder import FinishedCorpus
+from peer.corpora.build import PARTIAL, build
+from peer.corpora.folder import DIGEST, FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
-from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
+from peer.corpora.options import BuildOptions, LeftOut
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import LEAST_BLOCK_TOKENS
 from tests.hostile_files import link_out, pipe
@@ -161,15 +158,6 @@ def test_same_document_is_held_out_in_every_source(tmp_path: Path) -> None:
     assert found["a", "held out"] == found["b", "held out"] != []
 
 
-def test_first_document_of_an_id_is_kept(tmp_path: Path) -> None:
-    rows = [Document("x", "first"), Document("y", "other"), Document("x", "second")]
-    options = BuildOptions(held_out_percent=0, fields=FieldSelection(identity="id"), bad_percent=50)
-    result = build([BuildInput("a", rows)], options, tmp_path / "out")
-    assert sorted(texts_of(tmp_path / "out")["a", "train"]) == ["first", "other"]
-    assert result.tally.left_out == {LeftOut.SAME_ID: 1}
-    assert str(result.tally.first(True)) == "documents, row 3: it has the ID of an earlier row"
-
-
 def test_given_tokens_are_not_encoded_again(tmp_path: Path) -> None:
     rows = [Document("x", tokens=np.array([1, 2, 3]), text_bytes=9), Document("y", tokens=np.array([4, 0], np.uint8))]
     result = build([BuildInput("a", rows)], BuildOptions(held_out_percent=0), tmp_path / "out")
@@ -229,19 +217,15 @@ def test_existing_folder_is_not_replaced(inputs: list[BuildInput], options: Buil
         build(inputs, options, tmp_path / "out")
 
 
-def test_worker_of_a_build_that_was_killed_ends_without_a_word(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from peer.corpora.workers import main; main()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        for value in (BuildOptions(), tmp_path), readings.RawBatch(0, 0), readings.RawBatch(1, 0):
-            with suppress(BrokenPipeError):
-                workers._send(process.stdin, value)
-        assert process.stderr.read() == b"" and process.wait() == ExitCode.RESOURCES
-        with suppress(BrokenPipeError):
-            process.stdin.close()
+def test_worker_that_was_killed_is_told_in_a_sentence_and_no_worker_outlives_a_build(tmp_path: Path) -> None:
+    pool = workers.ProcessPool(BuildOptions(), tmp_path, lambda reply: None, 2)
+    (one, killed), (other, left) = pool._processes.items()
+    killed.kill()
+    with pytest.raises(
+        PeerError, match=r"a worker of the build was ended \(exit code -9\), perhaps for lack of memory; run"
+    ):
+        for number in range(9):
+            pool.put(readings.RawBatch(number, 0))
+    other.close()
+    assert left.wait() == ExitCode.OK
+    one.close()

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.corpora.build import MANIFEST
 from peer.corpora.builtin import builtin_corpus, provide_builtin, read_text
-from peer.corpora.folder import FinishedCorpus
+from peer.corpora.folder import MANIFEST, FinishedCorpus
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, demo_manifest

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from peer.corpora.build import build
 from peer.corpora.conversations import Flagged, answers_of, filled, packed
 from peer.corpora.folder import FinishedCorpus
-from peer.corpora.inputs import BuildInput, Document
+from peer.corpora.inputs import BuildInput
 from peer.corpora.options import BuildOptions, LeftOut
 from peer.errors import PeerError
 from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
@@ -91,21 +91,15 @@ def test_chats_of_every_format_give_the_same_bytes(ending: str, tmp_path: Path) 
     assert contents[0] == contents[1] == contents[2]
 
 
-def test_bad_chat_is_named_with_its_flaw(tmp_path: Path) -> None:
+def test_bad_chat_and_preference_are_named_with_their_flaw(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(appear twice|keep one of the two)"):
+        built(tmp_path, CorpusKind.PREFERENCE, [PREFERENCES["texts"], dict(zip(ANSWERS, TWICE["other words"], strict=True))])
     bad = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"messages": [], "tools": [1]}]
     with pytest.raises(PeerError, match=r"3 of 4 rows are bad.*rows.jsonl, row 2: a chat is a record with a list"):
         built(tmp_path, CorpusKind.CHAT, [chat(1), *bad])
 
 
-def test_chats_given_as_tokens_keep_what_counts(tmp_path: Path) -> None:
-    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=CorpusKind.CHAT, row_tokens=WIDTH)
-    document = Document("x", tokens=np.array([5, 6, 7, 258]), counts=np.array([True, False, True, True]), text_bytes=3)
-    build([BuildInput("s", [document])], BuildOptions(tokens, held_out_percent=0), tmp_path / "out")
-    ((row, flags),) = rows_of(FinishedCorpus(tmp_path / "out"))
-    assert row[:4].tolist() == [5, 6, 7, 258] and set(row[4:].tolist()) == {258}
-    assert flags[:6].tolist() == [BEGINS, 0, COUNTS, COUNTS, BEGINS, 0]
-
-
+ANSWERS = ("prompt", "chosen", "rejected")
 PROMPT = [{"role": "user", "content": "question"}]
 GOOD, BAD = ({"role": "assistant", "content": content} for content in ("good", "bad"))
 PREFERENCES: dict[str, dict[str, Any]] = {
@@ -169,6 +163,10 @@ NO_PREFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "turns that begin with other questions": (
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"},
         "do not begin with the same prompt",
+    ),
+    "a prompt of turns in another form": (
+        {"prompt": "Human: a question\nAssistant:", "chosen": "good", "rejected": "bad"},
+        "put an empty line before each Human: and Assistant:",
     ),
     "an unknown field": ({"prompt": "q", "chosen": "a", "rejected": "b", "mood": 1}, "has the unknown field 'mood'"),
 }
@@ -243,11 +241,10 @@ TWICE: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("case", TWICE)
-def test_answers_that_would_ask_twice_are_refused_with_their_row(case: str, tmp_path: Path) -> None:
+def test_answers_that_would_ask_twice_are_refused(case: str) -> None:
     prompt, chosen, rejected = TWICE[case]
-    rows = [PREFERENCES["texts"], {"prompt": prompt, "chosen": chosen, "rejected": rejected}]
-    with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(appear twice|keep one of the two)"):
-        built(tmp_path, CorpusKind.PREFERENCE, rows)
+    with pytest.raises(ValueError, match="appear twice|keep one of the two"):
+        answers_of({"prompt": prompt, "chosen": chosen, "rejected": rejected})
 
 
 def test_answers_that_go_on_with_the_conversation_are_kept() -> None:
@@ -306,11 +303,6 @@ def test_turns_in_another_form_are_told_and_are_no_answers_to_a_prompt(case: str
         answers_of(
             {"prompt": "a question", **{name: [GOOD | {"content": text}] for name, text in OTHER_TURNS[case].items()}}
         )
-
-
-def test_prompt_of_turns_in_another_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="put an empty line before each Human: and Assistant:"):
-        answers_of({"prompt": "Human: a question\nAssistant:", "chosen": "good", "rejected": "bad"})
 
 
 def flagged(length: int, name: int) -> Flagged:

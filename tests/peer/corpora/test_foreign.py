@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,83 +74,73 @@ def test_index_may_be_named_instead_of_its_tokens(tmp_path: Path) -> None:
     assert documents_in(megatron(tmp_path).with_suffix(".idx"), tmp_path / "out") == sorted(DOCUMENTS)
 
 
-def lying(case: str, folder: Path) -> Path:
-    match case:
-        case "sequences beyond the index":
-            return megatron(folder, sequences=1 << 60)
-        case "an unknown version":
-            return megatron(folder, version=2)
-        case "places outside the file":
-            return megatron(folder, shift=1 << 40)
-        case "places before the file":
-            return megatron(folder, shift=-8)
-        case "documents that decrease by an overflow":
-            return megatron(folder, firsts=(0, (1 << 63) - 1, -(1 << 63), -1, 4))
-        case "no magic":
-            path = megatron(folder)
-            path.with_suffix(".idx").write_bytes(b"x" * 100)
-            return path
-        case "no index":
-            (folder / "a.bin").write_bytes(b"")
-            return folder / "a.bin"
-        case "ends that decrease":
-            path = datatrove(folder)
-            np.array([4, 3, 6], "<u8").tofile(folder / "a.ds.index")
-            return path
-        case "ends that decrease by an overflow":
-            path = datatrove(folder)
-            np.array([(1 << 63) - 1, (1 << 63) + 5, (1 << 64) - 1, 6], "<u8").tofile(folder / "a.ds.index")
-            return path
-        case "tokens that are missing":
-            path = datatrove(folder)
-            path.write_bytes(path.read_bytes()[:-2])
-            return path
-        case "fractions":
-            np.save(folder / "a.npy", np.zeros(3))
-            return folder / "a.npy"
-        case "pickled objects":
-            np.save(folder / "a.npy", np.array([{}], object), allow_pickle=True)
-            return folder / "a.npy"
-        case "an empty array file" | "an archive":
-            (folder / "a.npy").write_bytes(b"PK\x05\x06" + bytes(18) if case == "an archive" else b"")
-            return folder / "a.npy"
-        case "a shape without end" | "a shape that is no number" | "many empty rows" | "a broken head":
-            shape = {"a shape without end": f"({1 << 70},)", "many empty rows": f"({1 << 40}, 0)", "a broken head": "("}
-            head = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape.get(case, '(True,)')}}}\n".encode()
-            (folder / "a.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64))
-            return folder / "a.npy"
-        case _:
-            (folder / "a.txt").write_text("text")
-            return folder / "a.txt"
+def ends(*numbers: int) -> Callable[[Path], Path]:
+    """A maker of DataTrove's files whose documents end at these tokens."""
+
+    def make(folder: Path) -> Path:
+        path = datatrove(folder)
+        np.array(numbers, "<u8").tofile(folder / "a.ds.index")
+        return path
+
+    return make
 
 
-SENTENCES = {
-    "sequences beyond the index": "it is too short for its sequences and documents",
-    "an unknown version": "it has version 2 and token type 8",
-    "places outside the file": r"sequence 0 lies outside a\.bin",
-    "places before the file": r"sequence 0 lies outside a\.bin",
-    "documents that decrease by an overflow": "its documents do not add up to its sequences",
-    "no magic": "it is no index of Megatron's",
-    "no index": r"there is no .*a\.idx",
-    "ends that decrease": "its documents do not add up",
-    "ends that decrease by an overflow": "its documents do not add up",
-    "tokens that are missing": "its documents do not add up",
-    "fractions": "it has 1 dimensions of float64",
-    "pickled objects": "it is no array",
-    "an empty array file": "it is no array",
-    "an archive": "it is no array",
-    "a shape without end": "it is no array",
-    "a shape that is no number": "it is no array",
-    "many empty rows": "its rows have no tokens",
-    "a broken head": "it is no array",
-    "another file": "is no token file that can be imported; give Megatron's .bin",
+def array(content: Any) -> Callable[[Path], Path]:
+    """A maker of a .npy file with this array or these bytes."""
+
+    def make(folder: Path) -> Path:
+        path = folder / "a.npy"
+        path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content, allow_pickle=True)
+        return path
+
+    return make
+
+
+def of_shape(shape: str) -> Callable[[Path], Path]:
+    head = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return array(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64))
+
+
+def written(name: str, content: bytes) -> Callable[[Path], Path]:
+    """A maker of Megatron's files, of which one has other bytes; or of a file with another name."""
+
+    def make(folder: Path) -> Path:
+        path = megatron(folder)
+        (folder / name).write_bytes(content)
+        return path if name.startswith("a.idx") else folder / name
+
+    return make
+
+
+OVERFLOW = (0, (1 << 63) - 1, -(1 << 63), -1, 4)
+LYING: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "sequences beyond the index": (partial(megatron, sequences=1 << 60), "it is too short for its sequences and documents"),
+    "an unknown version": (partial(megatron, version=2), "it has version 2 and token type 8"),
+    "places outside the file": (partial(megatron, shift=1 << 40), r"sequence 0 lies outside a\.bin"),
+    "places before the file": (partial(megatron, shift=-8), r"sequence 0 lies outside a\.bin"),
+    "documents that decrease by an overflow": (partial(megatron, firsts=OVERFLOW), "do not add up to its sequences"),
+    "no magic": (written("a.idx", b"x" * 100), "it is no index of Megatron's"),
+    "no index": (written("b.bin", b""), r"there is no .*b\.idx"),
+    "ends that decrease": (ends(4, 3, 6), "its documents do not add up"),
+    "ends that decrease by an overflow": (ends((1 << 63) - 1, (1 << 63) + 5, (1 << 64) - 1, 6), "documents do not add up"),
+    "tokens that are missing": (ends(3, 4, 7), "its documents do not add up"),
+    "fractions": (array(np.zeros(3)), "it has 1 dimensions of float64"),
+    "pickled objects": (array(np.array([{}], object)), "it is no array"),
+    "an empty array file": (array(b""), "it is no array"),
+    "an archive": (array(b"PK\x05\x06" + bytes(18)), "it is no array"),
+    "a shape without end": (of_shape(f"({1 << 70},)"), "it is no array"),
+    "a shape that is no number": (of_shape("(True,)"), "it is no array"),
+    "many empty rows": (of_shape(f"({1 << 40}, 0)"), "its rows have no tokens"),
+    "a broken head": (of_shape("("), "it is no array"),
+    "another file": (written("a.txt", b"text"), "is no token file that can be imported; give Megatron's .bin"),
 }
 
 
-@pytest.mark.parametrize("case", SENTENCES)
+@pytest.mark.parametrize("case", LYING)
 def test_file_that_lies_is_refused(case: str, tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=SENTENCES[case]):
-        documents_in(lying(case, tmp_path), tmp_path / "out")
+    make, sentence = LYING[case]
+    with pytest.raises(PeerError, match=sentence):
+        documents_in(make(tmp_path), tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 

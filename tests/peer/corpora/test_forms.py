@@ -79,6 +79,7 @@ READ: dict[str, tuple[bytes, Form]] = {
     "a.jsonl.bz2": (bz2.compress(jsonl(ROWS[:4])) + bz2.compress(jsonl(ROWS[4:])), Form.LINES),
     "unpacked.jsonl.gz": (jsonl(ROWS), Form.LINES),
     "packed.jsonl": (zstandard.compress(jsonl(ROWS)), Form.LINES),
+    "frames.jsonl.zst": (zstandard.compress(jsonl(ROWS[:4])) + zstandard.compress(jsonl(ROWS[4:])), Form.LINES),
     "array.json.zst": (zstandard.compress(json.dumps(ROWS).encode()), Form.ARRAY),
     "a.csv": (delimited(","), Form.TABLE),
     "semicolons.csv": (b"\xef\xbb\xbf" + delimited(";"), Form.TABLE),
@@ -429,7 +430,7 @@ def test_what_grows_by_decompression_is_never_in_memory_whole(ending: str, start
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MAX_LINE_BYTES", "MAX_DOCUMENT_BYTES"):
             patch.setattr(readers, name, 1 << 20)
-        patch.setattr(compressed, "ZSTD_CHUNK_BYTES", 64)  # of which each four may become 128 KiB
+        patch.setattr(compressed, "COMPRESSED_BYTES", 64)  # of which each four may become 128 KiB
         tracemalloc.start()
         try:
             with pytest.raises(PeerError):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from peer.corpora.folder import MANIFEST
 from peer.corpora.own_data import CURRENT, OWN, OwnData, own_data
-from peer.corpora.run_data import MANIFEST
 from peer.errors import PeerError
 from peer.paths import BLOCKS
 from peer.resources.room import DiskRoom

@@ -35,25 +35,8 @@ def built(folder: Path, kind: str, records: list[dict[str, Any]]) -> Path:
     source, out = write_rows(folder / "in.jsonl", records), folder / "corpus"
     rows = [] if kind == "text" else ["--sequence-length", str(LENGTH), "--template", "chatml"]
     words = ["--tokenizer", str(tokenizer_file(folder / "tokenizer.json")), "--end", "258", "--kind", kind, *rows]
-    assert (
-        main(
-            [
-                "data",
-                "build",
-                str(out),
-                f"all={source}",
-                *words,
-                "--held-out",
-                "30",
-                "--workers",
-                "1",
-                "--block",
-                "4096",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    limits = ["--held-out", "30", "--workers", "1", "--block", "4096", "--json"]
+    assert main(["data", "build", str(out), f"all={source}", *words, *limits]) == 0
     return out
 
 
