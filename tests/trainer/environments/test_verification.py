@@ -280,11 +280,12 @@ def test_tasks_of_maths_say_which_package_they_need(tmp_path: Path, monkeypatch:
         open_file(str(path))
 
 
-def installed(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a math-verify of our own, in a folder, instead of the installed one."""
+def installed(parent: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a math-verify of our own, in a new folder that every user can read, instead of the installed one."""
+    folder = parent / "site"
     package, about = folder / "math_verify", folder / "math_verify-0.9.0.dist-info"
     for each in (package, about):
-        each.mkdir()
+        each.mkdir(parents=True)
     (package / "__init__.py").write_text(program)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: math-verify\nVersion: 0.9.0\n")
     monkeypatch.syspath_prepend(str(folder))
